@@ -72,6 +72,7 @@ bench: $(READY)
 
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py
+	$(BIN)/python benchmarks/torture.py --repeat
 
 docs: $(READY) causes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

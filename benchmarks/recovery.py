@@ -1,17 +1,22 @@
-"""Which guard brings a run back: the same training, the same faults, five ways to run it.
+"""Which guard brings a run back: the same trainings, the same faults, six ways to run them.
 
-    python benchmarks/recovery.py [--steps 600] [--seeds 3] [--only "bad batch"]
+    python benchmarks/recovery.py [--steps 600] [--seeds 5] [--models transformer …] [--only "bad batch" …] [--guards …]
 
-A small character transformer learns the standard library's own text. At two fifths of the run a fault strikes. Printed
-is the held-out loss at the end over that of the clean run with the same seed (median over seeds; `nan`: never back):
+Three small trainings (`recovery_tasks.py`): a character transformer, a convolutional network, a policy. At two fifths
+of the run one of 14 faults strikes (`recovery_faults.py`). Printed is the held-out loss at the end over that of the
+clean run with the same seed, median and worst over the seeds (`nan`: never back):
 
 - bare: the loop as people write it;
 - skip only: OLMo-core's published rule, no update when the loss or the gradient norm lies 6 standard deviations above
   the mean of the last 128 steps;
 - Lightning: the real `SpikeDetection` callback. It raises; the loop then does what its documentation has in mind, and
   starts again from its last checkpoint (every 100 steps) without the batches it named. After 20 raises it gives up.
-- surefoot: `TrainingStabilizer(..., recovery=TrainingRecovery())`, everything else at its default.
+- reload: a person who knows when the fault struck and of which kind it was reloads the last checkpoint from before it,
+  leaves out bad batches, and repeats the steps. A wrong rate in the schedule is as wrong as before.
+- surefoot: `TrainingStabilizer(..., recovery=TrainingRecovery())`, everything else at its default;
+- repeat: the same with `TrainingRecovery(repeat=True)` and batches from `resume`.
 
+After the ratios: how many steps after the fault surefoot first did something about it, and how many steps it repeated.
 Without clipping anywhere, and with `--clip` at a norm of 1.0 everywhere.
 """
 
@@ -19,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
 import statistics
 import time
@@ -32,9 +36,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from recovery_faults import FAULTS, Batch, Fault
-from torch import Tensor, nn
+from recovery_tasks import TASKS, Policy, Task
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 import surefoot as sf
 
@@ -42,64 +47,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-CONTEXT, WIDTH, ROWS = 48, 64, 24
 CHECKPOINT_EVERY = 100
 MOST_RAISES = 20
 
 
-class Characters(nn.Module):
-    """A two-layer transformer over characters."""
-
-    def __init__(self, letters: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(letters, WIDTH)
-        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, letters)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.embed(x) + self.places, mask=self.mask, is_causal=True))
-
-
-class Task:
-    """Model, optimizer, schedule and data of one seed."""
-
-    def __init__(self, seed: int, steps: int) -> None:
-        text = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (argparse, json, logging))
-        alphabet = {char: i for i, char in enumerate(sorted(set(text)))}
-        self.text = torch.tensor([alphabet[char] for char in text])
-        torch.manual_seed(seed)
-        self.model = Characters(len(alphabet))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.scheduler = sf.warmup_cosine(self.optimizer, warmup_steps=steps // 20, total_steps=steps)
-        self.seed, self.steps = seed, steps
-
-    def batch(self, number: int, held_out: bool = False) -> Batch:
-        """Batch by number, so that every guard sees the same one at the same step."""
-        split = int(0.9 * len(self.text))
-        low, high = (split, len(self.text) - CONTEXT - 1) if held_out else (0, split - CONTEXT - 1)
-        generator = torch.Generator().manual_seed(1_000_003 * (self.seed + 1) + number)
-        rows = torch.randint(low, high, (ROWS, 1), generator=generator) + torch.arange(CONTEXT + 1)
-        return self.text[rows[:, :-1]], self.text[rows[:, 1:]]
-
-    def loss(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(self.model(batch[0]).flatten(0, 1), batch[1].flatten())
-
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        return statistics.fmean(float(self.loss(self.batch(-1 - i, held_out=True))) for i in range(20))
-
-
 class Injector:
-    """Puts a fault into the steps it is meant for. Faults count in steps of the loop, whatever becomes of them."""
+    """Puts a fault into the steps it is meant for; an accident into each of them once, also if it is repeated."""
 
     def __init__(self, task: Task, fault: Fault | None) -> None:
         self.task, self.fault, self.at = task, fault, int(0.4 * task.steps)
+        self.until = self.at + (fault.steps if fault is not None else 0)
+        self._over = -1  # the last step whose accident has happened
 
     def _now(self, step: int) -> Fault | None:
-        return self.fault if self.fault is not None and self.at <= step < self.at + self.fault.steps else None
+        if self.fault is None or not self.at <= step < self.until or (self.fault.is_accident and step <= self._over):
+            return None
+        return self.fault
 
     def scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler("cpu", enabled=self.fault is not None and self.fault.scaled)
@@ -112,6 +75,7 @@ class Injector:
 
     def before_step(self, step: int) -> None:
         fault = self._now(step)
+        self._over = max(self._over, step)
         if fault is None:
             return
         if fault.gradients is not None:
@@ -201,7 +165,44 @@ def lightning(task: Task, inject: Injector, clip: float | None) -> str:
     return f"{raises} raises"
 
 
-def surefoot(task: Task, inject: Injector, clip: float | None) -> str:
+def reload(task: Task, inject: Injector, clip: float | None) -> str:
+    """One return to the last checkpoint from before the fault, made when it is over, and without bad batches."""
+    parts = (task.model, task.optimizer, task.scheduler)
+    scaler, step, returned = inject.scaler(), 0, inject.fault is None
+    saved, streams = (0, copy.deepcopy([part.state_dict() for part in parts])), torch.get_rng_state()
+    while step < task.steps:
+        if step % CHECKPOINT_EVERY == 0 and not (inject.at < step and not returned):
+            saved, streams = (step, copy.deepcopy([part.state_dict() for part in parts])), torch.get_rng_state()
+        if step == inject.until and not returned:
+            returned, step = True, saved[0]
+            for part, state in zip(parts, saved[1], strict=True):
+                part.load_state_dict(state)
+            torch.set_rng_state(streams)
+        if returned and inject.fault is not None and inject.fault.batch and inject.at <= step < inject.until:
+            task.optimizer._opt_called = True  # type: ignore[attr-defined]
+        else:
+            backward(task, inject, step, scaler, clip)
+            scaler.step(task.optimizer)
+            scaler.update()
+        task.scheduler.step()
+        step += 1
+    return ""
+
+
+class Numbered(Dataset[Batch]):
+    """The batches of a task, one entry each."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __len__(self) -> int:
+        return self._task.steps
+
+    def __getitem__(self, number: int) -> Batch:
+        return self._task.batch(number)
+
+
+def surefoot(task: Task, inject: Injector, clip: float | None, repeat: bool = False) -> str:
     """The same loop under the stabilizer."""
     stabilizer = sf.TrainingStabilizer(
         task.model,
@@ -209,70 +210,100 @@ def surefoot(task: Task, inject: Injector, clip: float | None) -> str:
         scheduler=task.scheduler,
         clip=sf.ClipByNorm(clip) if clip else None,
         scaler=sf.DynamicLossScaler() if inject.scaler().is_enabled() else None,
-        recovery=sf.TrainingRecovery(),
+        recovery=sf.TrainingRecovery(repeat=repeat),
+        checker=sf.StabilityChecker(setback=None) if isinstance(task, Policy) else None,
     )
-    for step in range(task.steps):
-        loss = task.loss(inject.batch(step, task.batch(step)))
+    loader = DataLoader(Numbered(task), batch_size=None, generator=torch.Generator())  # draws nothing of the loop's
+    for batch in stabilizer.resume(loader):
+        step = stabilizer.steps
+        loss = task.loss(inject.batch(step, batch))
         stabilizer.backward(loss)
         inject.before_step(step)
         try:
             stabilizer.step()
         except sf.TrainingHalted:
             return "halted"
-    returns = [incident for incident in stabilizer.incidents if incident.action in ("roll_back", "take_back")]
-    return f"{stabilizer.counts['skipped']} skipped, {len(returns)} returns"
+    return _done(stabilizer, inject.at)
+
+
+def _done(stabilizer: sf.TrainingStabilizer, at: int) -> str:
+    """What was done, and how long after the fault it began."""
+    acted = [each.step for each in stabilizer.incidents if each.action != "none" and each.step >= at]
+    counts, kinds = stabilizer.counts, [each.action for each in stabilizer.incidents]
+    first = f"+{acted[0] - at}" if acted else "nothing"
+    returns = sum(kinds.count(kind) for kind in ("roll_back", "take_back"))
+    return f"{first}, {counts['skipped']} out, {returns} returns, {counts.get('repeated', 0)} repeated"
 
 
 GUARDS: dict[str, Callable[[Task, Injector, float | None], str]] = {
     "bare": lambda task, inject, clip: bare(task, inject, clip),
     "skip only": skip_only,
     "Lightning": lightning,
+    "reload": reload,
     "surefoot": surefoot,
+    "repeat": lambda task, inject, clip: surefoot(task, inject, clip, repeat=True),
 }
 
 
-def final_loss(guard: str, fault: str | None, seed: int, steps: int, clip: float | None) -> tuple[float, str]:
+def final_loss(
+    model: str, guard: str, fault: str | None, seed: int, steps: int, clip: float | None
+) -> tuple[float, str]:
     """The held-out loss at the end, and what the guard did."""
     logging.getLogger("surefoot").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    task = Task(seed, steps)
+    task = TASKS[model](seed, steps)
     said = GUARDS[guard](task, Injector(task, FAULTS[fault] if fault else None), clip)
     return task.held_out_loss(), said
 
 
-def main() -> None:
+def cell(results: list[tuple[float, str]], clean: list[float]) -> str:
+    """Median and worst ratio. A run that is lost for one seed is lost: nan does not hide behind a median."""
+    ratios = [loss / reference for (loss, _), reference in zip(results, clean, strict=True)]
+    if any(ratio != ratio for ratio in ratios):
+        return "nan"
+    return f"{statistics.median(ratios):.3f} {max(ratios):.3f}"
+
+
+def options_given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--clip", type=float, default=None)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--models", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--only", nargs="*", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--guards", nargs="*", choices=list(GUARDS), default=list(GUARDS))
     options = parser.parse_args()
     if find_spec("lightning") is None and "Lightning" in options.guards:
         print("lightning is not installed: its column is left out")
         options.guards.remove("Lightning")
-    begun, seeds = time.perf_counter(), range(options.seeds)
+    return options
+
+
+def table(pool: ProcessPoolExecutor, model: str, options: argparse.Namespace) -> None:
+    """Run every fault under every guard and print a line for each fault."""
+
+    def start(guard: str, fault: str | None) -> list[Future[tuple[float, str]]]:
+        seeds, more = range(options.seeds), (options.steps, options.clip)
+        return [pool.submit(final_loss, model, guard, fault, seed, *more) for seed in seeds]
+
+    clean_runs = start("bare", None)
+    runs = {(fault, guard): start(guard, fault) for fault in options.only for guard in options.guards}
+    clean = [run.result()[0] for run in clean_runs]
+    print(f"{model}, clean: {', '.join(f'{loss:.3f}' for loss in clean)} after {options.steps} steps")
+    print(f"{'final loss / clean, median worst':<40}" + "".join(f"{guard:>15}" for guard in options.guards))
+    for fault in options.only:
+        results = {guard: [run.result() for run in runs[fault, guard]] for guard in options.guards}
+        said = " | ".join(text for guard in ("surefoot", "repeat") for _, text in results.get(guard, ()))
+        cells = "".join(f"{cell(results[guard], clean):>15}" for guard in options.guards)
+        print(f"{fault:<40}{cells}   {said}", flush=True)
+
+
+def main() -> None:
+    options, begun = options_given(), time.perf_counter()
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-
-        def start(guard: str, fault: str | None) -> list[Future[tuple[float, str]]]:
-            return [pool.submit(final_loss, guard, fault, seed, options.steps, options.clip) for seed in seeds]
-
-        clean_runs = start("bare", None)
-        runs = {(fault, guard): start(guard, fault) for fault in options.only for guard in options.guards}
-        clean = [run.result()[0] for run in clean_runs]
-        print(f"clean: held-out loss {', '.join(f'{loss:.3f}' for loss in clean)} after {options.steps} steps")
-        print(f"{'final loss / clean':<36}" + "".join(f"{guard:>12}" for guard in options.guards) + "   surefoot did")
-        for fault in options.only:
-            cells, said = [], ""
-            for guard in options.guards:
-                results = [run.result() for run in runs[fault, guard]]
-                ratios = [loss / reference for (loss, _), reference in zip(results, clean, strict=True)]
-                # A run that is lost for one seed is lost: nan does not hide behind a median.
-                lost = any(ratio != ratio for ratio in ratios)
-                cells.append(float("nan") if lost else statistics.median(ratios))
-                said = " | ".join(text for _, text in results)
-            print(f"{fault:<36}" + "".join(f"{cell:>12.3f}" for cell in cells) + f"   {said}", flush=True)
+        for model in options.models:
+            table(pool, model, options)
     print(f"{time.perf_counter() - begun:.0f} s, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
 
 

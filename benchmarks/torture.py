@@ -1,6 +1,6 @@
 """A training process that is killed again and again, and ends where it would have ended.
 
-    python benchmarks/torture.py [--kills 200] [--seed 0] [--minutes 15] [--epochs 20]
+    python benchmarks/torture.py [--kills 200] [--seed 0] [--minutes 15] [--epochs 20] [--repeat]
 
 A small network with dropout and batch norm is trained with AdamW, a warm-up and cosine schedule, a shuffling loader and
 two microbatches a step, and saves every few steps. One process after another does so; each is ended with SIGKILL at a
@@ -11,6 +11,10 @@ anew in another folder.
 
 Importing torch takes seconds, so this process imports it, starts no thread, and forks every life. What is killed is a
 real process with its files, its threads and its page cache; the machine itself stays up, so a power cut is not tried.
+
+With `--repeat` some batches are bad, and `TrainingRecovery(repeat=True)` goes back, takes the steps once more as they
+were, and then without the bad batch. A part of the kills is aimed at these repeats. A step then has one state and one
+loss for each time that it is taken in the training without kills, and every life must go through some of those.
 
 What is checked, against the same training without any kill:
 
@@ -42,6 +46,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -65,6 +70,15 @@ STEP = struct.Struct("<iid")
 """What a life notes of each step: its number, whether a checkpoint was being written, its loss."""
 
 
+BAD_EVERY = 110
+"""With `--repeat`, every so many steps the batch is one that throws the weights far away."""
+
+
+def is_bad(step: int) -> bool:
+    """Whether the batch of this step is a bad one."""
+    return step % BAD_EVERY == 70
+
+
 def steps_of(epochs: int) -> int:
     return epochs * -(-ROWS // BATCH) // 2
 
@@ -76,23 +90,28 @@ class Training:
     own: whatever is not restored then shows.
     """
 
-    def __init__(self, folder: Path, epochs: int, seed: int) -> None:
+    def __init__(self, folder: Path, epochs: int, seed: int, repeats: bool) -> None:
         generator = torch.Generator().manual_seed(1)
         data = TensorDataset(torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 1, generator=generator))
         sf.seed_everything(seed)
-        self.epochs = epochs
+        self.epochs, self.repeats = epochs, repeats
         self.model = nn.Sequential(
             nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH), nn.GELU()
         ).append(nn.Linear(WIDTH, 1))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        if repeats:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02, momentum=0.9)
         self.scheduler = sf.warmup_cosine(self.optimizer, warmup_steps=20, total_steps=steps_of(epochs))
         self.stabilizer = sf.TrainingStabilizer(
             self.model,
             self.optimizer,
             scheduler=self.scheduler,
-            clip=sf.AdaptiveGradientClipper(),
+            clip=None if repeats else sf.AdaptiveGradientClipper(),
             accumulate=2,
-            checkpoints=sf.CheckpointManager(folder, every_steps=EVERY),
+            checkpoints=sf.CheckpointManager(folder, every_steps=EVERY, keep_last=8),
+            # Nothing is refused for the size of its gradient: a bad batch reaches the weights.
+            checker=sf.StabilityChecker(explosion=None, spike=None) if repeats else None,
+            recovery=sf.TrainingRecovery(repeat=True) if repeats else None,
         )
         self.loader = DataLoader(data, batch_size=BATCH, shuffle=True)
 
@@ -104,7 +123,8 @@ class Training:
         """Train on; gives the number and the loss of every optimizer step."""
         total = 0.0
         for x, y in batches:
-            loss = F.mse_loss(self.model(x), y)
+            bad = self.repeats and is_bad(self.stabilizer.steps)
+            loss = F.mse_loss(self.model(x), 300 * y if bad else y)
             self.stabilizer.backward(loss)
             total += float(loss.detach())
             if not self.stabilizer.step().accumulating:
@@ -155,10 +175,10 @@ class Book:
         return [(step, bool(writing), loss) for step, writing, loss in STEP.iter_unpack(noted[:whole])]
 
 
-def live(folder: Path, book: Book, epochs: int, seed: int) -> None:
+def live(folder: Path, book: Book, epochs: int, seed: int, repeats: bool) -> None:
     """Go on from what is on the disk, to the end. Notes each step; the first line says what was loaded."""
-    logging.basicConfig(filename=book.said, level=logging.WARNING)
-    training = Training(folder, epochs, seed)
+    logging.basicConfig(filename=book.said, level=logging.ERROR if repeats else logging.WARNING)
+    training = Training(folder, epochs, seed, repeats)
     batches = training.begin()
     start = {"step": training.stabilizer.steps, "finite": training.finite(), "digest": training.digest()}
     book.start.write_text(json.dumps(start) + "\n")
@@ -168,15 +188,17 @@ def live(folder: Path, book: Book, epochs: int, seed: int) -> None:
     book.end.write_text(training.digest())
 
 
-def undisturbed(folder: Path, book: Book, epochs: int) -> None:
-    """The same training, never killed; notes what the state is after every step."""
-    training = Training(folder, epochs, 0)
+def undisturbed(folder: Path, book: Book, epochs: int, repeats: bool) -> None:
+    """The same training, never killed; notes what the state is after every step, each time that it is taken."""
+    if repeats:
+        logging.getLogger("surefoot").setLevel(logging.ERROR)
+    training = Training(folder, epochs, 0, repeats)
     batches = training.begin()
-    digests = [training.digest()]
+    digests: dict[int, list[str]] = {0: [training.digest()]}
     with book.trace.open("ab", buffering=0) as trace:
         for step, loss in training.steps(batches):
             trace.write(STEP.pack(step, 0, loss))
-            digests.append(training.digest())
+            digests.setdefault(step, []).append(training.digest())
     book.end.write_text(training.digest())
     training.stabilizer.restore()  # imports what a start imports
     book.start.write_text(json.dumps({"digests": digests, "modules": sorted(sys.modules)}))
@@ -220,6 +242,8 @@ class Tally:
     idle: list[int] = field(default_factory=list)
     """Steps lost by each kill during which nothing was being written."""
     ended: int = 0
+    repeating: int = 0
+    """While steps were being repeated."""
     wrong: list[str] = field(default_factory=list)
 
     def check(self, holds: bool, claim: str) -> None:
@@ -231,21 +255,31 @@ class Tally:
 class Reference:
     """What the training is when nobody kills it."""
 
-    digests: list[str]
-    losses: dict[int, float]
+    digests: dict[int, list[str]]
+    losses: dict[int, set[str]]
     end: str
+    repeated: int
+    """Steps that were taken more than once."""
+    returns: set[int]
+    """How many steps were taken when the run went back."""
 
 
-def reference(folder: Path, epochs: int) -> Reference:
+def reference(folder: Path, epochs: int, repeats: bool) -> Reference:
     book = Book(folder / "book")
-    _, status = os.waitpid(forked(undisturbed, folder / "run", book, epochs), 0)
+    _, status = os.waitpid(forked(undisturbed, folder / "run", book, epochs, repeats), 0)
     if status:
         raise SystemExit("the training without any kill failed; see above.")
     found = json.loads(book.start.read_text())
     for module in found["modules"]:  # so that no life has to import them again
         with suppress(ImportError):
             importlib.import_module(module)
-    return Reference(found["digests"], {step: loss for step, _, loss in book.steps()}, book.end.read_text())
+    losses: dict[int, set[str]] = {}
+    for step, _, loss in book.steps():
+        losses.setdefault(step, set()).add(str(loss))
+    digests = {int(step): each for step, each in found["digests"].items()}
+    numbers = [step for step, _, _ in book.steps()]
+    returns = {then for then, now in pairwise(numbers) if now <= then}
+    return Reference(digests, losses, book.end.read_text(), len(numbers) - len(losses), returns)
 
 
 def hidden(place: Path) -> set[str]:
@@ -255,7 +289,8 @@ def hidden(place: Path) -> set[str]:
 
 def whole(place: Path) -> int:
     """The newest checkpoint that is in its place; 0 if there is none."""
-    return max((int(name.removeprefix("step-")) for name in listed(place) if not name.startswith(".")), default=0)
+    names = (name for name in listed(place) if not name.startswith(".") and not name.endswith(".evidence"))
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
 
 
 def listed(place: Path) -> list[str]:
@@ -274,18 +309,31 @@ def _stop(child: int) -> bool:
 class Killer:
     """Lets a life live for a while."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, chance: random.Random, repeats: bool) -> None:
+        self._chance, self._repeats = chance, repeats
         self._start_seconds, self._write_seconds = 0.3, 0.02  # learned as it goes
 
     def wait(self, child: int, book: Book, place: Path) -> bool:
         """Until it is time to kill; `False` if the child came to its end before."""
         began = time.monotonic()
+        if self._repeats and self._chance.random() < AIMED:
+            return self._until_repeating(child, book)
         if self._chance.random() < AIMED:
             return self._until_writing(child, book, place, began)
         # From a moment after the fork to a few intervals after the start, short times as likely as long ones.
         seconds = self._start_seconds * 10 ** self._chance.uniform(-1.0, 0.6)
         return self._until(child, lambda: time.monotonic() - began > seconds)
+
+    def _until_repeating(self, child: int, book: Book) -> bool:
+        """Until some steps after a return, by what the life has noted."""
+        further = self._chance.randrange(1, 25)
+
+        def reached() -> bool:
+            steps = [step for step, _, _ in book.steps()]
+            back = next((i for i in range(1, len(steps)) if steps[i] <= steps[i - 1]), len(steps))
+            return len(steps) >= back + further
+
+        return self._until(child, reached)
 
     def _until_writing(self, child: int, book: Book, place: Path, began: float) -> bool:
         if not self._until(child, book.trace.exists):
@@ -312,19 +360,20 @@ class Killer:
         return True
 
 
-def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float) -> Tally:
+def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float, repeats: bool) -> Tally:
     """Kill that often, or as often as the time allows; then let the run come to its end."""
     tally, chance = Tally(), random.Random(seed)
     (folder / "reference").mkdir()
-    expected = reference(folder / "reference", epochs)
+    expected = reference(folder / "reference", epochs, repeats)
+    tally.check(bool(expected.repeated) == repeats, f"{expected.repeated} steps were repeated without any kill")
     assert len(listed(Path("/proc/self/task"))) <= 1, "a process with threads must not be forked"
-    killer, until = Killer(chance), time.monotonic() + seconds
+    killer, until = Killer(chance, repeats), time.monotonic() + seconds
     run, life = folder / "run-0", 0
     while True:
         life += 1
         book, place = Book(folder / f"life-{life}"), run / "checkpoints"
         before = whole(place)
-        child = forked(live, run, book, epochs, life if before else 0)
+        child = forked(live, run, book, epochs, life if before else 0, repeats)
         spared = tally.kills >= kills or time.monotonic() > until
         killed = not spared and killer.wait(child, book, place)
         if killed:
@@ -333,7 +382,7 @@ def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float) ->
         killed = killed and os.WIFSIGNALED(status)  # it may have come to its end just then
         examine(tally, expected, book, before, life)
         if killed:
-            count_kill(tally, book, before, place)
+            count_kill(tally, expected, book, before, place)
             continue
         tally.check(status == 0, f"life {life} failed with status {status}")
         if status == 0:
@@ -354,26 +403,38 @@ def examine(tally: Tally, expected: Reference, book: Book, before: int, life: in
         tally.from_nothing += start["step"] == 0
         tally.check(start["finite"], f"life {life} loaded a state that is not finite")
         tally.check(start["step"] == before, f"life {life} loaded step {start['step']}, and {before} was there")
-        same = start["digest"] == expected.digests[start["step"]]
+        same = start["digest"] in expected.digests[start["step"]]
         tally.check(same, f"life {life}: the state it loaded is not that after step {start['step']}")
     steps = book.steps()
     tally.taken += len(steps)
-    differ = [step for step, _, loss in steps if loss != expected.losses[step]]
+    differ = [step for step, _, loss in steps if str(loss) not in expected.losses.get(step, ())]  # NaN equals nothing
     tally.check(not differ, f"life {life}: the losses of steps {differ[:5]} differ")
-    tally.check([step for step, _, _ in steps] == list(range(before + 1, before + 1 + len(steps))), "steps left out")
+    numbers = [before, *(step for step, _, _ in steps)]
+    follow = all(
+        now == then + 1 or (expected.repeated and (now <= then or (now == then + 2 and is_bad(then))))
+        for then, now in pairwise(numbers)
+    )
+    tally.check(follow, f"life {life}: steps are left out")
 
 
-def count_kill(tally: Tally, book: Book, before: int, place: Path) -> None:
+def count_kill(tally: Tally, expected: Reference, book: Book, before: int, place: Path) -> None:
     """What the kill cost. A next life begins with the newest whole checkpoint: `examine` sees to that."""
     tally.kills += 1
     steps, newest = book.steps(), whole(place)
+    returns = [i for i in range(1, len(steps)) if steps[i][0] <= steps[i - 1][0]]
+    if returns:  # steps that were undone are not lost
+        tally.repeating += steps[-1][0] < max(step for step, _, _ in steps)
+        steps, before = steps[returns[-1] :], 0
+    if steps and steps[-1][0] in expected.returns:  # the return may be under way: its steps are undone
+        steps, before = [], 0
     tally.early += not steps
     tally.writing += bool(hidden(place))
     lost = [writing for step, writing, _ in steps if step > newest]
     tally.lost.append(len(lost))
     tally.idle.append(lost.count(False))
     tally.check(newest >= before, f"step {before} was there before a kill, and {newest} after it")
-    tally.check(lost.count(False) <= EVERY, f"a kill cost {lost.count(False)} steps without any being written")
+    cost = f"a kill cost {lost.count(False)} steps without any being written: the newest is {newest}, the steps were "
+    tally.check(lost.count(False) <= EVERY, cost + ", ".join(f"{step}{'w' * writing}" for step, writing, _ in steps))
 
 
 def report(tally: Tally, epochs: int, seconds: float) -> None:
@@ -382,6 +443,7 @@ def report(tally: Tally, epochs: int, seconds: float) -> None:
         "kills": f"{tally.kills}",
         "  before the life's first step": f"{tally.early}",
         "  in the middle of writing a checkpoint": f"{tally.writing} ({share:.0%})",
+        "  while steps were being repeated": f"{tally.repeating}",
         "starts that came to load": f"{tally.starts}, {tally.from_nothing} with nothing there yet",
         "optimizer steps taken": f"{tally.taken}, {sum(tally.lost)} of them lost to kills",
         "steps lost by a kill, at most": f"{max(tally.lost, default=0)} (a save is due every {EVERY})",
@@ -402,11 +464,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which it is killed")
     parser.add_argument("--minutes", type=float, default=15.0, help="kill no more after this long")
     parser.add_argument("--epochs", type=int, default=20, help="how long a run is")
+    parser.add_argument("--repeat", action="store_true", help="with bad batches, and steps that are repeated")
     given = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
     with TemporaryDirectory(prefix="surefoot-torture-") as folder:
-        tally = torture(Path(folder), given.epochs, given.kills, given.seed, 60 * given.minutes)
+        tally = torture(Path(folder), given.epochs, given.kills, given.seed, 60 * given.minutes, given.repeat)
     report(tally, given.epochs, time.monotonic() - began)
     raise SystemExit(1 if tally.wrong or not tally.ended else 0)
 

@@ -201,6 +201,33 @@ def meet(
     return {"states": states, "actions": actions, "skipped": skipped, "halted": halted, "rate": rate}
 
 
+def go_over_again(rank: int, folder: Path, what: str, lag: bool = False) -> Any:
+    """A run of 110 steps with batches from `resume`, in which rank 1 meets with a fault, or nobody does."""
+    model = built("ddp")
+    torch.manual_seed(10 + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    stabilizer = sf.TrainingStabilizer(
+        model,
+        optimizer,
+        recovery=sf.TrainingRecovery(every_steps=10, repeat=True),
+        checker=sf.StabilityChecker(explosion=None, spike=None),
+        decide_on="device" if lag else "host",
+    )
+    met, taken = False, 0
+    for x, y in stabilizer.resume([batch(rank, step) for step in range(110)]):
+        step, taken = stabilizer.steps, taken + 1
+        x, y = x.clone(), y.clone()
+        if what == "bad batch" and rank == 1 and step == FAULT_AT:
+            y.mul_(200)
+        if what == "nan-weight" and rank == 1 and step == FAULT_AT and not met:
+            met = True
+            fault(what, step, model, x, y)
+        stabilizer.backward((model(x) - y).square().mean())
+        stabilizer.step()
+    actions = [[i.step, i.action, i.summary] for i in stabilizer.incidents if i.kind.startswith("recovery")]
+    return {"state": digest_of(list(model.parameters())), "actions": actions, "taken": taken, "steps": stabilizer.steps}
+
+
 # ---- what ranks see of the disk -----------------------------------------------------------------------------------
 
 

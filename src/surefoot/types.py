@@ -202,13 +202,14 @@ class LossScaler(Protocol):
         """The next state, after a step whose gradients did or did not overflow."""
 
 
-Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "reset_moments", "take_back", "halt"]
+Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "repeat", "reset_moments", "take_back", "halt"]
 
 _DONE: dict[Action, str] = {
     "none": "left alone",
     "skip": "step skipped",
     "back_off": "step skipped, learning rate cut",
     "roll_back": "back to an earlier state, learning rate cut",
+    "repeat": "back to an earlier moment, steps repeated",
     "reset_moments": "optimizer state cleared, learning rate cut",
     "take_back": "the return was taken back",
     "halt": "halted",
@@ -227,6 +228,8 @@ class Decision:
     """For a return: the step that the state returned to must be older than."""
     only_if_moved: bool = False
     """For a return: whether it is called for only if the weights had moved further than they usually do."""
+    only_repeat: bool = False
+    """For a return: whether it is called for only if it repeats the steps since. The trouble of a repeat came back."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,8 @@ class StepRecord:
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
-    """What all ranks were sent about the step besides its verdict: `setback`, `stop`."""
+    """What else is known about the step. All ranks were sent `setback` and `stop`. The batches of one that is
+    `left_out` were drawn and not trained on, when steps were repeated."""
     settings: tuple[OptimizerSetting, ...] = ()
     """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 

@@ -122,3 +122,36 @@ def test_snapshots_and_staging_make_the_host_wait_for_nothing(tmp_path):
             run.stabilizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_repeated_steps_end_with_the_bits_of_the_run_without_the_accident():
+    def trained(damaged):
+        run = Run(recovery=sf.TrainingRecovery(repeat=True))
+        batches = list(torch.randn(120, 32, 16, generator=torch.Generator().manual_seed(8)).cuda())
+        done = not damaged
+        for x in run.stabilizer.resume(batches):
+            if run.stabilizer.steps == 70 and not done:
+                done = True
+                with torch.no_grad():
+                    run.model[4].bias.fill_(torch.nan)
+            run.stabilizer.backward((run.model(x) - x.sum(1, keepdim=True).sin()).square().mean())
+            run.stabilizer.step()
+        return run
+
+    clean, repeated = trained(False), trained(True)
+    assert repeated.stabilizer.counts["repeated"] > 0
+    for one, other in zip(clean.model.state_dict().values(), repeated.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_broken_running_statistics_are_put_back_without_waiting():
+    run = Run()
+    for step in range(60):
+        x = run.data[step % 64]
+        run.stabilizer.backward(run.model(x).square().mean())
+        run.stabilizer.step()
+        if step == 24:
+            with torch.no_grad():
+                run.model(torch.full_like(x, torch.nan))
+    assert all(bool(each.isfinite().all()) for each in run.model.buffers())
+    assert "norm.broken-statistics" in [each.kind for each in run.stabilizer.incidents]

@@ -214,3 +214,55 @@ def test_the_person_is_told_what_was_done(caplog):
 def test_a_healthy_run_is_the_bare_one():
     watched, bare = Loop().run(), Loop(recovery=None, escalation=None).run()
     assert all(torch.equal(a, b) for a, b in zip(watched.model.parameters(), bare.model.parameters(), strict=True))
+
+
+def test_what_follows_the_weights_goes_back_with_them(tmp_path):
+    class OwnAverage:
+        """An average of the weights that is no module."""
+
+        def __init__(self, model):
+            self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+
+        def update(self, model):
+            for mine, now in zip(self.shadow, model.parameters(), strict=True):
+                mine.lerp_(now.detach(), 0.1)
+
+        def state_dict(self):
+            return {"shadow": self.shadow}
+
+        def load_state_dict(self, state):
+            for mine, saved in zip(self.shadow, state["shadow"], strict=True):
+                mine.copy_(saved)
+
+    class Counter:
+        def __init__(self):
+            self.steps = 0
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    loop = Loop()
+    average, own, counter = torch.optim.swa_utils.AveragedModel(loop.model), OwnAverage(loop.model), Counter()
+    loop.stabilizer = sf.TrainingStabilizer(
+        loop.model,
+        loop.optimizer,
+        recovery=sf.TrainingRecovery(),
+        also_save={"average": average, "own": own, "counter": counter},
+    )
+    damage = weights(loop, DAMAGES["a layer times -20"])
+
+    def tamper(step, x, y):
+        damage(step, x, y)
+        if step == FAULT_AT:
+            average.update_parameters(loop.model)
+            average.module[2].weight.fill_(torch.nan)
+            own.shadow[0].fill_(torch.nan)
+        counter.steps += 1
+
+    loop.run(tamper)
+    assert "roll_back" in loop.actions
+    assert all(bool(each.isfinite().all()) for each in (*average.parameters(), *own.shadow))
+    assert counter.steps == STEPS  # time goes on

@@ -114,6 +114,24 @@ def test_trouble_on_one_rank_brings_all_back_to_the_same_state(ranks, tmp_path, 
     assert one["states"][-20:] == other["states"][-20:]
 
 
+@pytest.mark.parametrize("lag", [False, True], ids=["at once", "some steps later"])
+def test_trouble_on_one_rank_has_all_ranks_repeat_the_same_steps(ranks, tmp_path, lag):
+    found = {}
+    for what in ("nothing", "nan-weight", "bad batch"):
+        folder = tmp_path / what.replace(" ", "-")
+        folder.mkdir()
+        assert ranks.play(scenarios.go_over_again, folder, what=what, lag=lag) == [0, 0]
+        one, other = results(folder)
+        assert one == other
+        found[what] = one
+    assert found["nothing"]["actions"] == []
+    assert [action for _, action, _ in found["nan-weight"]["actions"]] == ["repeat"]
+    assert found["nan-weight"]["state"] == found["nothing"]["state"]
+    assert [action for _, action, _ in found["bad batch"]["actions"]] == ["repeat", "repeat"]
+    assert "without the batches of step 70" in found["bad batch"]["actions"][1][2]
+    assert found["bad batch"]["steps"] == 110 < found["bad batch"]["taken"]
+
+
 def test_a_sharded_model_returns_to_shards_in_memory(ranks, tmp_path):
     assert ranks.play(scenarios.meet, tmp_path, what="nan-weight", kind="fsdp") == [0, 0]
     one, other = results(tmp_path)

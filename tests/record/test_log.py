@@ -328,3 +328,31 @@ def test_sources_are_asked_once_more_at_the_end(tmp_path, monkeypatch):
         log.sample(lambda: asked.append(1) or [DeviceRow(float(len(asked)), "host")], every_seconds=1e9)
         log.flush(HANG_SECONDS)
     assert surefoot.load_run(tmp_path / "run").device.num_rows == len(asked) == 2
+
+
+def test_a_run_that_goes_back_supersedes_its_own_rows(tmp_path):
+    with QuietLog(tmp_path) as log:
+        for step in range(30):
+            log.take(StepRow(step, float(step), loss=1.0))
+        log.begin_session()
+        log.event("rollback", 19, "back to step 20")
+        for step in range(20, 25):
+            log.take(StepRow(step, 100.0 + step, loss=2.0))
+    run = load_run(tmp_path)
+    assert run.scalars["step"].to_pylist() == list(range(25))
+    assert run.scalars["loss"].to_pylist() == [1.0] * 20 + [2.0] * 5
+    assert [event.event for event in run.events if event.event != "start"] == ["rollback", "end"]
+
+
+def test_another_part_of_the_log_keeps_its_rows_when_one_goes_back(tmp_path):
+    with QuietLog(tmp_path) as log:
+        critic = log.part("critic")
+        for step in range(10):
+            log.take(StepRow(step, float(step), loss=1.0))
+            critic.take(StepRow(step, float(step), loss=1.0))
+        log.begin_session()
+        log.take(StepRow(5, 20.0, loss=2.0))
+        critic.take(StepRow(10, 20.0, loss=2.0))
+    rows = load_run(tmp_path).scalars.to_pydict()
+    steps = {part: [s for s, p in zip(rows["step"], rows["part"], strict=True) if p == part] for part in ("", "critic")}
+    assert steps == {"": [0, 1, 2, 3, 4, 5], "critic": list(range(11))}

@@ -6,7 +6,7 @@ step and returns the next state and a `Decision`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from surefoot.errors import require
@@ -161,6 +161,10 @@ class TrainingRecovery:
     first: Literal["roll_back", "reset_moments"] = "roll_back"
     """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that
     has polluted Adam's moments."""
+    repeat: bool = field(default=False, repr=False)
+    """Whether a return goes back to an earlier moment and repeats the steps since: the place in the data, the random
+    streams, the schedule and the step count return too. Needs batches that are drawn from `stabilizer.resume(loader)`,
+    and a loader that can be taken up in the middle; elsewhere a return is to earlier weights."""
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep", "patience_steps", "patience_refused", "cut_steps", "calm_steps"):

@@ -33,7 +33,7 @@ class AttachedRecovery:
     ) -> None:
         trained = TrainedState(models, optimizer, guard.policy.live_states, guard.policy.put_back)
         self.weights = EarlierWeights(None, trained, None, recovery, guard.lag_steps, guard.ranks)
-        self._history = guard.history
+        self._history, self._repeats = guard.history, recovery.repeat
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
 
     def before_update(self) -> None:
@@ -48,6 +48,14 @@ class AttachedRecovery:
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
         return self.weights.return_to(before, tried, keep_present)
+
+    def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
+        """No steps are repeated: the loop and its data are somebody else's."""
+        if self._repeats:
+            why_not = "the data belong to the loop that the optimizer is attached in"
+            summary = f"a return goes back to earlier weights and repeats no steps: {why_not}"
+            self._history.warn_once(record.signals, "recovery.not-repeated", summary)
+        return None
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
         """There are no checkpoints to save it in."""

@@ -7,7 +7,8 @@ is waited for is acted upon at once, as if it had come before.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.core.random_state import set_streams
 from surefoot.keep.stop_signals import StopSignals, StopWaiting
@@ -19,6 +20,54 @@ if TYPE_CHECKING:
     from surefoot.guard.run_state import RunState
     from surefoot.guard.saving import CheckpointSaver
     from surefoot.keep.checkpoint.manager import CheckpointManager
+
+
+class BetweenBatches(Protocol):
+    """What is done between two batches so that steps can be repeated."""
+
+    def go_back(self) -> None:
+        """Return to an earlier moment, if that was decided since the last batch."""
+
+    def take_moment(self) -> None:
+        """Keep this moment, if it is time to."""
+
+    def leaves_out_next(self) -> bool:
+        """Whether the batches of the next step are to be left out."""
+
+    def leave_out(self) -> None:
+        """Count the next step as one that was left out: its batches are drawn."""
+
+
+class DrawnWindows:
+    """Which iterators drew a batch for each step: what one step of the loop consists of."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Steps taken on the batches of the window under way."""
+        self._last_steps = 0
+        self._drawn: list[weakref.ref[DrawnBatches]] = []
+        self._last: list[weakref.ref[DrawnBatches]] = []
+
+    def drew(self, drawn: DrawnBatches) -> None:
+        """One of the iterators is about to draw a batch."""
+        self._drawn.append(weakref.ref(drawn))
+
+    def close(self) -> None:
+        """The next batch belongs to another step."""
+        # At the end of the data a window may be short.
+        if len(self._drawn) >= len(self._last) or any(each() is None for each in self._last):
+            self._last = self._drawn
+        self._last_steps = self.steps if self._drawn else 0
+        self._drawn, self.steps = [], 0
+
+    def drawn_by(self) -> list[DrawnBatches]:
+        """The iterators that drew the batches of a whole window, in order; none before the first one."""
+        return [drawn for reference in self._last if (drawn := reference()) is not None]
+
+    @property
+    def have_one_step_each(self) -> bool:
+        """Whether each step has batches of its own, so that a step can be left out with them. Asked inside a step."""
+        return self.steps == 0 and self._last_steps in (0, 1)
 
 
 class DataLoop:
@@ -34,6 +83,8 @@ class DataLoop:
         on_draw: Callable[[Any], None] | None,
         on_stop_point: Callable[[], None],
         on_begin: Callable[[], Callable[[int], None]],
+        repeats: BetweenBatches | None = None,
+        microbatches: int = 1,
     ) -> None:
         """Follow loaders from here on.
 
@@ -46,7 +97,11 @@ class DataLoop:
             on_stop_point: called where the run can stop; saves and exits if it was asked to.
             on_begin: called before the first batch of a loop; what it returns is called with the number of batches
                 when the data are at their end.
+            repeats: returns to an earlier moment between two batches, and says which steps are left out.
+            microbatches: how many batches a step takes, where none was taken yet.
         """
+        self._repeats, self._microbatches = repeats, microbatches
+        self.windows = DrawnWindows()
         self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
         self._quick_streams = QuickStreams() if checkpoints is not None else None
         self.interrupts = StopSignals(checkpoints.signals if checkpoints else ())
@@ -80,14 +135,49 @@ class DataLoop:
     def step_over(self) -> None:
         """All that a step calls for is done."""
         self._drawn, self._stepper = False, threading.get_ident()
+        self.windows.steps += 1
 
-    def before_draw(self) -> bool:
+    def before_draw(self, drawn: DrawnBatches) -> bool:
         """The next batch is requested; returns whether this is a moment between two."""
         between = not self._drawn  # with two loaders side by side, before the first of the two
         if between:
-            self.stop_here()
+            self._between_batches()
         self._drawer, self._drawn = threading.get_ident(), True
+        self.windows.drew(drawn)
         return between
+
+    def _between_batches(self) -> None:
+        self.windows.close()
+        if self._repeats is not None and self._stepper in (None, threading.get_ident()):
+            self._repeats.go_back()
+        self.stop_here()
+        if self._repeats is not None and self._stepper in (None, threading.get_ident()):
+            self._repeats.take_moment()
+
+    def leave_out_steps(self, drawn: DrawnBatches) -> None:
+        """Before a batch is drawn between two: draw the batches of steps that are left out, and train on none of them.
+
+        Raises `StopIteration` where that takes the data to their end.
+        """
+        repeats = self._repeats
+        while repeats is not None and self._stepper in (None, threading.get_ident()) and repeats.leaves_out_next():
+            left = 0
+            try:
+                for owner in self.windows.drawn_by() or [drawn] * self._microbatches:
+                    self.draw(owner.batches, between=False)
+                    left += 1
+            finally:
+                if left:
+                    repeats.leave_out()
+            self.before_draw(drawn)
+
+    def why_not_repeated(self) -> str | None:
+        """Why steps cannot be repeated as the loop draws its batches; `None` if they can."""
+        if self._drawer is None:
+            return "batches are not drawn from `stabilizer.resume(loader)`"
+        if self._drawer != threading.get_ident():
+            return "batches are drawn in another thread, ahead of the one that trains"
+        return None
 
     def draw(self, batches: Iterator[Any], between: bool) -> Any:
         """The next batch. A stop signal that comes while it is waited for is acted upon as if it had come before."""
@@ -156,16 +246,18 @@ class DrawnBatches:
     """The iterator: the run may save and stop before each batch."""
 
     def __init__(self, batches: Iterator[Any], loop: DataLoop) -> None:
-        self._batches, self._loop = batches, loop
+        self.batches, self._loop = batches, loop
         self._drawn, self._on_end = 0, loop.on_begin()
 
     def __iter__(self) -> DrawnBatches:
         return self
 
     def __next__(self) -> Any:
-        between = self._loop.before_draw()
+        between = self._loop.before_draw(self)
         try:
-            batch = self._loop.draw(self._batches, between)
+            if between:
+                self._loop.leave_out_steps(self)
+            batch = self._loop.draw(self.batches, between)
         except StopIteration:
             if not self._loop.is_passing_over:
                 self._on_end(self._drawn)

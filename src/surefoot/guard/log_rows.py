@@ -46,6 +46,7 @@ _EVENTS: dict[str, EventName] = {
     "skip": "skip",
     "back_off": "skip",
     "roll_back": "rollback",
+    "repeat": "rollback",
     "reset_moments": "rollback",
     "take_back": "rollback",
     "halt": "halt",
@@ -113,6 +114,8 @@ class LogRows:
         self._keeps_incidents = keeps_incidents
         self._held: Incident | None = None
         """A refused step, until it is known whether it is kept in a folder."""
+        self._returning: Incident | None = None
+        """A return to an earlier moment, until it is made."""
         self._kept: tuple[int, dict[str, str]] | None = None
         """The step that was kept last, with its folder and the command that runs it again."""
         self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
@@ -156,7 +159,9 @@ class LogRows:
     def incident(self, incident: Incident) -> None:
         """Something happened that a person should know about."""
         self.release()
-        if self._keeps_incidents and incident.severity == "error" and incident.action != "none":
+        if incident.action == "repeat":  # logged once the run has gone back, or its line would be superseded too
+            self._returning = incident
+        elif self._keeps_incidents and incident.severity == "error" and incident.action != "none":
             self._held = incident
         else:
             self._write_event(incident)
@@ -170,9 +175,10 @@ class LogRows:
 
     def release(self) -> None:
         """Log what is held: by now a step that is to be kept is kept."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._write_event(held)
+        for held in (self._held, self._returning):
+            if held is not None:
+                self._write_event(held)
+        self._held = self._returning = None
 
     def _write_event(self, incident: Incident) -> None:
         kept = self._kept[1] if self._kept is not None and self._kept[0] == incident.step else {}
@@ -209,6 +215,19 @@ class LogRows:
         """The run continues from a checkpoint."""
         evidence = {"checkpoint": str(folder)}
         self.log.event("resume", step, f"goes on from the checkpoint of step {step:,}", evidence=evidence)
+
+    def went_back(self, step: int) -> None:
+        """The run has gone back to `step`: rows and events of that step and later ones are superseded.
+
+        The event of the return is of the last step that stands.
+        """
+        returning, self._returning = self._returning, None
+        self.release()
+        self._recent.clear()
+        self.log.begin_session()
+        if returning is not None:
+            evidence = {**returning.evidence, "decided_at": returning.step}
+            self._write_event(replace(returning, step=max(step - 1, 0), evidence=evidence))
 
     def _write_layers(self, signals: Signals) -> None:
         layers = signals.layers

@@ -1,11 +1,12 @@
 """Everything of a run that outlives a step: snapshots in memory, checkpoints on disk, the place in the data, signals.
 
-`RunPersistence` connects four parts and decides nothing itself:
+`RunPersistence` connects five parts and decides nothing itself:
 
 - `RunState` reads and loads the whole run as one state;
 - `CheckpointSaver` saves it;
 - `EarlierWeights` returns to earlier *weights*, optimizer state and rule states, from snapshots in memory or
   checkpoints: the run continues with the next data, its schedule and its learning rates;
+- `Repeats`, if asked for, makes a return one to an earlier *moment*, and the run takes the steps since once more;
 - `DataLoop` follows the data and the signals, so that `restore` returns to an earlier *moment*: everything, random
   streams and the place in the data included, as if the run had never stopped.
 """
@@ -13,10 +14,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
+from surefoot.guard.repeating import Repeats
 from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
 from surefoot.keep.restore import load_models, load_moments
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.guard.data_loop import FollowedBatches
     from surefoot.guard.run_history import RunHistory
-    from surefoot.guard.run_state import RunState
+    from surefoot.guard.run_state import RunState, RunTree, StabilizerState
+    from surefoot.guard.step_results import StepResults
     from surefoot.keep.checkpoint.manager import CheckpointManager
+    from surefoot.keep.restore import OptimizerState
     from surefoot.keep.snapshots import TrainedState
+    from surefoot.types import Decision, StepRecord
 
 log = logging.getLogger("surefoot")
 
@@ -57,11 +63,12 @@ class EarlierWeights:
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
 
-    def after_step(self, step: int, healthy: bool) -> None:
-        """`step` optimizer steps are done: take a snapshot if one is due."""
+    def after_step(self, step: int, healthy: bool, waits_for_batch: bool = False) -> None:
+        """`step` optimizer steps are done: take a snapshot if one is due, unless it is taken before the next batch."""
         if self.ring is not None and healthy:
             self.ring.settle()
-            self.ring.take_if_due(step)
+            if not waits_for_batch:
+                self.ring.take_if_due(step)
         elif self.ring is not None and self._margin is not None:
             self.ring.note_trouble(step, step - self._lag - 1 - self._margin)
 
@@ -75,24 +82,37 @@ class EarlierWeights:
             step = self.ring.return_to(before, tried, keep_present)
             if step is not None:
                 return f"the state before step {step}, kept in memory"
-        if self._checkpoints is None or self._run_state is None:
-            return None
-        self._checkpoints.wait()
         in_memory = len(self.ring) if self.ring is not None else 0
+        for step, tree in self.good_checkpoints(before, max(tried - in_memory, 0)):
+            if self.ring is not None and keep_present:
+                self.ring.keep_abandoned()
+            self.load_weights(tree)
+            return f"the checkpoint of step {step}"
+        return None
+
+    def good_checkpoints(self, before: int, leave_out: int = 0) -> Iterator[tuple[int, RunTree]]:
+        """Good checkpoints that are not younger than `before`, newest first, the first `leave_out` of them left out.
+
+        With several ranks each must go through them alike.
+        """
+        if self._checkpoints is None or self._run_state is None:
+            return
+        self._checkpoints.wait()
         good = [found.step for found in self._checkpoints.checkpoints() if found.good and found.step <= before]
-        candidates = iter(good[max(tried - in_memory, 0) :])
+        candidates = iter(good[leave_out:])
         # Ranks may see different checkpoints, as one part is written sooner than another: the first rank's list counts.
         while (step := self._ranks.of_first(next(candidates, NONE))) != NONE:
             tree = self._loaded(step, self._run_state)
-            if self._ranks.any(tree is None):
-                continue
-            if self.ring is not None and keep_present:
-                self.ring.keep_abandoned()
-            load_models(self._run_state.parts.models, tree["models"])
-            load_moments(self._run_state.parts.optimizer, tree["optimizer"])
-            self._run_state.parts.own.load_rules(tree["stabilizer"])
-            return f"the checkpoint of step {step}"
-        return None
+            if not self._ranks.any(tree is None):
+                yield step, tree
+
+    def load_weights(self, tree: RunTree) -> None:
+        """Load weights, moments and rule states of a checkpoint, and what follows the weights; nothing else of it."""
+        assert self._run_state is not None
+        load_models(self._run_state.parts.models, tree["models"])
+        load_moments(self._run_state.parts.optimizer, cast("OptimizerState", tree["optimizer"]))
+        self._run_state.following.load_from(tree["also"])
+        self._run_state.parts.own.load_rules(cast("StabilizerState", tree["stabilizer"]))
 
     def _loaded(self, step: int, run_state: RunState) -> Any:
         found = self.selector.load_here(step)
@@ -120,6 +140,26 @@ class EarlierWeights:
         return self.ring is not None and self.ring.take_back()
 
 
+@dataclass(frozen=True)
+class LoopHooks:
+    """What a run calls in the course of its loop."""
+
+    on_draw: Callable[[Any], None] | None
+    """Called with each batch that was drawn from `resume`."""
+    on_stop_point: Callable[[], None]
+    """Called where the run can stop; saves and exits if it was asked to."""
+    on_begin: Callable[[], Callable[[int], None]]
+    """Called before the first batch of a loop; what it returns is called at the end of the data."""
+    on_resume: Callable[[int, Path], None] | None
+    """Called with the step and the folder when the run continues from a checkpoint."""
+    leave_out: Callable[[], None]
+    """Counts the next step as one that was left out of a repeat."""
+    on_back: Callable[[int], None] | None
+    """Called with the step that the run has returned to, to repeat those after it."""
+    microbatches: int
+    """How many batches a step takes."""
+
+
 class RunPersistence:
     """Snapshots, checkpoints, data position and signals of one run."""
 
@@ -131,11 +171,8 @@ class RunPersistence:
         recovery: TrainingRecovery | None,
         lag_steps: int,
         ranks: Ranks,
-        *,
-        on_draw: Callable[[Any], None] | None,
-        on_stop_point: Callable[[], None],
-        on_begin: Callable[[], Callable[[int], None]],
-        on_resume: Callable[[int, Path], None] | None,
+        history: RunHistory,
+        loop: LoopHooks,
     ) -> None:
         """Look after the run from here on.
 
@@ -146,22 +183,26 @@ class RunPersistence:
             recovery: how often to take snapshots.
             lag_steps: how many steps later the result of a step is read.
             ranks: the processes that train together.
-            on_draw: called with each batch that was drawn from `resume`.
-            on_stop_point: called where the run can stop; saves and exits if it was asked to.
-            on_begin: called before the first batch of a loop; what it returns is called at the end of the data.
-            on_resume: called with the step and the folder when the run continues from a checkpoint.
+            history: decides which steps are repeated.
+            loop: what is called in the course of the loop.
         """
-        self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, on_resume
+        self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
         self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, lag_steps, ranks)
+        self.repeats: Repeats | None = None
+        """Repeats the steps that a return undoes, if that is asked for."""
+        if recovery is not None and recovery.repeat:
+            self.repeats = Repeats(self, history, ranks, leave_out=loop.leave_out, on_back=loop.on_back)
         self.data = DataLoop(
             run_state,
             self.saver,
             checkpoints,
             several_ranks=ranks.several,
-            on_draw=on_draw,
-            on_stop_point=on_stop_point,
-            on_begin=on_begin,
+            on_draw=loop.on_draw,
+            on_stop_point=loop.on_stop_point,
+            on_begin=loop.on_begin,
+            repeats=self.repeats,
+            microbatches=loop.microbatches,
         )
         self._restored = False
 
@@ -173,15 +214,26 @@ class RunPersistence:
 
     def after_step(self, step: int, history: RunHistory) -> None:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
-        self.weights.after_step(step, history.healthy)
-        self.saver.after_step(
-            step, history.instability, history.recent_loss, waits_for_batch=self.data.between_batches_soon
-        )
+        waits_for_batch = self.data.between_batches_soon
+        self.weights.after_step(step, history.healthy, waits_for_batch and self.repeats is not None)
+        if self.repeats is None or not self.repeats.is_returning:  # the state is one of two moments
+            self.saver.after_step(step, history.instability, history.recent_loss, waits_for_batch=waits_for_batch)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
         self.saver.forget_copies()
         return self.weights.return_to(before, tried, keep_present)
+
+    def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
+        """Return to an earlier moment, whose steps since are repeated; returns it in words, or `None` if none are."""
+        return None if self.repeats is None else self.repeats.begin(results, record, decision)
+
+    def undo_saves(self, step: int) -> None:
+        """The run goes back to `step`: what was saved of later steps is evidence, and what is due is not saved."""
+        self.saver.forget_copies()
+        self.saver.forget_due()
+        if self.checkpoints is not None:
+            self.checkpoints.set_aside(step)
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
         """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
@@ -198,6 +250,8 @@ class RunPersistence:
             )
         self.checkpoints.check_owner(self)
         self._restored = True
+        if self.repeats is not None:
+            self.repeats.forget()
         self.saver.forget_due()
         write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()
@@ -205,7 +259,7 @@ class RunPersistence:
         if found is None:
             return None
         self.run_state.apply(found.tree)
-        if self.weights.ring is not None:
+        if self.weights.ring is not None and self.repeats is None:  # a moment is kept when the data are in place
             self.weights.ring.take(found.step)
         log.info("surefoot: continuing %s from step %d", found.path, found.step)
         if self._on_resume is not None:

@@ -33,6 +33,9 @@ class KeptStates(Protocol):
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
 
+    def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
+        """Return to an earlier moment, whose steps since are repeated; returns it in words, or `None` if none are."""
+
     def save_evidence(self, step: int, reason: str) -> Path | None:
         """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
 
@@ -70,6 +73,16 @@ class RunActions:
         """Return to earlier weights, or clear the optimizer's state, and record which."""
         if self._capture is not None:
             self._capture.returning(record, decision, results.steps)
+        if decision.action == "roll_back" and (repeated := self._persistence.repeat_from(results, record, decision)):
+            results.returned()
+            self._measurer.param_norm = None
+            self._history.note(
+                record.signals, "recovery", "warning", f"{decision.reason}: back to {repeated}", "repeat"
+            )
+            return
+        if decision.only_repeat:
+            self._history.budgets.give_up_repeat()
+            return
         done = self._carried_out(record, decision)
         if done is None:
             self._nothing_to_return_to(results, record, decision)

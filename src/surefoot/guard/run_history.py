@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
+from surefoot.decide.repeat import RepeatState, first_outlier, give_up, observe, plan
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Limit, Spike
 from surefoot.guard.step_decision import BROKEN_SETTING
@@ -64,7 +65,12 @@ class AlarmsState(TypedDict):
     """Kind and severity of each alarm that is raised."""
 
 
-class BudgetsState(TypedDict):
+class _RepeatBudget(TypedDict, total=False):
+    repeat: Packed
+    """Where repeats stand, of a run that repeats the steps that a return undoes."""
+
+
+class BudgetsState(_RepeatBudget):
     """What is stored of `Budgets`."""
 
     escalation: Packed
@@ -191,6 +197,8 @@ class Budgets:
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
+        self.repeat_state = RepeatState() if recovery is not None and recovery.repeat else None
+        """Where repeats stand; `None` if a return repeats no steps."""
         self.weights_broken, self.agreed = weights_broken, agreed
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
@@ -233,6 +241,7 @@ class Budgets:
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, broken=broken
         )
+        advice = self._repeated(step, refused or setback or broken, advice)
         if setback and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
@@ -242,6 +251,36 @@ class Budgets:
         if advice.action != "halt" and self._escalation_state is not None:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
+
+    def _repeated(self, step: int, unhealthy: bool, advice: Decision) -> Decision:
+        """A return at once if the trouble has come back among the repeated steps; else what is advised."""
+        if self.repeat_state is None or self.recovery is None:
+            return advice
+        self.repeat_state, comes_back = observe(self.repeat_state, step, unhealthy, self.recovery.calm_steps)
+        if not comes_back or advice.action != "none":
+            return advice
+        reason = f"the trouble of step {self.repeat_state.onset} came back when the steps were repeated"
+        before = self.repeat_state.onset - self.recovery.margin_steps
+        return replace(advice, action="roll_back", reason=reason, before=before, only_repeat=True)
+
+    def plan_repeat(
+        self, decision: Decision, step: int, reached: int, oldest: int, records: Iterable[StepRecord]
+    ) -> RepeatState | None:
+        """How to repeat the steps that a return would undo; `None` if it is to be one to earlier weights.
+
+        The return was decided about `step`, and `reached` steps were taken. `oldest` is the first step that could be
+        repeated, and `records` are those of the last steps.
+        """
+        if self.repeat_state is None or self.recovery is None or decision.before is None:
+            return None
+        onset = decision.before + self.recovery.margin_steps
+        suspect = first_outlier(records, oldest, onset)
+        return plan(self.repeat_state, onset, step, reached, self.recovery.attempts, suspect)
+
+    def give_up_repeat(self) -> None:
+        """The steps of the trouble under way cannot be repeated once more."""
+        if self.repeat_state is not None:
+            self.repeat_state = give_up(self.repeat_state)
 
     def decline_return(self) -> None:
         """The return that was just called for was not made."""
@@ -265,11 +304,14 @@ class Budgets:
 
     def state_dict(self) -> BudgetsState:
         """What is left of the budgets."""
-        return {
+        state: BudgetsState = {
             "escalation": pack(self._escalation_state),
             "recovery": pack(self._recovery_state),
             "instability": [list(reason) for reason in self._reasons],
         }
+        if self.repeat_state is not None:
+            state["repeat"] = pack(self.repeat_state)
+        return state
 
     def load_state_dict(self, state: BudgetsState, same_escalation: bool, same_recovery: bool) -> None:
         """Continue from a saved state; budgets with other settings start full."""
@@ -277,6 +319,8 @@ class Budgets:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         if self.recovery and same_recovery:
             self._recovery_state = unpack(self.recovery.init(), state["recovery"])
+        if self.repeat_state is not None and "repeat" in state:
+            self.repeat_state = unpack(RepeatState(), state["repeat"])
         self._reasons = deque(((int(step), str(reason)) for step, reason in state["instability"]), maxlen=REASONS_KEPT)
 
 

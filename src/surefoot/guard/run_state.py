@@ -6,12 +6,15 @@ streams and the place in the data. A state is loaded as a whole or not at all.
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
+from surefoot.core.nested import leaves
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
 from surefoot.guard.guard_state import GuardState, LiveGuardState
@@ -22,6 +25,7 @@ from surefoot.keep.replicated_state import ModelsAndOptimizer
 from surefoot.keep.restore import (
     describe_optimizer,
     load_models,
+    load_moments,
     load_optimizer,
     model_faults,
     optimizer_faults,
@@ -81,6 +85,17 @@ class LoadedTree(ModelsAndOptimizer):
     """Live until `settle` has waited for the numbers of the last steps."""
 
 
+class MomentTree(TypedDict):
+    """What a moment in memory holds beside the weights and the moments of the optimizer."""
+
+    groups: list[dict[str, Any]]
+    """The settings of the optimizer's parameter groups."""
+    scheduler: object
+    also: dict[str, Any]
+    stabilizer: LiveStabilizerState | StabilizerState
+    streams: RandomStreams
+
+
 class RunTree(LoadedTree):
     """A checkpoint of a whole run."""
 
@@ -124,6 +139,8 @@ class RunState:
         self.position = DataPosition()
         """The place in the data."""
         self._streams: RandomStreams | None = None
+        self.following = FollowingWeights(parts.also, parts.optimizer)
+        """What goes back with the weights."""
         self.unchecked = _unchecked(parts)
         """Paths in a checkpoint under which NaN and Inf are no damage."""
 
@@ -214,6 +231,44 @@ class RunState:
         if isinstance(thing, torch.optim.Optimizer):
             return optimizer_faults(thing, saved, then, self._modules)
         return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
+
+    def gather_moment(self) -> MomentTree:
+        """Everything of the run but the weights, the optimizer's moments and the place in the data."""
+        parts = self.parts
+        return {
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in parts.optimizer.param_groups
+            ],
+            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            # Modules are in the snapshot of the weights.
+            "also": {
+                name: full_state(thing)
+                for name, thing in parts.also.items()
+                if has_state(thing) and not isinstance(thing, torch.nn.Module)
+            },
+            "stabilizer": parts.own.read(),
+            "streams": read_streams(),
+        }
+
+    def load_moment(self, tree: MomentTree) -> None:
+        """Load what `gather_moment` gave. The random streams are set by the caller, once the data are in place."""
+        parts = self.parts
+        for group, saved in zip(parts.optimizer.param_groups, tree["groups"], strict=False):
+            for key in group.keys() - saved.keys() - {"params"}:
+                del group[key]
+            for key, value in saved.items():
+                if isinstance(now := group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                    now.copy_(value)  # compiled steps and CUDA graphs hold the tensor itself
+                else:
+                    group[key] = value
+        # What is loaded may go on with the very objects it is given, and the moment may be returned to once more.
+        if parts.scheduler is not None and tree["scheduler"] is not None:
+            parts.scheduler.load_state_dict(copy.deepcopy(tree["scheduler"]))
+        for name, saved in tree["also"].items():
+            _load_also(parts.also[name], saved)
+        own = parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
+        parts.own.load(copy.deepcopy(own))
 
     def to_put_back(self) -> LoadedTree:
         """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.
@@ -315,6 +370,18 @@ def full_state(thing: Any) -> Any:
     return thing.state_dict() if has_state(thing) else as_plain(thing)
 
 
+def _load_also(thing: Any, saved: Any) -> None:
+    """Load all of a thing that is saved with a run, from a moment that may be returned to once more."""
+    if is_stabilizer(thing):
+        other, saved = run_state_of(thing), {**saved, "also": dict(saved["also"])}
+        other.settle(saved)
+        other.load(copy.deepcopy(saved))
+    elif isinstance(thing, torch.optim.Optimizer):
+        load_optimizer(thing, saved)
+    else:
+        thing.load_state_dict(copy.deepcopy(saved))
+
+
 def _is_scheduler(thing: Any) -> bool:
     return isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
 
@@ -329,3 +396,55 @@ def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
     if then is None:
         return [f"it was saved without a scheduler, and the run has {now}"]
     return [f"its scheduler is {then}, and the run's is {now}"]
+
+
+class FollowingWeights:
+    """What is saved with a run and follows its weights, so that it goes back when they do.
+
+    That is another model (an average of the weights), another optimizer, another stabilizer, and whatever else holds a
+    copy of every trained parameter. A schedule, a loader or a counter goes on: a return is to earlier weights.
+    """
+
+    def __init__(self, also: Mapping[str, Any], optimizer: Any) -> None:
+        self._also, self._optimizer = dict(also), optimizer
+        self._chosen: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """The state of each, by name."""
+        if self._chosen is None:
+            self._chosen = {name: thing for name, thing in self._also.items() if self._follows(thing)}
+        return {name: _weights_of(thing) for name, thing in self._chosen.items()}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Put the states back; learning rates stay."""
+        for name, state in saved.items():
+            thing = self._also[name]
+            if is_stabilizer(thing):
+                parts = run_state_of(thing).parts
+                load_models(parts.models, state["models"])
+                load_moments(parts.optimizer, state["optimizer"])
+            elif isinstance(thing, torch.optim.Optimizer):
+                load_moments(thing, state)
+            else:
+                thing.load_state_dict(state if isinstance(thing, torch.nn.Module) else copy.deepcopy(state))
+
+    def load_from(self, saved: Mapping[str, Any]) -> None:
+        """Put back what a checkpoint holds of them."""
+        self.load({name: saved[name] for name in self.read() if name in saved})
+
+    def _follows(self, thing: Any) -> bool:
+        if is_stabilizer(thing) or isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+            return True
+        # Reading the state of a loader may begin to iterate over it.
+        if not has_state(thing) or _is_scheduler(thing) or hasattr(thing, "__iter__"):
+            return False
+        shapes = Counter(parameter.shape for group in self._optimizer.param_groups for parameter in group["params"])
+        held = Counter(leaf.shape for leaf in leaves(thing.state_dict()) if leaf.is_floating_point())
+        return bool(shapes) and all(held[shape] >= count for shape, count in shapes.items())
+
+
+def _weights_of(thing: Any) -> Any:
+    if is_stabilizer(thing):
+        parts = run_state_of(thing).parts
+        return {"models": [model.state_dict() for model in parts.models], "optimizer": parts.optimizer.state_dict()}
+    return thing.state_dict()

@@ -31,7 +31,7 @@ from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
-from surefoot.guard.persistence import RunPersistence
+from surefoot.guard.persistence import LoopHooks, RunPersistence
 from surefoot.guard.run_actions import RunActions, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.step_decision import StepNumbers
@@ -93,23 +93,17 @@ class StabilizedRun:
             self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
         self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
-        self.persistence = RunPersistence(
-            self.run_state,
-            TrainedState(models, optimizer, policy.live_states, policy.put_back),
-            checkpoints,
-            recovery,
-            lag,
-            ranks,
-            on_draw=self.capture.notes.drew if self.capture else None,
-            on_stop_point=lambda: stop_if_asked(self.results, self.persistence, ranks),
-            on_begin=lambda: partial(self._close_last_window, self.window.closed.count),
-            on_resume=rows.resumed if rows else None,
-        )
+        beside = self.run_state.following
+        trained = TrainedState(models, optimizer, policy.live_states, policy.put_back, beside.read, beside.load)
+        loop = _loop_hooks(self, accumulate)
+        self.persistence = RunPersistence(self.run_state, trained, checkpoints, recovery, lag, ranks, history, loop)
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
         self._dead_layers = DeadLayers(models, history)
         on_step = call_each(guard.on_step, self._dead_layers.take)
         self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
+        if self.persistence.repeats is not None:
+            self.persistence.repeats.follow(self.results)
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
             guard.log.before_close(rows.release)
@@ -185,6 +179,11 @@ class StabilizedRun:
         if self.capture is not None:
             self.capture.before_step()
 
+    def _leave_out(self) -> None:
+        """Count a step whose batches are drawn and not trained on. The schedule goes on: it follows the data."""
+        signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
+        self._close_step(StepNumbers(StepRecord(signals, skipped=True, notices=("left_out",))))
+
     def _close_step(self, numbers: StepNumbers) -> Outcome:
         step = self.results.steps
         outcome = Outcome(step, numbers.record)
@@ -254,6 +253,20 @@ class StabilizedRun:
         if saved:
             policy.scale_state = unpack(policy.scaler.init(), saved)
         policy.scaler.scale_of(policy.scale_state).fill_(used)
+
+
+def _loop_hooks(run: StabilizedRun, accumulate: int) -> LoopHooks:
+    """What a run is told and asked while batches are drawn and checkpoints loaded."""
+    rows = run.guard.rows
+    return LoopHooks(
+        on_draw=run.capture.notes.drew if run.capture else None,
+        on_stop_point=lambda: stop_if_asked(run.results, run.persistence, run.guard.ranks),
+        on_begin=lambda: partial(run._close_last_window, run.window.closed.count),
+        on_resume=rows.resumed if rows else None,
+        leave_out=run._leave_out,
+        on_back=rows.went_back if rows else None,
+        microbatches=accumulate,
+    )
 
 
 def _shown(value: Any) -> str:

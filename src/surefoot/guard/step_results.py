@@ -19,6 +19,8 @@ from surefoot.core.weak_reference import weak_reference
 from surefoot.errors import TrainingHalted
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.keep.buffers import BufferKeeper
+from surefoot.keep.statistics import RunningStatistics
+from surefoot.types import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +96,7 @@ class StepResults:
         self._halted: TrainingHalted | None = None
         self._stale_before = 0
         self.buffers = self._fresh_buffers()
+        self._statistics = RunningStatistics(models)
         after_load = _AfterLoad(self)
         self._handles = [
             module.register_load_state_dict_post_hook(after_load)  # type: ignore[no-untyped-call]
@@ -120,6 +123,8 @@ class StepResults:
             while len(self.pending) > self._lag_steps:
                 self._account(self.pending.popleft())
         finally:
+            if (mended := self._statistics.check(self.steps)) is not None:
+                self.history.note(Signals(self.steps - 1), "norm.broken-statistics", "warning", mended)
             if self.buffers.has_any:
                 self.buffers.save(self.steps)
 
@@ -162,8 +167,10 @@ class StepResults:
         step = record.signals.step
         if "stop" in record.notices and self.stop_at is None:
             self.stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it
-        if step < self._stale_before:  # taken on weights that the run has left since
+        # One was taken on weights that the run has left since, the other was not taken at all.
+        if step < self._stale_before or "left_out" in record.notices:
             self.history.count(record)
+            self.buffers.settle(step)
             return
         if self.buffers.has_any:
             if record.skipped and (self._restore_after_overflow or not record.overflow):

@@ -14,7 +14,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
+
+    from surefoot.keep.position.data import DataPlace
 
 log = logging.getLogger("surefoot")
 
@@ -56,6 +58,8 @@ class StateTree(TypedDict):
     """The optimizer's state of each parameter; `None` where it has none."""
     rules: Any
     """The state of the detectors and of what else follows the run."""
+    beside: Any
+    """Weights that follow those of the models, such as an average of them."""
 
 
 class TrainedState:
@@ -70,9 +74,22 @@ class TrainedState:
         optimizer: Any,
         rules: Callable[[], list[Any]],
         set_rules: Callable[[Any], None],
+        beside: Callable[[], Any] = lambda: None,
+        set_beside: Callable[[Any], None] = lambda saved: None,
     ) -> None:
+        """Read and write the state of these models and their optimizer.
+
+        Args:
+            models: what is trained.
+            optimizer: what trains them.
+            rules: gives the state of the detectors and of what else follows the run.
+            set_rules: puts it back.
+            beside: gives weights that follow those of the models.
+            set_beside: puts those back.
+        """
         self._model_references, self._reference = [weak_reference(model) for model in models], weak_reference(optimizer)
         self._rules, self._set_rules = rules, set_rules
+        self._beside, self._set_beside = beside, set_beside
 
     @property
     def _models(self) -> list[nn.Module]:
@@ -103,6 +120,7 @@ class TrainedState:
             "tensors": self._tensors(),
             "optimizer": [dict(states[p]) if p in states else None for p in self._parameters()],
             "rules": self._rules(),
+            "beside": self._beside(),
         }
 
     @torch.no_grad()
@@ -120,6 +138,7 @@ class TrainedState:
                 saved.append(then)
         write_all(live, saved)
         self._set_rules(tree["rules"])
+        self._set_beside(tree["beside"])
 
     def _moments_to_write(self, parameter: Tensor, saved: Mapping[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
         """What is written in place; whatever cannot be is put in its place at once."""
@@ -209,6 +228,17 @@ class Snapshot:
     staged: Staged
     moved: Tensor | None
     """How far each parameter moved in a step on the way here from the snapshot before; `None` if nobody measured."""
+    moment: Moment | None = None
+    """What else belongs to the moment; `None` if only the weights can be returned to."""
+
+
+class Moment(NamedTuple):
+    """What a run consists of beside its weights and moments, at the time of a snapshot."""
+
+    rest: Staged
+    """Settings of the optimizer, schedule, what is saved with the run, the stabilizer's own state, random streams."""
+    place: DataPlace
+    """The place in the data."""
 
 
 class SnapshotRing:
@@ -232,28 +262,21 @@ class SnapshotRing:
         """The steps of the kept states, oldest first."""
         return [snapshot.step for snapshot in self._kept]
 
-    def take_if_due(self, step: int) -> None:
+    def take_if_due(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
         """Copy the state before `step` if it is time to. Call when the run is healthy."""
         if not self._kept or step - self._kept[-1].step >= self._every:
-            self.take(step)
+            self.take(step, moment)
 
-    def take(self, step: int) -> None:
+    def take(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
         """Copy the state before `step`, in the memory of the oldest one when there are enough.
 
-        If there is no memory for it, all states are dropped, none is kept any more, and training goes on.
+        `moment` copies what else belongs to the moment, given the place where copies lie. If there is no memory for a
+        copy, all states are dropped, none is kept any more, and training goes on.
         """
         if self._lacks_memory:
             return
         try:
-            self._drop_misfits()
-            tree = self._state.tree()
-            if self._place is None:
-                self._place = _choose_place(tree, self._keep, self._device_bytes)
-            moved = self._moved_by(step)
-            if len(self._kept) >= self._keep:
-                self._spare.append(self._kept.pop(0).staged)
-            staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
-            self._kept.append(Snapshot(step, staged, moved))
+            self._take(step, moment)
         except torch.OutOfMemoryError:
             self.clear()
             self._lacks_memory = True
@@ -263,6 +286,20 @@ class SnapshotRing:
                 "`sf.TrainingRecovery(device_bytes=0)` keeps copies in host memory.",
                 step,
             )
+
+    def _take(self, step: int, moment: Callable[[Place], Moment] | None) -> None:
+        self._drop_misfits()
+        tree = self._state.tree()
+        if self._place is None:
+            self._place = _choose_place(tree, self._keep, self._device_bytes)
+        moved = self._moved_by(step)
+        if self._kept and self._kept[-1].step == step:  # the same state once more, with more to it
+            moved = self._kept[-1].moved
+            self._spare.append(self._kept.pop().staged)
+        elif len(self._kept) >= self._keep:
+            self._spare.append(self._kept.pop(0).staged)
+        staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
+        self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
 
     def _moved_by(self, step: int) -> Tensor | None:
         """How far the weights moved in a step since the last snapshot; not measured where that would be slow."""
@@ -279,6 +316,8 @@ class SnapshotRing:
         """Make the device finish the last copy before what is launched next."""
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
+            if self._kept[-1].moment is not None:
+                self._kept[-1].moment.rest.hold_updates()
 
     def note_trouble(self, step: int, before: int) -> None:
         """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
@@ -376,3 +415,26 @@ def bytes_for_copies(devices: Iterable[torch.device]) -> int:
     return int(
         min(min(SHARE_OF_DEVICE * total_bytes(each), SHARE_OF_UNRESERVED * unreserved_bytes(each)) for each in devices)
     )
+
+
+# ---- whole moments ------------------------------------------------------------------------------------------------
+
+
+def newest_of(ring: SnapshotRing) -> Snapshot | None:
+    """The snapshot that was taken last."""
+    return ring._kept[-1] if ring._kept else None
+
+
+def moments_before(ring: SnapshotRing, step: int) -> list[Snapshot]:
+    """The snapshots that are whole moments, not younger than `step`, newest first."""
+    ring._drop_misfits()
+    return [each for each in reversed(ring._kept) if each.step <= step and each.moment is not None]
+
+
+def write_back(ring: SnapshotRing, snapshot: Snapshot) -> None:
+    """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
+    ring._spare += [each.staged for each in ring._kept if each.step > snapshot.step]
+    ring._kept = [each for each in ring._kept if each.step <= snapshot.step]
+    ring._abandoned = ring._at_onset = None
+    snapshot.staged.hold_updates()
+    ring._state.put_back(snapshot.staged.tree)

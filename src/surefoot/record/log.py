@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.core.folder_lock import hold, rank_of_process
 from surefoot.record.limits import LogLimits
-from surefoot.record.messages import Event, LayerRows, StepRow
+from surefoot.record.messages import Event, LayerRows, SessionBegins, StepRow
 from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RunLog:
         log.folder, log._part, log._writer, log._open = self.folder, name, self._writer, self._open
         return log
 
-    def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event) -> None:
+    def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event | SessionBegins) -> None:
         """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted.
 
         What the message refers to (arrays, tensors, evidence) must not be changed afterwards.
@@ -110,6 +110,10 @@ class RunLog:
     ) -> None:
         """Say that something happened."""
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
+
+    def begin_session(self) -> None:
+        """The run has gone back to an earlier step, as if it had been resumed: later rows supersede earlier ones."""
+        self.take(SessionBegins())
 
     def before_close(self, callback: Callable[[], None]) -> None:
         """Call a method before the log is closed: what it has to log is the last that is taken.

@@ -111,6 +111,11 @@ class Event:
 
 
 @dataclass(frozen=True)
+class SessionBegins:
+    """The run has gone back to an earlier step: rows from here on supersede those of the same and later steps."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """What the writer hands on to a sink at one go, in order."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.redaction import Redactor
 from surefoot.record.derived_events import Derived
 from surefoot.record.failed_collectives import COLLECTIVE_FAILED, collective_event, failed_collective
-from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
+from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, SessionBegins, StepRow
 from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
@@ -199,16 +199,21 @@ class Writer:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         self._ask_sources(closing)
         self.layer_rows = 0
-        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
-        batch, unknown = self._batches.build(waiting)
-        self.count_drop(unknown)
-        if self._disk.works:
-            batch = self._batches.with_drops(batch, self.dropped, closing)
-        batch = _redacted(self._batches.with_end(batch, self._error) if closing else batch)
-        if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
-            self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
-            for runner in self._runners:
-                runner.offer(batch)
+        sessions = _by_session(self.waiting.popleft() for _ in range(len(self.waiting)))
+        for number, waiting in enumerate(sessions):
+            if number:
+                self._disk.begin_session()
+                self._batches.begin_session()
+            batch, unknown = self._batches.build(waiting)
+            self.count_drop(unknown)
+            ends = closing and number == len(sessions) - 1
+            if self._disk.works:
+                batch = self._batches.with_drops(batch, self.dropped, ends)
+            batch = _redacted(self._batches.with_end(batch, self._error) if ends else batch)
+            if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
+                self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
+                for runner in self._runners:
+                    runner.offer(batch)
         for done in flushes:
             done.set()
 
@@ -254,6 +259,10 @@ class BatchBuilder:
         self._has_failed_collective |= any(event.cause == COLLECTIVE_FAILED for event in found[Event])
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values()), unknown
+
+    def begin_session(self) -> None:
+        """The run has gone back: what follows from its rows is found anew."""
+        self._derived.clear()
 
     def _with_step(self, event: Event) -> Event:
         """What a device has to say happened at the step that the run is at."""
@@ -338,6 +347,11 @@ class Disk:
             if loss.error is not None:
                 self._fail(loss.error)
 
+    def begin_session(self) -> None:
+        """Write what comes from here on as another session."""
+        self.close()
+        self._store = None
+
     def _opened(self) -> Store:
         from surefoot.record.store import Store
 
@@ -361,6 +375,17 @@ class Disk:
                 error,
                 RETRY_SECONDS,
             )
+
+
+def _by_session(waiting: Iterable[tuple[str, Any]]) -> list[list[tuple[str, Any]]]:
+    """The messages in order, one list for each session."""
+    sessions: list[list[tuple[str, Any]]] = [[]]
+    for part, message in waiting:
+        if type(message) is SessionBegins:
+            sessions.append([])
+        else:
+            sessions[-1].append((part, message))
+    return sessions
 
 
 def _redacted(batch: Batch) -> Batch:

@@ -13,17 +13,21 @@ Newest means saved last: after a rollback a lower step is the newer one. Saves a
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.errors import CheckpointError
+from surefoot.keep.checkpoint.folders import discard, sync
 from surefoot.keep.checkpoint.storage import Manifest, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+log = logging.getLogger("surefoot")
 
 _NAME = re.compile(r"step-(?P<step>\d{8,18})(?P<aside>\.evidence)?(\.rank-(?P<rank>[1-9]\d{0,8}))?")
 
@@ -153,6 +157,18 @@ def _checked(path: Path, step: int, rank: int) -> Manifest:
             "and has been renamed."
         )
     return manifest
+
+
+def make_evidence(path: Path, step: int, rank: int) -> None:
+    """Rename the part of a rank, so that it is evidence beside whatever is saved of the same step."""
+    place = path.with_name(part_name(step, rank, aside=True))
+    try:
+        if place.exists():
+            discard(place)
+        path.rename(place)
+        sync(path.parent)
+    except OSError as error:
+        log.warning("surefoot: %s is of a step that was undone, and cannot be renamed: %s", path, error)
 
 
 def last_number(folder: Path) -> int:

@@ -19,6 +19,7 @@ multiples of `every_steps` alone, and wait for a writer that is still busy.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -34,8 +35,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from surefoot.core.folder_lock import rank_of_process
-from surefoot.errors import UsageError, require
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, whole_ones
+from surefoot.errors import CheckpointError, UsageError, require
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, make_evidence, whole_ones
 from surefoot.keep.checkpoint.loading import Loaded, listed_steps, load_first, load_path, load_step
 from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age, wait_for_writers
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from surefoot.keep.checkpoint.storage import SaveFacts
 
 
+log = logging.getLogger("surefoot")
 Which = Literal["latest", "good", "best"]
 
 _CLOCKS_DIFFER = (
@@ -326,6 +328,22 @@ class CheckpointManager:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.wait()
         self._claim.release()
+
+    def set_aside(self, after_step: int) -> None:
+        """The run has gone back: what this rank saved of later steps becomes evidence, which is loaded by path alone.
+
+        Waits for one that is being written. A folder that cannot be renamed is left as it is, with a warning.
+        """
+        self.drop_next()
+        self.wait()
+        try:
+            steps = listed_steps(self._place)
+        except CheckpointError as error:  # whoever loads from it will be told
+            log.warning("surefoot: checkpoints of steps that were undone cannot be set aside: %s", error)
+            return
+        for listing in steps:
+            if listing.step > after_step and not listing.aside and self.rank in listing.paths:
+                make_evidence(listing.paths[self.rank], listing.step, self.rank)
 
     # ---- what there is ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,10 @@ The process's random streams are saved by whoever saves the model. They are set 
 called once the position is reached: after the last of the passes under way is taken up again or, between passes, when
 the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
 
+A run that returns to an earlier moment goes back in the same process: `place_of` notes where the data are, and `rewind`
+goes back there. The loop that draws the batches is the same one, and gets them again. So a place can be returned to as
+long as the loops over the passes that were under way then are still running (`why_not_back_to`).
+
 Left out: a position inside a batch; what a wrapper around `follow` has fetched ahead (it counts as handed out); state
 of a data set that is not a random generator. A loader with a state of its own is trusted with it: torchdata's does not
 keep the random streams of its workers, nor, between two passes, those that it draws for workers it keeps alive.
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
+_MOST_PASSES = 64
+"""How many of the last passes can be returned to."""
 
 
 class PositionState(TypedDict):
@@ -67,6 +73,8 @@ class DataPosition:
         self._streams_at_end: RandomStreams | None = None
         self._target: PositionState | None = None
         self._waiting: set[int] = set()
+        self._drawn_by: dict[int, tuple[Callable[[], FollowedPasses | None], int]] = {}
+        """The iterator of each of the last passes, and which of its passes it was."""
 
     @property
     def pending(self) -> bool:
@@ -169,11 +177,14 @@ class DataPosition:
         return 0 if saved is None else max(0, length - saved["count"])
 
     def begin(
-        self, loader: Any, owner: Any, after_positioning: Callable[[], None] | None
+        self, loader: Any, owner: FollowedPasses, after_positioning: Callable[[], None] | None
     ) -> tuple[LoaderPass, Iterator[Any]] | None:
         """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
         number = self._next
         self._next += 1
+        self._drawn_by[number] = weakref.ref(owner), owner.epoch
+        for old in sorted(self._drawn_by)[:-_MOST_PASSES]:
+            del self._drawn_by[old]
         self._loops.settle()
         # A pass whose iterator is gone was broken off, and is done now. One that is alive is under way beside this one.
         self._open = {each: entry for each, entry in self._open.items() if entry.owner() is not None}
@@ -221,6 +232,15 @@ class DataPosition:
         self._generators.put_back()
         if after_positioning is not None:
             after_positioning()
+
+
+class DataPlace(NamedTuple):
+    """A position that can be returned to in the same process."""
+
+    state: PositionState
+    next: int
+    """The number of the pass that would begin next."""
+    generators: dict[int, Any]
 
 
 class Mark(NamedTuple):
@@ -282,6 +302,35 @@ class FollowedPasses:
             return batch
         raise StopIteration
 
+    def why_not_again(self) -> str | None:
+        """Why the batches cannot be drawn once more; `None` if they can."""
+        current = self.current
+        if current is None or self._loader is None:
+            return "the data are at their end"
+        kind = current.loader["kind"]
+        if kind != "stateful" and kind != "map" and not isinstance(self._loader, (list, tuple, range)):
+            return (
+                f"a {current.loader['type']} cannot begin in the middle; a DataLoader over a map-style data set can, "
+                "and a loader with state_dict(), such as torchdata's StatefulDataLoader"
+            )
+        if current.untracked_workers:
+            return "the loader's workers were started before `resume(loader)` was first called"
+        if current.loader["workers"] > 0 and not current.loader["in_order"]:
+            return "with in_order=False it is not known which batches are out"
+        shared = {*current.shared, *(current.watch.shared if current.watch else ())}
+        if shared:
+            return f"the sampler and the training loop draw from the same random stream ({', '.join(sorted(shared))})"
+        return None
+
+    def take_up_again(self, saved: PassState, epoch: int) -> tuple[LoaderPass, Any]:
+        """Go back to where a pass of this iterator was; gives the pass and its loader."""
+        self._inner = self.current = None  # its workers end before new ones begin
+        self.epoch = epoch
+        if self._epochs > 1:
+            _set_epoch(self._loader, epoch)
+        self.current, self._inner = take_up(self._loader, saved)
+        return self.current, self._loader
+
     def _finish(self) -> None:
         assert self.current is not None
         self._position.end(self.current)
@@ -322,3 +371,48 @@ class _Open:
         """The state of a loader that has one of its own."""
         loader = self._loader()
         return None if loader is None else plain(loader.state_dict(), "state_dict()")
+
+
+# ---- back to an earlier place, in the same process ----------------------------------------------------------------
+
+
+def place_of(position: DataPosition) -> DataPlace:
+    """Where the data are now, between two batches."""
+    return DataPlace(position.state_dict(), position._next, position._generators.read())
+
+
+def why_not_again(position: DataPosition) -> str | None:
+    """Why the batches under way cannot be drawn once more; `None` if they can."""
+    owners = [owner for each in position._open.values() if (owner := each.owner()) is not None]
+    if position.pending or not owners:
+        return "batches are not drawn from `stabilizer.resume(loader)`"
+    return next((reason for owner in owners if (reason := owner.why_not_again()) is not None), None)
+
+
+def why_not_back_to(position: DataPosition, state: PositionState) -> str | None:
+    """Why a noted place cannot be returned to; `None` if it can."""
+    if (reason := why_not_again(position)) is not None:
+        return reason
+    drawn_by = position._drawn_by
+    then = [drawn_by[saved["number"]][0]() if saved["number"] in drawn_by else None for saved in state["open"]]
+    if not then or None in then:
+        return "the loop over the data that was running then has ended"
+    if any((owner := each.owner()) is not None and owner not in then for each in position._open.values()):
+        return "a loop over the data has begun since"
+    return None
+
+
+def rewind(position: DataPosition, place: DataPlace) -> None:
+    """Go back to a noted place: the iterators that are in use give the batches after it once more.
+
+    The random streams of the process are left wherever that takes them.
+    """
+    state, position._open, position._streams_at_end = place.state, {}, None
+    for saved in state["open"]:
+        find, epoch = position._drawn_by[saved["number"]]
+        owner = find()
+        assert owner is not None
+        current, loader = owner.take_up_again(saved, epoch)
+        position._open[saved["number"]] = _Open(current, owner, loader)
+    position._next, position._started = place.next, state["started"]
+    position._generators.set(place.generators)

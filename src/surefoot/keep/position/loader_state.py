@@ -115,7 +115,7 @@ class GeneratorState:
     def set(self, states: dict[int, Any]) -> None:
         """Set generators to where they were read."""
         for entry, state in states.items():
-            set_generators(_alive(self._entries.bound[entry]), state)
+            set_generators(_alive(self._entries.bound.get(entry, {})), state)
 
     def state_dict(self) -> EntriesState:
         """Where every generator is now, and those saved that have not been met again."""

@@ -1,0 +1,267 @@
+"""Return to an earlier moment of a run and repeat the steps since: `TrainingRecovery(repeat=True)`.
+
+A moment is a snapshot of the weights with everything else that belongs to it: settings of the optimizer, schedule, loss
+scale, what is saved with the run, the stabilizer's own state, the random streams and the place in the data. It is kept
+between two batches, where a checkpoint is taken too. A return has two parts:
+
+- inside `step()`, the weights and moments are written back at once, so that whatever the loop does next with the model
+  meets sound weights;
+- when the next batch is requested, all of the moment is put back, and the loop gets the batches after it once more.
+
+`decide/repeat.py` says which steps are left out. Their batches are drawn and not trained on, and they count as steps
+that were skipped: the schedule follows the data. Checkpoints of the steps that are undone become evidence, and the log
+begins a new session, as for a run that is resumed, so that readers drop the rows of the undone steps.
+
+Where there is no moment in memory that is old enough, as after a restart, a checkpoint is returned to. Where the data
+cannot be rewound a return is to earlier weights, and that is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from surefoot.core.random_state import set_streams
+from surefoot.keep.position.data import DataPlace, place_of, rewind, why_not_again, why_not_back_to
+from surefoot.keep.snapshots import Moment, Snapshot, moments_before, newest_of, write_back
+from surefoot.keep.staging import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.decide.agreement import Ranks
+    from surefoot.decide.repeat import RepeatState
+    from surefoot.guard.persistence import RunPersistence
+    from surefoot.guard.run_history import RunHistory
+    from surefoot.guard.run_state import MomentTree, RunTree
+    from surefoot.guard.step_results import StepResults
+    from surefoot.keep.position.data import PositionState
+    from surefoot.keep.staging import Place, Staged
+    from surefoot.types import Decision, StepRecord
+
+log = logging.getLogger("surefoot")
+
+
+@dataclass(frozen=True)
+class MomentTarget:
+    """A moment to return to: a snapshot in memory, or a checkpoint."""
+
+    step: int
+    snapshot: Snapshot | None
+    tree: RunTree | None
+
+    @property
+    def data(self) -> PositionState:
+        """The place in the data."""
+        if self.snapshot is not None and self.snapshot.moment is not None:
+            return self.snapshot.moment.place.state
+        assert self.tree is not None
+        return self.tree["data"]
+
+    @property
+    def where(self) -> str:
+        """The moment in words."""
+        kept = "kept in memory" if self.tree is None else "from its checkpoint"
+        return f"the moment before step {self.step}, {kept}"
+
+
+@dataclass(frozen=True)
+class PendingReturn:
+    """A return that was decided: the rest of it is done when the next batch is requested."""
+
+    target: MomentTarget
+    plan: RepeatState
+
+
+class Repeats:
+    """Keeps the moments of one run, returns to them, and leaves out the steps that are to be."""
+
+    def __init__(
+        self,
+        persistence: RunPersistence,
+        history: RunHistory,
+        ranks: Ranks,
+        *,
+        leave_out: Callable[[], None],
+        on_back: Callable[[int], None] | None,
+    ) -> None:
+        """Repeat the steps of a run.
+
+        Args:
+            persistence: its snapshots, checkpoints and place in the data.
+            history: its steps, and the budgets that decide what is repeated.
+            ranks: the processes that train together.
+            leave_out: counts the next step as one that was left out.
+            on_back: called with the step that the run has returned to.
+        """
+        self._persistence, self._history, self._ranks = persistence, history, ranks
+        self._on_left_out, self._on_back = leave_out, on_back
+        self._results: StepResults | None = None
+        self._pending: PendingReturn | None = None
+
+    def follow(self, results: StepResults) -> None:
+        """The steps of the run, whose results these are."""
+        self._results = results
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether a return was decided, and the next batch has not been requested yet."""
+        return self._pending is not None
+
+    def forget(self) -> None:
+        """A checkpoint is loaded: a return that was decided before is not made."""
+        self._pending = None
+
+    # ---- between two batches ----------------------------------------------------------------------------------------
+
+    def take_moment(self) -> None:
+        """Keep this moment, if it is time to: a snapshot is due, or the last one is of an earlier loop."""
+        ring, position = self._persistence.weights.ring, self._persistence.run_state.position
+        if ring is None or self._results is None or position.pending or not self._history.healthy:
+            return
+        step, newest = self._results.steps, newest_of(ring)
+        if why_not_again(position) is not None:
+            ring.take_if_due(step)
+        elif newest is None or newest.moment is None or why_not_back_to(position, newest.moment.place.state):
+            ring.take(step, self._moment)
+        else:
+            ring.take_if_due(step, self._moment)
+
+    def _moment(self, place: Place) -> Moment:
+        state = self._persistence.run_state
+        return Moment(stage(state.gather_moment(), place), place_of(state.position))
+
+    def leaves_out_next(self) -> bool:
+        """Whether the batches of the next step are to be left out."""
+        state = self._history.budgets.repeat_state
+        return state is not None and self._results is not None and self._results.steps in state.left_out
+
+    def leave_out(self) -> None:
+        """Count the next step as one that was left out."""
+        self._on_left_out()
+
+    # ---- a return ---------------------------------------------------------------------------------------------------
+
+    def begin(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
+        """Begin a return to an earlier moment; returns it in words, or `None` if the steps are not repeated."""
+        data, budgets = self._persistence.data, self._history.budgets
+        before, ring = cast("int", decision.before), self._persistence.weights.ring
+        oldest = min(before, *ring.steps) if ring is not None and len(ring) else before
+        plan = budgets.plan_repeat(decision, record.signals.step, results.steps, oldest, self._history.history)
+        if plan is None:
+            return None
+        why_not = data.why_not_repeated() or why_not_again(self._persistence.run_state.position)
+        if why_not is None and plan.left_out and not data.windows.have_one_step_each:
+            why_not = "several steps are taken on one batch, so that none can be left out by itself"
+        # Every rank gets here, and none may go back alone.
+        if self._ranks.any(why_not is not None):
+            self._explain(record, why_not or "another rank cannot rewind its data")
+            return None
+        target = self._target(plan.begins, min(before, plan.begins))
+        step = -1 if target is None else target.step
+        if self._ranks.any(target is None) or not self._ranks.same(step):
+            self._explain(
+                record, "there is no moment from before the trouble in the loop over the data that is running"
+            )
+            return None
+        assert target is not None
+        self._persistence.undo_saves(target.step)
+        self._write_weights(target)
+        self._pending = PendingReturn(target, plan)
+        without = f" without the batches of {_steps(plan.left_out)}" if plan.left_out else ""
+        return f"{target.where}; steps {target.step} to {results.steps - 1} are repeated{without}"
+
+    def _target(self, onset: int, before: int) -> MomentTarget | None:
+        """The newest moment that is old enough; a younger one, still before the trouble, if there is no other."""
+        position, ring = self._persistence.run_state.position, self._persistence.weights.ring
+        in_memory = [
+            MomentTarget(each.step, each, None)
+            for each in (moments_before(ring, onset) if ring is not None else [])
+            if each.moment is not None and why_not_back_to(position, each.moment.place.state) is None
+        ]
+        old_enough = [each for each in in_memory if each.step <= before]
+        if not self._ranks.any(not old_enough):
+            return old_enough[0]
+        return self._saved(before) or next(iter(in_memory), None)
+
+    def _saved(self, before: int) -> MomentTarget | None:
+        """The newest good checkpoint that is old enough, and whose place in the data can be returned to."""
+        position = self._persistence.run_state.position
+        for step, tree in self._persistence.weights.good_checkpoints(before):
+            if not self._ranks.any(why_not_back_to(position, tree["data"]) is not None):
+                return MomentTarget(step, None, tree)
+        return None
+
+    def _explain(self, record: StepRecord, why_not: str) -> None:
+        self._history.warn_once(
+            record.signals,
+            "recovery.not-repeated",
+            f"a return goes back to earlier weights and repeats no steps: {why_not}",
+        )
+
+    def _write_weights(self, target: MomentTarget) -> None:
+        weights = self._persistence.weights
+        if target.snapshot is not None and weights.ring is not None:
+            write_back(weights.ring, target.snapshot)
+        elif target.tree is not None:
+            weights.load_weights(target.tree)
+
+    def go_back(self) -> None:
+        """Put back all of the moment that was decided on, if one was: the next batch is about to be drawn."""
+        pending, self._pending = self._pending, None
+        if pending is None or self._results is None:
+            return
+        target, reached = pending.target, self._results.steps
+        if why_not_back_to(self._persistence.run_state.position, target.data) is not None:
+            self._history.budgets.give_up_repeat()  # the loop was left, and another one draws: the weights are back
+            return
+        self._persistence.undo_saves(target.step)  # the loop may have saved since
+        counts, by_kind = dict(self._history.counts), dict(self._history.by_kind)
+        if target.snapshot is not None and target.snapshot.moment is not None:
+            self._write_weights(target)
+            moment = target.snapshot.moment
+            moment.rest.wait()
+            self._put_back(moment.rest, moment.place)
+        elif target.tree is not None:
+            self._load_checkpoint(target.tree)
+        _count_anew(self._history, target.step, reached, counts, by_kind)
+        self._history.budgets.repeat_state = pending.plan._replace(until=max(pending.plan.until, reached))
+        if self._on_back is not None:
+            self._on_back(target.step)
+
+    def _put_back(self, rest: Staged, place: DataPlace) -> None:
+        tree: MomentTree = rest.tree
+        state = self._persistence.run_state
+        state.load_moment(tree)
+        rewind(state.position, place)
+        set_streams(tree["streams"])
+
+    def _load_checkpoint(self, tree: RunTree) -> None:
+        state, weights = self._persistence.run_state, self._persistence.weights
+        weights.forget_snapshots()
+        state.load(tree)
+        saved: dict[Any, Any] = tree["data"]["generators"]["saved"]
+        generators = {int(entry): each for entry, each in saved.items()}
+        rewind(state.position, DataPlace(tree["data"], tree["data"]["started"], generators))
+        set_streams(tree["streams"])
+
+
+def _count_anew(history: RunHistory, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int]) -> None:
+    """The run has gone back to `step`, whose state is loaded, and takes the steps up to `reached` once more.
+
+    `counts` and `by_kind` are those of before: what was seen has been seen, and the rest is counted anew.
+    """
+    while history.history and history.history[-1].signals.step >= step:
+        history.history.pop()
+    history.by_kind = by_kind
+    history.counts["alarms"] = counts["alarms"]
+    history.counts["repeated"] = counts.get("repeated", 0) + reached - step
+
+
+def _steps(steps: tuple[int, ...]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    if steps == tuple(range(steps[0], steps[-1] + 1)):
+        return f"steps {steps[0]} to {steps[-1]}"
+    return f"steps {', '.join(map(str, steps))}"

@@ -1,0 +1,110 @@
+"""Which steps are repeated, which are left out, and when that ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.decide.repeat import (
+    COMES_BACK_STEPS,
+    MOST_LEFT_OUT,
+    MOST_TRIES,
+    RepeatState,
+    first_outlier,
+    give_up,
+    observe,
+    plan,
+)
+from surefoot.types import Signals, StepRecord
+
+ATTEMPTS, CALM = 3, 50
+
+
+def test_the_first_time_every_step_is_repeated_as_it_was():
+    state = plan(RepeatState(), onset=70, last=79, reached=80, attempts=ATTEMPTS)
+    assert (state.tries, state.until, state.left_out) == (1, 80, ())
+
+
+def test_the_second_time_the_step_that_it_began_with_is_left_out():
+    state = plan(RepeatState(), 70, 79, 80, ATTEMPTS)
+    assert plan(state, 70, 72, 73, ATTEMPTS).left_out == (70,)
+    assert plan(state, 70, 72, 73, ATTEMPTS, suspect=68).left_out == (68,)
+
+
+def test_the_third_time_every_step_up_to_the_last_unhealthy_one_is_left_out():
+    state = plan(plan(RepeatState(), 70, 79, 80, ATTEMPTS), 70, 72, 73, ATTEMPTS)
+    assert plan(state, 71, 73, 74, ATTEMPTS).left_out == tuple(range(69, 80))
+
+
+def test_then_the_data_are_not_to_blame():
+    state = RepeatState()
+    for _ in range(MOST_TRIES):
+        state = plan(state, 70, 72, 80, ATTEMPTS)
+    assert plan(state, 70, 72, 80, ATTEMPTS) is None
+
+
+def test_another_trouble_has_tries_of_its_own_and_earlier_bad_batches_stay_out():
+    state = plan(plan(RepeatState(), 70, 79, 80, ATTEMPTS), 70, 72, 73, ATTEMPTS)
+    later = plan(state, 95, 99, 100, ATTEMPTS)
+    assert (later.tries, later.troubles, later.left_out) == (1, 2, (70,))
+    assert plan(later, 95, 99, 100, ATTEMPTS).left_out == (70, 95)
+
+
+def test_troubles_are_given_back_by_calm_stretches():
+    state = RepeatState()
+    for onset in (100, 200, 300):
+        state = plan(state, onset, onset + 5, onset + 6, ATTEMPTS)
+    assert plan(state, 400, 405, 406, ATTEMPTS) is None
+    for step in range(306, 306 + CALM):
+        state, _ = observe(state, step, False, CALM)
+    assert plan(state, 400, 405, 406, ATTEMPTS) is not None
+
+
+def test_a_few_unhealthy_steps_among_the_repeated_ones_show_that_it_came_back():
+    state = plan(RepeatState(), 70, 79, 80, ATTEMPTS)
+    came_back = []
+    for step in range(60, 80):
+        state, again = observe(state, step, step >= 70, CALM)
+        came_back += [step] * again
+    assert came_back[0] == 70 + COMES_BACK_STEPS - 1
+
+
+def test_after_the_repeated_steps_the_usual_patience_counts():
+    state = plan(RepeatState(), 70, 79, 80, ATTEMPTS)
+    assert not any(observe(state, step, True, CALM)[1] for step in range(80, 200))
+
+
+def test_a_repeat_that_was_given_up_is_not_asked_for_again():
+    state = give_up(plan(RepeatState(), 70, 79, 80, ATTEMPTS))
+    for step in range(60, 80):
+        state, again = observe(state, step, True, CALM)
+        assert not again
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=60))
+def test_whatever_comes_repeats_end_and_few_steps_are_left_out(troubles):
+    state, made = RepeatState(), 0
+    for onset, length in troubles:
+        planned = plan(state, onset, onset + length, onset + length + 1, ATTEMPTS)
+        if planned is None:
+            continue
+        made += 1
+        state = planned
+    assert made <= ATTEMPTS * MOST_TRIES
+    assert len(state.left_out) <= ATTEMPTS * (MOST_LEFT_OUT + 1)
+
+
+def record(step, loss, skipped=False):
+    return StepRecord(Signals(step, loss=loss, grad_norm=1.0), skipped)
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_the_first_outlier_that_was_applied_is_the_suspect(skipped):
+    losses = [1.0 + 0.05 * (step % 3) for step in range(60)]
+    losses[50], losses[55] = 40.0, 9.0
+    records = [record(step, loss, skipped and step == 50) for step, loss in enumerate(losses)]
+    assert first_outlier(records, 40, 58) == (55 if skipped else 50)
+    assert first_outlier(records, 51, 54) is None
+
+
+def test_with_few_steps_to_compare_with_there_is_no_suspect():
+    assert first_outlier([record(0, 1.0), record(1, 100.0)], 0, 1) is None

@@ -1,0 +1,375 @@
+"""`TrainingRecovery(repeat=True)`: steps that a return undoes are taken once more, and the run is where it would be."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import surefoot as sf
+from surefoot.record.reading import load_run
+
+PASS, EPOCHS, BATCH = 40, 3, 16
+STEPS = PASS * EPOCHS
+FAULT_AT = 70
+LENIENT = sf.StabilityChecker(explosion=None, spike=None)
+"""Refuses no step for the size of its gradient, so that a bad batch reaches the weights."""
+
+
+class Rows(Dataset):
+    """Rows with noise that is drawn when they are loaded, as augmentation is."""
+
+    def __init__(self):
+        self.x = torch.randn(PASS * BATCH, 6, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index] + 0.01 * torch.randn(6) + 0.01 * np.random.rand() + 0.01 * random.random()
+        return x, self.x[index].sum().sin()[None]
+
+
+def seed(number):
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+class Loop:
+    """A small regression; `tamper` may change what belongs to a step."""
+
+    def __init__(self, tamper=lambda loop, step, x, y: (x, y), *, workers=0, accumulate=1, sgd=False, **settings):
+        seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 1))
+        parameters = self.model.parameters()
+        self.optimizer = torch.optim.SGD(parameters, 0.05, 0.9) if sgd else torch.optim.AdamW(parameters, lr=0.01)
+        self.scheduler = sf.warmup_cosine(self.optimizer, warmup_steps=10, total_steps=STEPS // accumulate)
+        self.loader = DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+        self.tamper, self.accumulate, self.drawn, self.rates = tamper, accumulate, 0, {}
+        self.stabilizer = None
+        self.settings = settings
+
+    def guarded(self, **settings):
+        given = {"checker": LENIENT, "recovery": sf.TrainingRecovery(repeat=True), "accumulate": self.accumulate}
+        self.stabilizer = sf.TrainingStabilizer(
+            self.model, self.optimizer, scheduler=self.scheduler, **{**given, **self.settings, **settings}
+        )
+        return self
+
+    def loss(self, x, y):
+        return (self.model(x) - y).square().mean()
+
+    def batches(self):
+        return self.stabilizer.resume(self.loader, epochs=EPOCHS)
+
+    def run(self, stop_after=None):
+        for x, y in self.batches():
+            step = self.stabilizer.steps
+            self.drawn += 1
+            x, y = self.tamper(self, step, x, y)
+            self.stabilizer.backward(self.loss(x, y))
+            self.rates[step] = self.optimizer.param_groups[0]["lr"]
+            self.stabilizer.step()
+            if self.drawn == stop_after:
+                break
+        return self
+
+    def bare(self, without=()):
+        """The plain loop, which draws the batches of some steps and does not use them."""
+        batches = (batch for _ in range(EPOCHS) for batch in self.loader)
+        for step in range(STEPS // self.accumulate):
+            for _ in range(self.accumulate):
+                x, y = next(batches)
+                if step not in without:
+                    (self.loss(x, y) / self.accumulate).backward()
+            if step not in without:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.scheduler.step()
+        return self
+
+    @property
+    def actions(self):
+        return [each.action for each in self.stabilizer.incidents if each.kind.startswith("recovery")]
+
+    def is_like(self, other):
+        mine, others = self.model.state_dict(), other.model.state_dict()
+        same_moments = all(
+            torch.equal(value, other.optimizer.state[there][name])
+            for here, there in zip(self.model.parameters(), other.model.parameters(), strict=True)
+            for name, value in self.optimizer.state[here].items()
+        )
+        return same_moments and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def once(change):
+    """Damage by accident: at one step, and not when it is repeated."""
+    done = []
+
+    def tamper(loop, step, x, y):
+        if step == FAULT_AT // loop.accumulate and not done:
+            done.append(step)
+            with torch.no_grad():
+                change(loop)
+        return x, y
+
+    return tamper
+
+
+ACCIDENTS = {
+    "a NaN weight": lambda loop: loop.model[0].weight.view(-1)[3].fill_(torch.nan),
+    "a layer times -20": lambda loop: loop.model[4].weight.mul_(-20),
+    "a bias of 50": lambda loop: loop.model[4].bias.fill_(50.0),
+}
+
+
+def bad_batch(loop, step, x, y):
+    """Finite, and far from anything there is: one step on it throws the weights far away."""
+    return (x, 200 * y) if step == FAULT_AT // loop.accumulate else (x, y)
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return Loop().bare()
+
+
+def test_a_healthy_run_is_the_bare_one(clean):
+    loop = Loop().guarded().run()
+    assert loop.is_like(clean)
+    assert loop.drawn == STEPS
+    assert "repeated" not in loop.stabilizer.counts
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_after_an_accident_the_run_is_bitwise_the_one_without_it(accident, clean):
+    loop = Loop(once(ACCIDENTS[accident])).guarded().run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
+    assert loop.stabilizer.steps == STEPS
+    assert loop.drawn == STEPS + loop.stabilizer.counts["repeated"]
+
+
+def test_without_a_bad_batch_the_run_is_bitwise_the_one_that_never_had_it():
+    loop = Loop(bad_batch, sgd=True).guarded().run()
+    assert loop.actions == ["repeat", "repeat"]
+    assert loop.is_like(Loop(sgd=True).bare(without=[FAULT_AT]))
+
+
+def test_counts_history_and_schedule_are_those_of_the_repeated_run():
+    loop = Loop(bad_batch, sgd=True).guarded().run()
+    counts = loop.stabilizer.counts
+    assert (counts["steps"], counts["applied"], counts["skipped"]) == (STEPS, STEPS - 1, 1)
+    steps = [record.signals.step for record in loop.stabilizer.history]
+    assert steps == list(range(STEPS))
+    assert [record.signals.step for record in loop.stabilizer.history if record.skipped] == [FAULT_AT]
+    reference = Loop(sgd=True)
+    rates = [reference.scheduler.get_last_lr()[0]]
+    for _ in range(STEPS - 1):
+        reference.optimizer._opt_called = True
+        reference.scheduler.step()
+        rates.append(reference.scheduler.get_last_lr()[0])
+    del rates[FAULT_AT]
+    loop.rates.pop(FAULT_AT)
+    assert list(loop.rates.values()) == rates
+
+
+def test_inside_accumulation_the_microbatches_of_the_step_are_left_out_together():
+    settings = {"accumulate": 2, "sgd": True}
+    loop = Loop(bad_batch, **settings).guarded().run()
+    assert loop.actions == ["repeat", "repeat"]
+    assert loop.is_like(Loop(**settings).bare(without=[FAULT_AT // 2]))
+
+
+def test_with_workers_the_batches_come_again_with_their_random_numbers():
+    loop = Loop(bad_batch, workers=2, sgd=True).guarded().run()
+    assert loop.actions == ["repeat", "repeat"]
+    assert loop.is_like(Loop(workers=2, sgd=True).bare(without=[FAULT_AT]))
+
+
+def test_a_return_at_the_end_of_a_pass_goes_back_into_the_pass_before(clean):
+    def tamper(loop, step, x, y):
+        return damage(loop, step, x, y) if step >= PASS + 1 else (x, y)
+
+    done = []
+
+    def damage(loop, step, x, y):
+        if not done:
+            done.append(step)
+            with torch.no_grad():
+                loop.model[4].weight.mul_(-20)
+        return x, y
+
+    loop = Loop(tamper).guarded().run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
+
+
+class EpochLoop(Loop):
+    """The same with a loop over epochs of its own."""
+
+    def batches(self):
+        for _ in self.stabilizer.epochs(EPOCHS):
+            yield from self.stabilizer.resume(self.loader)
+
+
+def test_a_loop_that_is_left_at_a_return_goes_on_with_the_weights_returned_to():
+    loop = Loop(once(ACCIDENTS["a NaN weight"])).guarded()
+    for _ in range(2):
+        for x, y in loop.stabilizer.resume(loop.loader, epochs=2):
+            loop.tamper(loop, loop.stabilizer.steps, x, y)
+            loop.stabilizer.backward(loop.loss(x, y))
+            loop.stabilizer.step()
+            if loop.stabilizer.steps == FAULT_AT + 1:
+                break
+    assert loop.actions == ["repeat"]
+    assert loop.stabilizer.steps == FAULT_AT + 1 + 2 * PASS
+    assert all(bool(each.isfinite().all()) for each in loop.model.parameters())
+
+
+def test_in_a_loop_over_epochs_the_steps_of_the_epoch_are_repeated(clean):
+    loop = EpochLoop(once(ACCIDENTS["a layer times -20"])).guarded().run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
+
+
+def test_data_that_cannot_be_rewound_are_gone_on_with_and_that_is_said_once():
+    class GeneratorLoop(Loop):
+        def batches(self):
+            return self.stabilizer.resume(batch for _ in range(EPOCHS) for batch in self.loader)
+
+    loop = GeneratorLoop(once(ACCIDENTS["a NaN weight"])).guarded().run()
+    assert loop.actions == ["none", "roll_back"]
+    said = next(each.summary for each in loop.stabilizer.incidents if each.kind == "recovery.not-repeated")
+    assert "a generator cannot begin in the middle" in said
+    assert loop.drawn == STEPS
+
+
+def test_a_loop_that_does_not_use_resume_returns_to_earlier_weights():
+    class OwnLoop(Loop):
+        def batches(self):
+            return (batch for _ in range(EPOCHS) for batch in self.loader)
+
+    loop = OwnLoop(once(ACCIDENTS["a NaN weight"])).guarded().run()
+    assert loop.actions == ["none", "roll_back"]
+    assert "not drawn from" in loop.stabilizer.incidents[1].summary
+
+
+def test_an_attached_guard_returns_to_earlier_weights_and_says_so():
+    loop = Loop(once(ACCIDENTS["a NaN weight"]))
+    guard = sf.attach(loop.model, loop.optimizer, recovery=sf.TrainingRecovery(repeat=True))
+    for step, (x, y) in enumerate(batch for _ in range(EPOCHS) for batch in loop.loader):
+        loop.tamper(loop, step, x, y)
+        loop.optimizer.zero_grad()
+        loss = loop.loss(x, y)
+        guard.observe_loss(loss) if hasattr(guard, "observe_loss") else None
+        loss.backward()
+        loop.optimizer.step()
+    kinds = [each.kind for each in guard.incidents if each.kind.startswith("recovery")]
+    assert kinds[:2] == ["recovery.not-repeated", "recovery"]
+
+
+def test_damage_that_comes_back_whatever_is_left_out_ends_bounded():
+    def every_time(loop, step, x, y):
+        if step >= FAULT_AT:
+            with torch.no_grad():
+                loop.model[4].weight.fill_(torch.nan)
+        return x, y
+
+    loop = Loop(every_time).guarded(escalation=None)
+    with pytest.raises(sf.TrainingHalted):
+        loop.run()
+    assert loop.actions.count("repeat") == 3
+    assert 1 <= loop.actions.count("roll_back") <= 3
+    assert loop.drawn < 3 * STEPS
+
+
+def test_a_wrong_rate_in_the_schedule_ends_with_a_cut_of_the_rate():
+    def typo(loop, step, x, y):
+        loop.optimizer.param_groups[0]["lr"] = 3.0 if FAULT_AT <= step < FAULT_AT + 15 else 0.01
+        return x, y
+
+    loop = Loop(typo).guarded().run()
+    assert loop.actions.count("repeat") <= 3
+    assert "roll_back" in loop.actions
+    assert min(record.signals.lr for record in loop.stabilizer.history if record.signals.step > FAULT_AT) < 0.01
+
+
+def test_the_log_shows_each_step_once_with_the_numbers_of_the_run_that_counts(tmp_path):
+    loop = Loop(bad_batch, sgd=True).guarded(log=tmp_path).run()
+    loop.stabilizer.log.close(timeout=300)
+    run = load_run(tmp_path)
+    rows = run.scalars.to_pydict()
+    assert rows["step"] == list(range(STEPS))
+    expected = {record.signals.step: record.signals.loss for record in loop.stabilizer.history}
+    assert {step: loss for step, loss in zip(rows["step"], rows["loss"], strict=True) if step != FAULT_AT} == {
+        step: pytest.approx(loss) for step, loss in expected.items() if step != FAULT_AT
+    }
+    assert [step for step, skipped in zip(rows["step"], rows["skipped"], strict=True) if skipped] == [FAULT_AT]
+    returns = [event for event in run.events if event.event == "rollback"]
+    assert [(event.step, event.action) for event in returns] == [(59, "repeat"), (59, "repeat")]
+    assert "without the batches of step 70" in returns[1].summary
+
+
+def test_checkpoints_of_undone_steps_are_evidence(tmp_path):
+    manager = sf.CheckpointManager(tmp_path, every_steps=5, keep_last=10, keep_evidence=10)
+    too_new = []
+
+    def tamper(loop, step, x, y):
+        too_new.extend(each.step for each in manager.checkpoints() if each.good and each.step > step)
+        return bad_batch(loop, step, x, y)
+
+    loop = Loop(tamper, sgd=True).guarded(checkpoints=manager).run()
+    manager.wait()
+    assert loop.actions == ["repeat", "repeat"]
+    assert not too_new
+    assert list((tmp_path / "checkpoints").glob("*.evidence"))
+    assert manager.load("good").step == STEPS
+
+
+@pytest.mark.parametrize("stop_after", [60, 72, 85, 92, 100, 115])
+def test_a_run_that_dies_in_the_middle_of_a_repeat_ends_bitwise_the_same(tmp_path, stop_after):
+    reference = Loop(sgd=True).bare(without=[FAULT_AT])
+    settings = {"sgd": True}
+
+    def guarded():
+        loop = Loop(bad_batch, **settings)
+        return loop.guarded(checkpoints=sf.CheckpointManager(tmp_path, every_steps=5, keep_last=8))
+
+    first = guarded().run(stop_after)
+    first.stabilizer._run.persistence.checkpoints.wait()
+    first.stabilizer._run.persistence.checkpoints._claim.release()
+    seed(99)
+    second = guarded().run()
+    assert second.is_like(reference)
+
+
+def test_what_is_saved_with_the_run_goes_back_with_it(clean):
+    average = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
+
+    class Averaging(Loop):
+        def run(self):
+            nonlocal average
+            average = torch.optim.swa_utils.AveragedModel(
+                self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+            )
+            self.guarded(also_save={"average": average})
+            for x, y in self.batches():
+                x, y = self.tamper(self, self.stabilizer.steps, x, y)
+                self.stabilizer.backward(self.loss(x, y))
+                self.stabilizer.step()
+                average.update_parameters(self.model)
+            return average
+
+    expected = Averaging().run()
+    found = Averaging(once(ACCIDENTS["a layer times -20"])).run()
+    assert all(torch.equal(a, b) for a, b in zip(expected.parameters(), found.parameters(), strict=True))
+
+
+def test_decided_on_the_device_the_steps_since_are_repeated_too(clean):
+    settings = {"decide_on": "device", "lag_steps": 3}
+    loop = Loop(once(ACCIDENTS["a layer times -20"])).guarded(**settings).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
