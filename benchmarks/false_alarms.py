@@ -121,11 +121,13 @@ def main() -> int:
         for seed in range(options.first_seed, options.first_seed + options.seeds)
     ]
     names, seeds = zip(*tasks, strict=True)
-    if options.jobs == 1:
-        rows = list(map(measure, names, seeds, repeat(options.steps)))
-    else:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            rows = list(pool.map(measure, names, seeds, repeat(options.steps)))
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        rows = []
+        for row in pool.map(measure, names, seeds, repeat(options.steps)):
+            rows.append(row)
+            told = row.result
+            if told.alarms or told.skipped or told.halted:
+                print(f"{row.name}: {dict(told.alarms)}, {told.skipped} skipped, halted: {told.halted}", flush=True)
     if options.incidents:
         print(*(f"{row.name}: {line}" for row in rows for line in row.result.incidents), sep="\n")
     print(*table(rows), sep="\n")

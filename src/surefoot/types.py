@@ -269,7 +269,7 @@ class StepRecord:
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
-    """What all ranks were sent about the step besides its verdict: `setback`, `stop`."""
+    """What all ranks were sent about the step besides its verdict: `setback`, `lost_progress`, `stop`."""
     settings: tuple[OptimizerSetting, ...] = ()
     """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 

@@ -121,6 +121,24 @@ def _rename_parts_of_stabilizer(state: Any) -> Any:
     )
 
 
+def _add_lost_progress(state: Any) -> Any:
+    """Version 5 has a rule that compares mean losses, and counts what it finds; both start anew."""
+
+    def policy(each: Any) -> Any:
+        settings = _within(each, "settings", lambda parts: {**parts, "lost_progress": "None"})
+        return {**settings, "lost_progress": []}
+
+    def history(each: Any) -> Any:
+        return _within(
+            each,
+            "recovery",
+            lambda packed: {**packed, "means": 0, "by_means": False} if isinstance(packed, Mapping) else packed,
+        )
+
+    state = _within(state, "policy", policy)
+    return _within(state, "results", lambda results: _within(results, "history", history))
+
+
 def _rename_facts(facts: Any) -> Any:
     """Version 2 has the names that the fields have in the code, in place of metaphors."""
     optimizer = {
@@ -145,11 +163,11 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    4,  # 1 and 2 were never released
+    5,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
-    migrations={3: _rename_parts_of_stabilizer},
+    migrations={3: _rename_parts_of_stabilizer, 4: _add_lost_progress},
 )
 DATA_POSITION = Format(
     "data position",

@@ -275,11 +275,12 @@ class SnapshotRing:
 
         What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
-        of steps. Where nobody measured what is usual: yes, there is no telling otherwise.
+        of steps. Where nobody measured what is usual, as in the first steps after a restart: no. A loss that is high is
+        no proof of damage, and the state to return to would be the one of the restart.
         """
         self._drop_misfits()
         if self._at_onset is None or self._at_onset[0].moved is None:
-            return True
+            return False
         last, onset, moved = self._at_onset
         usual: Tensor = last.moved  # type: ignore[assignment]
         before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)
