@@ -1,7 +1,7 @@
 """Damage that no single step shows: is it seen under the noise of the batches, how late, and is it cured?
 
     python benchmarks/slow_damage.py
-    python benchmarks/slow_damage.py --seeds 5 --models transformer cnn ppo --faults "rate x 100, 20 steps"
+    python benchmarks/slow_damage.py --seeds 5 --models transformer cnn dqn --faults "rate x 100, 20 steps"
 
 At two fifths of a run a fault damages the weights, or goes on damaging them for a while. Each run trains three times:
 clean, with the fault in the bare loop, and with it under `TrainingStabilizer` with recovery, all settings at their
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MODELS = {
     "transformer": "transformer_warmup_cosine",
     "cnn": "dropout_batchnorm_cnn",
+    "dqn": "dqn_large_rewards",
     "ppo": "ppo_growing_returns",
     "lstm": "char_lstm_clipped",
     "batch of four": "batch_of_four",
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=["transformer", "cnn", "ppo"])
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=["transformer", "cnn", "dqn"])
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
     options = parser.parse_args()
     began = time.perf_counter()

@@ -136,7 +136,7 @@ def test_a_spike_that_heals_within_its_patience_is_left_alone():
 def test_a_low_loss_now_and_then_does_not_end_the_trouble():
     found = recovery_decisions(sf.TrainingRecovery(), [SETBACK, SETBACK, HEALTHY] * 5)
     assert [i for i, d in enumerate(found) if d.action == "roll_back"] == [13]
-    assert found[13].before == 1_000 - sf.TrainingRecovery().margin_steps
+    assert found[13].before == 1_000 - 5
 
 
 def test_a_few_refused_steps_are_left_to_skipping():
@@ -237,6 +237,7 @@ def test_when_the_returns_are_used_up_the_state_says_so():
 def test_mean_losses_that_stay_high_lead_back():
     found = recovery_decisions(sf.TrainingRecovery(), [LOST] * 10)
     assert [d.action for d in found] == ["none"] * 9 + ["roll_back"]
+    assert found[-1].before < recovery_decisions(sf.TrainingRecovery(), [SETBACK] * 10)[-1].before
     assert found[-1].only_if_moved
 
 

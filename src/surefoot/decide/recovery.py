@@ -84,6 +84,8 @@ SETTLED_STEPS = 5
 """Healthy steps in a row that end an episode of unhealthy ones. A run that diverges has low losses at times, too."""
 TRIAL_STEPS = 3
 """Unhealthy steps in a row after a return that show it was no help."""
+LATE_STEPS = 7
+"""How much later mean losses show damage than single ones: most losses of a block of `LostProgress` must be high."""
 TRIAL_SETTLED_STEPS = 12
 """Healthy steps in a row that settle a return that mean losses led to: the means take some steps to rise again. One is
 enough where single losses did."""
@@ -155,9 +157,8 @@ class TrainingRecovery:
     sooner is left alone."""
     patience_refused: int = 5
     """… or refused steps in a row."""
-    margin_steps: int = 12
-    """How much older than the first unhealthy step a state must be: damage takes some steps to show, in mean losses
-    half of a block of `LostProgress` or more."""
+    margin_steps: int = 5
+    """How much older than the first unhealthy step a state must be: damage takes some steps to show."""
     attempts: int = 3
     """Returns before the run halts if its weights are not finite, and otherwise goes on without returns until a calm
     stretch has given one back: a loss that is high, and finite, is no proof that nothing can be learned any more."""
@@ -219,7 +220,7 @@ class TrainingRecovery:
         state = state._replace(
             unhealthy=state.unhealthy + 1,
             refused=state.refused + 1 if refused else 0,
-            onset=step if state.onset < 0 else state.onset,
+            onset=state.onset if state.onset >= 0 else step if refused or setback else max(step - LATE_STEPS, 0),
             trial=max(state.trial - 1, 0),
             calm=0,
             means=state.means + (lost and not setback and not refused),

@@ -498,7 +498,7 @@ class LostProgress:
             start,
             early,
             seen,
-            xp.where(ends, (above + 1) * high, above),
+            xp.where(ends, xp.where(high, above + 1, 0 * above), above),
         )
         return next_state, Verdict("lost_progress", (high & ~lasting).any(), severity="warning")
 

@@ -262,10 +262,11 @@ class SnapshotRing:
     def note_trouble(self, step: int, before: int) -> None:
         """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
 
-        They are compared with the last state older than `before`: a younger one may carry the damage.
+        They are compared with the last state older than `before`, since a younger one may carry the damage, or with the
+        oldest if none is.
         """
         self._drop_misfits()
-        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before]
+        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
         if self._at_onset is None and old_enough:
             last = old_enough[-1]
             self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
