@@ -487,12 +487,20 @@ def test_damage_within_the_noise_of_single_losses_is_seen_in_their_mean(seed):
     assert len([step for step in found if step < 350]) >= 10
 
 
-def test_a_bad_batch_and_a_heavy_tail_do_not_move_the_level():
+def test_bad_batches_do_not_move_the_level():
     losses = noisy_fall(600, noise=0.1)
     losses[400:408:4] = 1e4
     assert lost(losses) == []
-    tail = np.random.default_rng(1).standard_cauchy(2_000)
-    assert lost(2 + 3 * np.exp(-np.arange(2_000) / 60) + 0.3 * np.abs(tail)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_heavy_tail_does_not_move_the_level_for_long_enough_to_matter(seed):
+    tail = np.abs(np.random.default_rng(seed).standard_cauchy(2_000))  # which has no mean
+    found = set(lost(2 + 3 * np.exp(-np.arange(2_000) / 60) + 0.3 * tail))
+    recovery, state = sf.TrainingRecovery(), sf.TrainingRecovery().init()
+    for step in range(2_000):
+        state, decision = recovery.update(state, step, lost=step in found)
+        assert decision.action == "none"
 
 
 def test_a_very_high_first_loss_does_not_hide_moderate_damage():
