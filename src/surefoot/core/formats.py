@@ -108,6 +108,14 @@ def _within(value: Any, key: str, change: Migration) -> Any:
     return {**value, key: [change(each) for each in entry] if isinstance(entry, list) else change(entry)}
 
 
+def _added(value: Any, key: str, entry: Any, *, after: str) -> Any:
+    """A dictionary with one more entry, behind the one of another key."""
+    if not isinstance(value, Mapping):
+        return value
+    parts = [[(name, each)] + ([(key, entry)] if name == after else []) for name, each in value.items()]
+    return dict(pair for part in parts for pair in part)
+
+
 def _rename_parts_of_stabilizer(state: Any) -> Any:
     """Version 4 names its parts by what they are."""
     state = _renamed(state, {"judge": "policy", "aftermath": "results"})
@@ -125,8 +133,8 @@ def _add_lost_progress(state: Any) -> Any:
     """Version 5 has a rule that compares mean losses, and counts what it finds; both start anew."""
 
     def policy(each: Any) -> Any:
-        settings = _within(each, "settings", lambda parts: {**parts, "lost_progress": "None"})
-        return {**settings, "lost_progress": []}
+        each = _within(each, "settings", lambda parts: _added(parts, "lost_progress", "None", after="setback"))
+        return _added(each, "lost_progress", [], after="setback")
 
     def history(each: Any) -> Any:
         return _within(
