@@ -394,7 +394,7 @@ def transformer_warmup_cosine(seed: int, steps: int) -> list[Learner]:
 
 
 CHANGED_BY_HAND = frozenset({"last_layer_reset"})
-"""Kinds whose own code overwrites weights between two steps: no number tells that from damage, so a return undoes it."""
+"""Kinds whose own code overwrites weights between two steps: no number tells that from damage, so it is undone."""
 HEALTHY: dict[str, Run] = {
     run.__name__: run
     for run in (

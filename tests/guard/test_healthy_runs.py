@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 200
 JUMPS = {run.__name__ for run in (*PHASES, *LOSSES, *REINFORCEMENT[3:])} - CHANGED_BY_HAND
-"""Kinds whose loss jumps for a good reason or has an unusual shape: `Spike` may refuse the first steps at a new level."""
+"""Kinds whose loss jumps for a good reason or has an unusual shape: `Spike` may refuse the first steps of a level."""
 
 
 @pytest.fixture(autouse=True)
