@@ -538,3 +538,13 @@ def test_losses_that_are_not_finite_change_nothing():
     losses[300:] *= 3.0
     broken = np.insert(losses, 200, [np.nan, np.inf, -np.inf])
     assert [step - 3 for step in lost(broken)] == lost(losses)
+
+
+def test_the_count_of_losses_stays_far_from_where_fp32_stops_counting():
+    rule, counts = sf.LostProgress(), []
+    state = rule.init()
+    for step, loss in enumerate(noisy_fall(400)):
+        state, _ = rule.update(state, Signals(step, loss=torch.tensor(loss, dtype=torch.float32)))
+        counts.append(float(state.seen))
+    assert max(counts) < 100
+    assert len(set(counts[-32:])) == 32

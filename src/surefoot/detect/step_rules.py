@@ -403,7 +403,8 @@ class LostProgressState(NamedTuple):
     early: Array
     """The highest of the losses after those."""
     seen: Array
-    """How many losses there were."""
+    """How many losses there were. Once the early ones are past, the count goes around the blocks of the longer horizon,
+    since one in fp32 stops at 16.8 million."""
     above: Array
     """How many levels in a row were too high."""
 
@@ -487,7 +488,9 @@ class LostProgress:
         ends = finite & (seen % self.block_steps == 0)
         trail = xp.where(ends, _shifted(xp, trail, level.reshape(1, 1)), trail)
         level = xp.stack([level, trail.mean()])
-        ends = xp.stack([ends, ends & (seen % (self.block_steps * self.longer) == 0)])
+        around = self.block_steps * self.longer
+        ends = xp.stack([ends, ends & (seen % around == 0)])
+        seen = xp.where(seen >= EARLY_STEPS + around, seen - around, seen)
         high = self._is_high(xp, level, levels, xp.minimum(start, early))
         lasting = above >= self.accept_after
         taken = ends & xp.is_finite(level) & (~high | lasting)

@@ -426,7 +426,8 @@ class RunHistory:
             for record in self.history
             if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
         ]
-        return math.fsum(norms) / len(norms) if norms else 0.0
+        known = [norm for norm in norms if math.isfinite(norm)]
+        return math.fsum(known) / len(known) if known else 0.0
 
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""
