@@ -2,8 +2,10 @@
 
     python benchmarks/false_alarms.py
     python benchmarks/false_alarms.py --steps 20000 --seeds 5 --only hinge_mostly_zero batch_of_four
+    python benchmarks/false_alarms.py --steps 2600 --seeds 4 --jobs 16   # about a million steps
 
-Nothing is wrong with any of these runs, so every step that is not applied and every alarm above `info` is false. Each
+Nothing is wrong with any of these runs, so every step that is not applied, every return, every halt and every alarm
+above `info` is false. Each
 run also trains in the bare loop, and without a clipper the parameters must come out the same, bit for bit.
 """
 
@@ -47,26 +49,56 @@ def measure(name: str, seed: int, steps: int) -> Row:
 
 def table(rows: list[Row]) -> list[str]:
     """One line per run, all seeds together, and the rate over everything."""
-    lines = [f"{'run':<28}{'steps':>8}{'skipped':>9}{'alarms':>8}{'remarks':>9}  {'bare bits':<10}kinds"]
+    lines = [f"{'run':<30}{'steps':>8}{'skipped':>8}{'returns':>8}{'stayed':>7}{'halts':>6}{'alarms':>7}  bits  kinds"]
     for name in dict.fromkeys(row.name for row in rows):
         own = [row for row in rows if row.name == name]
-        alarms, remarks = _add(row.result.alarms for row in own), _add(row.result.remarks for row in own)
-        bits = "clipped" if own[0].same_bits is None else "same" if all(row.same_bits for row in own) else "DIFFERENT"
-        kinds = [f"{kind} {count}!" for kind, count in alarms.items()] + [f"{k} {n}" for k, n in remarks.items()]
+        total = Total.of(own)
+        remarks = _add(row.result.remarks for row in own)
+        bits = "clip" if own[0].same_bits is None else "same" if all(row.same_bits for row in own) else "DIFF"
+        kinds = [f"{kind} {count}!" for kind, count in total.alarms.items()] + [f"{k} {n}" for k, n in remarks.items()]
         lines.append(
-            f"{name:<28}{sum(row.steps for row in own):>8}{sum(row.result.skipped for row in own):>9}"
-            f"{alarms.total():>8}{remarks.total():>9}  {bits:<10}{', '.join(kinds)}"
+            f"{name:<30}{total.steps:>8}{total.skipped:>8}{total.returns:>8}{total.stayed:>7}{total.halts:>6}"
+            f"{total.alarms.total():>7}  {bits}  {', '.join(kinds)}"
         )
-    steps = sum(row.steps for row in rows)
-    skipped = sum(row.result.skipped for row in rows)
-    alarms = sum(row.result.alarms.total() for row in rows)
-    different = sum(row.same_bits is False for row in rows)
-    rate = 100_000 / max(steps, 1)
+    total = Total.of(rows)
+    alarms = total.alarms.total()
     return [
         *lines,
-        f"{steps:,} healthy steps: {skipped} skipped, {alarms} alarms, {different} trainings off the bare loop",
-        f"false alarms per 100,000 steps: {alarms * rate:.2f} (false skips: {skipped * rate:.2f})",
+        f"{len(lines) - 1} kinds, {len(rows)} runs, {total.steps:,} healthy steps: {total.halts} halts, "
+        f"{total.returns} returns ({total.stayed} stayed), "
+        f"{total.skipped} skipped steps ({_one_in(total.steps, total.skipped)}), "
+        f"{alarms} alarms ({_one_in(total.steps, alarms)}), "
+        f"{sum(row.same_bits is False for row in rows)} trainings off the bare loop",
     ]
+
+
+class Total(NamedTuple):
+    """Counts over several runs."""
+
+    steps: int
+    skipped: int
+    returns: int
+    stayed: int
+    """Returns that were not taken back."""
+    halts: int
+    alarms: Counter[str]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Total:
+        results = [row.result for row in rows]
+        returns, undone = sum(each.returns for each in results), sum(each.taken_back for each in results)
+        return cls(
+            sum(row.steps for row in rows),
+            sum(each.skipped for each in results),
+            returns,
+            returns - undone,
+            sum(each.halted for each in results),
+            _add(each.alarms for each in results),
+        )
+
+
+def _one_in(steps: int, count: int) -> str:
+    return f"1 in {steps // count:,}" if count else "none"
 
 
 def _add(counters: object) -> Counter[str]:
@@ -75,7 +107,7 @@ def _add(counters: object) -> Counter[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each run")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
@@ -89,16 +121,18 @@ def main() -> int:
         for seed in range(options.first_seed, options.first_seed + options.seeds)
     ]
     names, seeds = zip(*tasks, strict=True)
-    if options.jobs == 1:
-        rows = list(map(measure, names, seeds, repeat(options.steps)))
-    else:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            rows = list(pool.map(measure, names, seeds, repeat(options.steps)))
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        rows = []
+        for row in pool.map(measure, names, seeds, repeat(options.steps)):
+            rows.append(row)
+            told = row.result
+            if told.alarms or told.skipped or told.halted:
+                print(f"{row.name}: {dict(told.alarms)}, {told.skipped} skipped, halted: {told.halted}", flush=True)
     if options.incidents:
         print(*(f"{row.name}: {line}" for row in rows for line in row.result.incidents), sep="\n")
     print(*table(rows), sep="\n")
     print(f"{time.perf_counter() - began:.0f} s")
-    return int(any(row.result.alarms or row.result.skipped or row.same_bits is False for row in rows))
+    return int(any(row.result.alarms or row.result.skipped or row.result.halted for row in rows))
 
 
 if __name__ == "__main__":

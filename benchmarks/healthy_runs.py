@@ -8,162 +8,103 @@ after in the bare loop. Data are real where scikit-learn bundles them; text is t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from functools import lru_cache
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from healthy_rl import dqn_sparse_reward, ppo_growing_returns, reinforce_gridworld
+from healthy_data import (
+    VAE,
+    CharLSTM,
+    Transformer,
+    after_clearing,
+    batches,
+    bundled,
+    characters,
+    classifier,
+    digits,
+    mlp,
+    next_character,
+    windows,
+)
+from healthy_losses import LOSSES
+from healthy_phases import PHASES
+from healthy_rl import REINFORCEMENT
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, MultiStepLR
 from training_loops import Batch, Learner, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-# ---- data -----------------------------------------------------------------------------------------------------------
-
-
-@lru_cache
-def _bundled(name: str) -> tuple[Tensor, Tensor]:
-    """A data set of scikit-learn, features standardised."""
-    from sklearn import datasets
-
-    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    x = torch.tensor(x, dtype=torch.float32)
-    return (x - x.mean(0)) / (x.std(0) + 1e-3), torch.tensor(y)
-
-
-def _digits() -> tuple[Tensor, Tensor]:
-    x, y = _bundled("digits")
-    return x.clamp(-4, 4), y
-
-
-@lru_cache
-def _text() -> tuple[Tensor, int]:
-    """A few modules of the standard library as character ids, and how many different characters there are."""
-    text = "".join(Path(module.__file__ or "").read_text("utf-8") for module in (argparse, json))[:100_000]
-    alphabet = {char: i for i, char in enumerate(sorted(set(text)))}
-    return torch.tensor([alphabet[char] for char in text]), len(alphabet)
-
-
-def _batches(seed: int, size: int, *tensors: Tensor, keep_last: bool = False) -> Callable[[], Batch]:
-    """Shuffled epochs, one batch a call."""
-    generator, rows, queue = torch.Generator().manual_seed(seed), len(tensors[0]), list[Tensor]()
-
-    def batch() -> Batch:
-        if not queue:
-            parts = torch.randperm(rows, generator=generator).split(size)
-            queue.extend(parts if keep_last or rows % size == 0 else parts[:-1])
-        picked = queue.pop(0)
-        return tuple(tensor[picked] for tensor in tensors)
-
-    return batch
-
-
-def _windows(seed: int, size: int, length: int) -> Callable[[], Batch]:
-    """Random windows of text, and the same windows one character later."""
-    text, _ = _text()
-    generator = torch.Generator().manual_seed(seed)
-
-    def batch() -> Batch:
-        starts = torch.randint(len(text) - length - 1, (size, 1), generator=generator)
-        rows = starts + torch.arange(length + 1)
-        return text[rows[:, :-1]], text[rows[:, 1:]]
-
-    return batch
-
-
-def _mlp(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), act()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _classifier(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, y: F.cross_entropy(model(x), y)
-
 
 # ---- classification -------------------------------------------------------------------------------------------------
 
 
 def fast_fall(seed: int, steps: int) -> list[Learner]:
     """The loss falls by most of its size within the first steps."""
-    model = _mlp(64, 128, 10)
-    return [
-        Learner(model, torch.optim.Adam(model.parameters(), 1e-2), _batches(seed, 64, *_digits()), _classifier(model))
-    ]
+    model = mlp(64, 128, 10)
+    return [Learner(model, torch.optim.Adam(model.parameters(), 1e-2), batches(seed, 64, *digits()), classifier(model))]
 
 
 def batch_of_four(seed: int, steps: int) -> list[Learner]:
     """Digits four at a time, down to interpolation: nearly every batch is solved, a few are not."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     return [
         Learner(
             model,
             torch.optim.SGD(model.parameters(), 5e-3, momentum=0.9),
-            _batches(seed, 4, *_digits()),
-            _classifier(model),
+            batches(seed, 4, *digits()),
+            classifier(model),
         )
     ]
 
 
 def batch_of_two_noisy_labels(seed: int, steps: int) -> list[Learner]:
     """Breast cancer two at a time with 1 % of the labels wrong: rare batches are far worse than the rest."""
-    x, y = _bundled("breast_cancer")
+    x, y = bundled("breast_cancer")
     flip = torch.rand(len(y), generator=torch.Generator().manual_seed(seed)) < 0.01
-    model = _mlp(30, 32, 2)
+    model = mlp(30, 32, 2)
     return [
         Learner(
             model,
             torch.optim.Adam(model.parameters(), 1e-3),
-            _batches(seed, 2, x, torch.where(flip, 1 - y, y)),
-            _classifier(model),
+            batches(seed, 2, x, torch.where(flip, 1 - y, y)),
+            classifier(model),
         )
     ]
 
 
 def warm_restarts(seed: int, steps: int) -> list[Learner]:
     """SGDR: the learning rate jumps back up every 100 steps."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.03, momentum=0.9)
     scheduler = CosineAnnealingWarmRestarts(optimizer, 100)
-    return [Learner(model, optimizer, _batches(seed, 32, *_digits()), _classifier(model), scheduler)]
+    return [Learner(model, optimizer, batches(seed, 32, *digits()), classifier(model), scheduler)]
 
 
 def step_decay(seed: int, steps: int) -> list[Learner]:
     """The learning rate is divided by 10 twice: the loss falls in stairs."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
     scheduler = MultiStepLR(optimizer, [steps // 2, 3 * steps // 4])
-    return [Learner(model, optimizer, _batches(seed, 32, *_digits()), _classifier(model), scheduler)]
+    return [Learner(model, optimizer, batches(seed, 32, *digits()), classifier(model), scheduler)]
 
 
 def hinge_mostly_zero(seed: int, steps: int) -> list[Learner]:
     """A linear support vector machine: gradients are exactly 0 on most batches once the margin is kept."""
-    x, y = _bundled("breast_cancer")
+    x, y = bundled("breast_cancer")
     model = nn.Linear(30, 1)
 
     def loss(x: Tensor, sign: Tensor) -> Tensor:
         return (1 - sign * model(x)[:, 0]).relu().mean()
 
-    return [Learner(model, torch.optim.SGD(model.parameters(), 0.1), _batches(seed, 4, x, 2.0 * y - 1), loss)]
+    return [Learner(model, torch.optim.SGD(model.parameters(), 0.1), batches(seed, 4, x, 2.0 * y - 1), loss)]
 
 
 def sum_reduced(seed: int, steps: int) -> list[Learner]:
     """The loss is a sum over the batch, and the last batch of an epoch is small."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     return [
         Learner(
             model,
             torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9),
-            _batches(seed, 100, *_digits(), keep_last=True),
+            batches(seed, 100, *digits(), keep_last=True),
             lambda x, y: F.cross_entropy(model(x), y, reduction="sum"),
         )
     ]
@@ -171,41 +112,41 @@ def sum_reduced(seed: int, steps: int) -> list[Learner]:
 
 def ragged_last_batch(seed: int, steps: int) -> list[Learner]:
     """178 wines in batches of 59: the last batch of every epoch is one row."""
-    x, y = _bundled("wine")
-    model = _mlp(13, 32, 3)
+    x, y = bundled("wine")
+    model = mlp(13, 32, 3)
     return [
         Learner(
             model,
             torch.optim.Adam(model.parameters(), 3e-3),
-            _batches(seed, 59, x, y, keep_last=True),
-            _classifier(model),
+            batches(seed, 59, x, y, keep_last=True),
+            classifier(model),
         )
     ]
 
 
 def curriculum(seed: int, steps: int) -> list[Learner]:
     """Half the classes first, all of them from the middle of the run on: the loss jumps for good reason."""
-    x, y = _digits()
-    easy, full, calls = _batches(seed, 32, x[y < 5], y[y < 5]), _batches(seed, 32, x, y), [0]
-    model = _mlp(64, 64, 10)
+    x, y = digits()
+    easy, full, calls = batches(seed, 32, x[y < 5], y[y < 5]), batches(seed, 32, x, y), [0]
+    model = mlp(64, 64, 10)
 
     def batch() -> Batch:
         calls[0] += 1
         return easy() if calls[0] <= steps // 2 else full()
 
-    return [Learner(model, torch.optim.Adam(model.parameters(), 2e-3), batch, _classifier(model))]
+    return [Learner(model, torch.optim.Adam(model.parameters(), 2e-3), batch, classifier(model))]
 
 
 def edge_of_stability(seed: int, steps: int) -> list[Learner]:
     """Full-batch gradient descent with a step so long that the loss goes up about as often as down, and still falls."""
-    x, y = (part[:300] for part in _digits())
-    model = _mlp(64, 32, 32, 10, act=nn.Tanh)
-    return [Learner(model, torch.optim.SGD(model.parameters(), 0.5), lambda: (x, y), _classifier(model))]
+    x, y = (part[:300] for part in digits())
+    model = mlp(64, 32, 32, 10, act=nn.Tanh)
+    return [Learner(model, torch.optim.SGD(model.parameters(), 0.5), lambda: (x, y), classifier(model))]
 
 
 def two_alternating_batches(seed: int, steps: int) -> list[Learner]:
     """An easy batch and one with random labels take turns, so the loss alternates for ever."""
-    x, y = (part[:64] for part in _digits())
+    x, y = (part[:64] for part in digits())
     labels = y.clone()
     labels[32:] = torch.randint(10, (32,), generator=torch.Generator().manual_seed(seed))
     model, turn = nn.Linear(64, 10), [0]
@@ -215,7 +156,7 @@ def two_alternating_batches(seed: int, steps: int) -> list[Learner]:
         rows = slice(32 * turn[0], 32 * turn[0] + 32)
         return x[rows], labels[rows]
 
-    return [Learner(model, torch.optim.SGD(model.parameters(), 0.01), batch, _classifier(model))]
+    return [Learner(model, torch.optim.SGD(model.parameters(), 0.01), batch, classifier(model))]
 
 
 class _ConvNet(nn.Module):
@@ -235,31 +176,31 @@ def dropout_batchnorm_cnn(seed: int, steps: int) -> list[Learner]:
     """A small convolutional network with BatchNorm and dropout."""
     model = _ConvNet()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, fused=True)
-    return [Learner(model, optimizer, _batches(seed, 32, *_digits()), _classifier(model))]
+    return [Learner(model, optimizer, batches(seed, 32, *digits()), classifier(model))]
 
 
 def fp16_with_scaler(seed: int, steps: int) -> list[Learner]:
     """Half precision with a loss scale that overflows now and then, as it is meant to."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3, fused=True)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="sum") / 4
 
-    return [Learner(model, optimizer, _batches(seed, 32, *_digits()), loss, precision="fp16")]
+    return [Learner(model, optimizer, batches(seed, 32, *digits()), loss, precision="fp16")]
 
 
 def accumulate_four(seed: int, steps: int) -> list[Learner]:
     """Four microbatches of eight to a step."""
-    model = _mlp(64, 64, 10)
+    model = mlp(64, 64, 10)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    return [Learner(model, optimizer, _batches(seed, 8, *_digits()), _classifier(model), accumulate=4)]
+    return [Learner(model, optimizer, batches(seed, 8, *digits()), classifier(model), accumulate=4)]
 
 
 def frozen_body(seed: int, steps: int) -> list[Learner]:
     """Fine-tuning: the body was trained on the small digits and is frozen, a new head learns all ten."""
-    x, y = _digits()
-    body, small = _mlp(64, 64, 32), _batches(seed, 64, x[y < 5], y[y < 5])
+    x, y = digits()
+    body, small = mlp(64, 64, 32), batches(seed, 64, x[y < 5], y[y < 5])
     old = nn.Sequential(body, nn.ReLU(), nn.Linear(32, 5))
     before = torch.optim.Adam(old.parameters(), 3e-3)
     for _ in range(100):
@@ -270,7 +211,7 @@ def frozen_body(seed: int, steps: int) -> list[Learner]:
     body.requires_grad_(False)
     model = nn.Sequential(body, nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
-    return [Learner(model, optimizer, _batches(seed, 32, x, y), _classifier(model))]
+    return [Learner(model, optimizer, batches(seed, 32, x, y), classifier(model))]
 
 
 class _ZeroBranch(nn.Module):
@@ -290,7 +231,7 @@ def zero_initialised_branches(seed: int, steps: int) -> list[Learner]:
     """Residual branches that start as nothing and grow."""
     model = nn.Sequential(nn.Linear(64, 32), *(_ZeroBranch(32) for _ in range(6)), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    return [Learner(model, optimizer, _batches(seed, 32, *_digits()), _classifier(model))]
+    return [Learner(model, optimizer, batches(seed, 32, *digits()), classifier(model))]
 
 
 # ---- regression -----------------------------------------------------------------------------------------------------
@@ -301,10 +242,10 @@ def loss_to_1e_4(seed: int, steps: int) -> list[Learner]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(256, 2, generator=generator)
     y = torch.sin(x).sum(1, keepdim=True)
-    model = _mlp(2, 64, 64, 1, act=nn.Tanh)
+    model = mlp(2, 64, 64, 1, act=nn.Tanh)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     scheduler = LambdaLR(optimizer, lambda i: max(0.02, 0.5 + 0.5 * math.cos(math.pi * min(i / steps, 1))))
-    return [Learner(model, optimizer, _batches(seed, 64, x, y), lambda a, b: F.mse_loss(model(a), b), scheduler)]
+    return [Learner(model, optimizer, batches(seed, 64, x, y), lambda a, b: F.mse_loss(model(a), b), scheduler)]
 
 
 def loss_to_1e_8(seed: int, steps: int) -> list[Learner]:
@@ -314,16 +255,16 @@ def loss_to_1e_8(seed: int, steps: int) -> list[Learner]:
     y = x @ torch.randn(16, 1, generator=generator)
     model = nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.02)
-    return [Learner(model, optimizer, _batches(seed, 16, x, y), lambda a, b: F.mse_loss(model(a), b))]
+    return [Learner(model, optimizer, batches(seed, 16, x, y), lambda a, b: F.mse_loss(model(a), b))]
 
 
 def heavy_tailed_noise(seed: int, steps: int) -> list[Learner]:
     """Diabetes with Student-t noise of 2 degrees of freedom on the target: its variance does not exist."""
-    x, y = _bundled("diabetes")
+    x, y = bundled("diabetes")
     y = ((y - y.float().mean()) / y.float().std()).float()
     generator = torch.Generator().manual_seed(seed)
     model = nn.Linear(10, 1)
-    draw = _batches(seed, 16, x, y)
+    draw = batches(seed, 16, x, y)
 
     def batch() -> Batch:
         a, b = draw()
@@ -342,8 +283,8 @@ def heavy_tailed_noise(seed: int, steps: int) -> list[Learner]:
 
 def lazy_regulariser(seed: int, steps: int) -> list[Learner]:
     """A gradient penalty on every 16th step, 16 times as heavy, as StyleGAN does it: one step in 16 is different."""
-    x, y = _digits()
-    model, calls = _mlp(64, 64, 10, act=nn.Tanh), [0]
+    x, y = digits()
+    model, calls = mlp(64, 64, 10, act=nn.Tanh), [0]
 
     def loss(a: Tensor, b: Tensor) -> Tensor:
         calls[0] += 1
@@ -354,7 +295,7 @@ def lazy_regulariser(seed: int, steps: int) -> list[Learner]:
         (slope,) = torch.autograd.grad(plain, a, create_graph=True)
         return plain + 16 * 10 * slope.square().sum()
 
-    return [Learner(model, torch.optim.Adam(model.parameters(), 1e-3), _batches(seed, 32, x, y), loss)]
+    return [Learner(model, torch.optim.Adam(model.parameters(), 1e-3), batches(seed, 32, x, y), loss)]
 
 
 # ---- generative, contrastive, text ----------------------------------------------------------------------------------
@@ -363,7 +304,7 @@ def lazy_regulariser(seed: int, steps: int) -> list[Learner]:
 def gan(seed: int, steps: int) -> list[Learner]:
     """A generator and a discriminator on a ring of eight Gaussians; neither loss says anything about progress."""
     generator = torch.Generator().manual_seed(seed)
-    maker, judge = _mlp(4, 32, 32, 2), _mlp(2, 32, 32, 1)
+    maker, judge = mlp(4, 32, 32, 2), mlp(2, 32, 32, 1)
 
     def latent() -> Batch:
         return (torch.randn(64, 4, generator=generator),)
@@ -383,37 +324,15 @@ def gan(seed: int, steps: int) -> list[Learner]:
         return torch.optim.Adam(model.parameters(), 1e-3, betas=(0.5, 0.999))
 
     return [
-        Learner(judge, adam(judge), _after_clearing(judge, both), judge_loss),
+        Learner(judge, adam(judge), after_clearing(judge, both), judge_loss),
         Learner(maker, adam(maker), latent, maker_loss),
     ]
 
 
-def _after_clearing(model: nn.Module, batch: Callable[[], Batch]) -> Callable[[], Batch]:
-    """Throw away first what another learner's backward left in this model's gradients."""
-
-    def cleared() -> Batch:
-        model.zero_grad(set_to_none=True)
-        return batch()
-
-    return cleared
-
-
-class _VAE(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.decode = _mlp(64, 64, 16), _mlp(8, 64, 64)
-
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        mean, log_variance = self.encode(x).chunk(2, 1)
-        made = self.decode(mean + noise * (0.5 * log_variance).exp())
-        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
-        return ((made - x).square().sum(1) + divergence).mean()
-
-
 def vae(seed: int, steps: int) -> list[Learner]:
     """A variational autoencoder on digits: reconstruction and divergence pull against each other."""
-    model, generator = _VAE(), torch.Generator().manual_seed(seed)
-    draw = _batches(seed, 64, _digits()[0])
+    model, generator = VAE(), torch.Generator().manual_seed(seed)
+    draw = batches(seed, 64, digits()[0])
 
     def batch() -> Batch:
         return *draw(), torch.randn(64, 8, generator=generator)
@@ -423,8 +342,8 @@ def vae(seed: int, steps: int) -> list[Learner]:
 
 def contrastive(seed: int, steps: int) -> list[Learner]:
     """InfoNCE between two noisy views of the same digits, at a low temperature."""
-    model, generator = _mlp(64, 64, 32), torch.Generator().manual_seed(seed)
-    draw = _batches(seed, 32, _digits()[0])
+    model, generator = mlp(64, 64, 32), torch.Generator().manual_seed(seed)
+    draw = batches(seed, 32, digits()[0])
 
     def batch() -> Batch:
         (x,) = draw()
@@ -440,7 +359,7 @@ def contrastive(seed: int, steps: int) -> list[Learner]:
 
 def sparse_embeddings(seed: int, steps: int) -> list[Learner]:
     """Skip-gram on characters with sparse gradients: only the rows of the batch get any."""
-    text, letters = _text()
+    text, letters = characters()
     left, right = nn.Embedding(letters, 16, sparse=True), nn.Embedding(letters, 16, sparse=True)
     model, generator = nn.ModuleList([left, right]), torch.Generator().manual_seed(seed)
 
@@ -456,63 +375,26 @@ def sparse_embeddings(seed: int, steps: int) -> list[Learner]:
     return [Learner(model, torch.optim.SparseAdam(model.parameters(), 1e-2), batch, loss)]
 
 
-class _CharLSTM(nn.Module):
-    def __init__(self, letters: int) -> None:
-        super().__init__()
-        self.embed, self.lstm, self.head = (
-            nn.Embedding(letters, 24),
-            nn.LSTM(24, 48, batch_first=True),
-            nn.Linear(48, letters),
-        )
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embed(ids))[0])  # type: ignore[no-any-return]
-
-
-def _next_character(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda ids, after: F.cross_entropy(model(ids).flatten(0, 1), after.flatten())
-
-
 def char_lstm_clipped(seed: int, steps: int) -> list[Learner]:
     """A character LSTM on source text, clipped at 1."""
-    model = _CharLSTM(_text()[1])
+    model = CharLSTM(characters()[1])
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    return [Learner(model, optimizer, _windows(seed, 8, 24), _next_character(model), max_norm=1.0)]
-
-
-class _Transformer(nn.Module):
-    def __init__(self, letters: int, width: int = 32, length: int = 32) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(letters, width), nn.Parameter(0.02 * torch.randn(length, width))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(5))
-        self.mix = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
-        self.join = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-        self.think = nn.ModuleList(_mlp(width, 4 * width, width, act=nn.GELU) for _ in range(2))
-        self.head = nn.Linear(width, letters)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids) + self.place[: ids.shape[1]]
-        for i in range(2):
-            parts = self.mix[i](self.norms[2 * i](x)).unflatten(2, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-            seen = F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
-            x = x + self.join[i](seen)
-            x = x + self.think[i](self.norms[2 * i + 1](x))
-        return self.head(self.norms[4](x))  # type: ignore[no-any-return]
+    return [Learner(model, optimizer, windows(seed, 8, 24), next_character(model), max_norm=1.0)]
 
 
 def transformer_warmup_cosine(seed: int, steps: int) -> list[Learner]:
     """A small pre-norm transformer with warm-up, cosine decay and clipping, the everyday recipe."""
-    model = _Transformer(_text()[1])
+    model = Transformer(characters()[1])
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def schedule(i: int) -> float:
         return (i + 1) / 50 if i < 50 else 0.1 + 0.45 * (1 + math.cos(math.pi * min(i / steps, 1)))
 
-    return [
-        Learner(model, optimizer, _windows(seed, 8, 32), _next_character(model), LambdaLR(optimizer, schedule), 1.0)
-    ]
+    return [Learner(model, optimizer, windows(seed, 8, 32), next_character(model), LambdaLR(optimizer, schedule), 1.0)]
 
 
+CHANGED_BY_HAND = frozenset({"last_layer_reset"})
+"""Kinds whose own code overwrites weights between two steps: no number tells that from damage, so it is undone."""
 HEALTHY: dict[str, Run] = {
     run.__name__: run
     for run in (
@@ -542,8 +424,8 @@ HEALTHY: dict[str, Run] = {
         sparse_embeddings,
         char_lstm_clipped,
         transformer_warmup_cosine,
-        reinforce_gridworld,
-        ppo_growing_returns,
-        dqn_sparse_reward,
+        *REINFORCEMENT,
+        *PHASES,
+        *LOSSES,
     )
 }

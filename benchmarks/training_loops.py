@@ -46,6 +46,9 @@ Run = Callable[[int, int], "list[Learner]"]
 class Fault:
     """Tampers with nothing; subclasses override what they break. `step` counts optimizer steps from 0."""
 
+    def learner(self, step: int, learner: Learner) -> None:
+        """Called before the step with everything that it trains."""
+
     def batch(self, step: int, batch: Batch) -> Batch:
         return batch
 
@@ -74,6 +77,11 @@ class Result:
     alarmed_at: list[int] = field(default_factory=list)
     remarks: Counter[str] = field(default_factory=Counter)
     incidents: list[str] = field(default_factory=list)
+    returns: int = 0
+    """Returns to an earlier state."""
+    returned_at: list[int] = field(default_factory=list)
+    taken_back: int = 0
+    """Those among them that the run undid a few steps later."""
     halted: bool = False
 
 
@@ -86,6 +94,7 @@ def train_bare(run: Run, seed: int, steps: int, fault: Fault | None = None) -> R
     for step in range(steps):
         for learner, scaler in zip(learners, scalers, strict=True):
             optimizer, total = learner.optimizer, 0.0
+            fault.learner(step, learner)
             for _ in range(learner.accumulate):
                 with _autocast(learner):
                     loss = fault.loss(step, learner.loss(*fault.batch(step, learner.batch())))
@@ -118,6 +127,7 @@ def train_guarded(
         for step in range(steps):
             try:
                 for learner, guard in zip(learners, guards, strict=True):
+                    fault.learner(step, learner)
                     for micro in range(learner.accumulate):
                         with guard.autocast():
                             loss = fault.loss(step, learner.loss(*fault.batch(step, learner.batch())))
@@ -168,6 +178,10 @@ class _Tally:
             return
         for incident in guard.incidents[-fresh:]:
             self.result.incidents.append(str(incident))
+            if incident.action in ("roll_back", "reset_moments"):
+                self.result.returns += 1
+                self.result.returned_at.append(incident.step)
+            self.result.taken_back += incident.action == "take_back"
             if incident.severity == "info":
                 self.result.remarks[incident.kind] += 1
             else:

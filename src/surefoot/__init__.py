@@ -36,7 +36,7 @@ _NAMES_BY_MODULE = {
     "detect.combine": "after_warmup all_of any_of sustained",
     "detect.monitors": "ClippingSaturated LossStabilityMonitor NoLearning Oscillation Plateau Vanishing",
     "detect.recorded_losses": "judge_losses",
-    "detect.step_rules": "Explosion NonFinite Setback Spike",
+    "detect.step_rules": "Explosion LostProgress NonFinite Setback Spike",
     "diagnose.findings": "Diagnosis Finding",
     "doctor.checks": "Check Examination",
     "doctor.examine": "debug_training_stability",

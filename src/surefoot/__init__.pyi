@@ -33,7 +33,7 @@ from surefoot.detect.monitors import (
     Vanishing,
 )
 from surefoot.detect.recorded_losses import judge_losses
-from surefoot.detect.step_rules import Explosion, NonFinite, Setback, Spike
+from surefoot.detect.step_rules import Explosion, LostProgress, NonFinite, Setback, Spike
 from surefoot.diagnose.engine import diagnose_folder as diagnose
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.doctor.checks import Check, Examination
@@ -101,6 +101,7 @@ __all__ = [
     "LayerStats",
     "LogLimits",
     "LossStabilityMonitor",
+    "LostProgress",
     "MLflowSink",
     "NoLearning",
     "NonFinite",

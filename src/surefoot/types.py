@@ -272,8 +272,8 @@ class StepRecord:
     overflow: bool = False
     """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
     notices: tuple[str, ...] = ()
-    """What else is known about the step. All ranks were sent `setback` and `stop`. The batches of one that is
-    `left_out` were drawn and not trained on, when steps were repeated."""
+    """What else is known about the step. All ranks were sent `setback`, `lost_progress` and `stop`. The batches of one
+    that is `left_out` were drawn and not trained on, when steps were repeated."""
     settings: tuple[OptimizerSetting, ...] = ()
     """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
 

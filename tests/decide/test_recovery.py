@@ -114,6 +114,7 @@ def test_a_cut_that_would_raise_the_learning_rate_is_refused():
 
 
 HEALTHY, REFUSED, SETBACK, BROKEN = {}, {"refused": True}, {"setback": True}, {"refused": True, "broken": True}
+LOST = {"lost": True}
 
 
 def recovery_decisions(recovery, stream, first=1_000):
@@ -213,8 +214,50 @@ def test_cuts_compound_over_attempts_and_the_attempts_end():
     bad = [SETBACK] * 10 + [HEALTHY]
     found = recovery_decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)
     returns = [d for d in found if d.action != "none"]
-    assert [d.action for d in returns] == ["roll_back"] * 3 + ["halt"]
-    assert [d.lr_factor for d in returns] == [0.5, 0.25, 0.125, 0.125]
+    assert [d.action for d in returns] == ["roll_back"] * 3
+    assert [d.lr_factor for d in returns] == [0.5, 0.25, 0.125]
+
+
+def test_a_loss_that_is_high_and_finite_never_halts_a_run():
+    recovery = sf.TrainingRecovery(attempts=2)
+    for unhealthy in (SETBACK, LOST):
+        for between in ([], [HEALTHY], [HEALTHY] * 7, [HEALTHY] * 30):
+            assert "halt" not in recovery_actions(recovery, ([unhealthy] * 10 + between) * 30).values()
+
+
+def test_when_the_returns_are_used_up_the_state_says_so():
+    recovery, state = sf.TrainingRecovery(attempts=1), sf.TrainingRecovery().init()
+    exhausted = []
+    for i, facts in enumerate(([SETBACK] * 10 + [HEALTHY]) * 2):
+        state, _ = recovery.update(state, i, **facts)
+        exhausted.append(recovery.is_exhausted(state))
+    assert exhausted[:20] == [False] * 20
+    assert exhausted[20]
+
+
+def test_mean_losses_that_stay_high_lead_back():
+    found = recovery_decisions(sf.TrainingRecovery(), [LOST] * 10)
+    assert [d.action for d in found] == ["none"] * 9 + ["roll_back"]
+    assert found[-1].before < recovery_decisions(sf.TrainingRecovery(), [SETBACK] * 10)[-1].before
+    assert found[-1].only_if_moved
+
+
+def test_a_return_that_mean_losses_led_to_is_taken_back_if_they_rise_again():
+    """The mean needs some steps to show that the data have changed."""
+    assert recovery_actions(sf.TrainingRecovery(), [LOST] * 10 + [HEALTHY] * 5 + [LOST] * 3) == {
+        9: "roll_back",
+        17: "take_back",
+    }
+
+
+def test_a_return_that_mean_losses_led_to_is_settled_after_a_dozen_healthy_steps():
+    stream = [LOST] * 10 + [HEALTHY] * 12 + [LOST] * 9
+    assert recovery_actions(sf.TrainingRecovery(), stream) == {9: "roll_back"}
+
+
+def test_where_single_losses_led_to_a_return_one_healthy_step_settles_it_whatever_the_means_say():
+    both = {"setback": True, "lost": True}
+    assert recovery_actions(sf.TrainingRecovery(), [both] * 10 + [HEALTHY] + [both] * 9) == {9: "roll_back"}
 
 
 def test_cuts_are_lifted_one_by_one_while_the_run_stays_healthy():

@@ -78,7 +78,7 @@ def test_a_nan_now_and_a_healthy_verdict_next():
 
 
 LIMITS = {"max_grad_norm": 10.0, "max_grad_ratio": 0.5, "max_loss": 3.0}
-APART = {"setback", *LIMITS}  # the first is for the recovery; limits are numbers, and off
+APART = {"setback", "lost_progress", *LIMITS}  # the first two are for the recovery; limits are numbers, and off
 MONITORS = [each.name for each in fields(sf.StabilityChecker) if each.name not in APART]
 
 
@@ -135,7 +135,7 @@ def test_what_was_not_measured_is_within_every_limit():
 
 
 def test_limits_are_off_by_default_and_only_those_that_are_set_are_shown():
-    assert repr(sf.StabilityChecker()).endswith(f", setback={sf.Setback()!r})")
+    assert repr(sf.StabilityChecker()).endswith(f", setback={sf.Setback()!r}, lost_progress={sf.LostProgress()!r})")
     assert repr(sf.StabilityChecker(max_loss=3.0)).endswith(", max_loss=3.0)")
     assert len(sf.StabilityChecker(**LIMITS).step_rules) == len(CHECKER.step_rules) + 3
 

@@ -1,4 +1,4 @@
-"""`NonFinite`, `Explosion`, `Spike` and `Setback`."""
+"""`NonFinite`, `Explosion`, `Spike`, `Setback` and `LostProgress`."""
 
 import math
 from itertools import pairwise
@@ -454,3 +454,97 @@ def test_host_and_device_agree(losses):
         step = min(set(host) ^ set(device))
         window = exact[:step]
         assert min(abs(exact[step] - other) for other in window) < near or len(window) < 40
+
+
+# ---- LostProgress ----------------------------------------------------------------------------------------------
+
+
+def lost(losses, rule=sf.LostProgress(), on_device=False):  # noqa: B008 (frozen)
+    """The steps at which the rule holds."""
+    state, found = rule.init(), []
+    for step, loss in enumerate(losses):
+        value = torch.tensor(loss, dtype=torch.float32) if on_device else float(loss)
+        state, verdict = rule.update(state, Signals(step, loss=value))
+        if bool(verdict.anomalous):
+            found.append(step)
+    return found
+
+
+def noisy_fall(steps, seed=0, noise=0.8, first=4.0, last=1.0):
+    """A loss that falls under noise as large as most of what is gained, as that of small batches."""
+    generator = np.random.default_rng(seed)
+    level = last + (first - last) * np.exp(-np.arange(steps) / 60)
+    return level * np.exp(noise * generator.standard_normal(steps) - noise**2 / 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_damage_within_the_noise_of_single_losses_is_seen_in_their_mean(seed):
+    losses = noisy_fall(400, seed)
+    losses[300:] *= 3.0  # back to about where it began; single losses were as high before
+    assert lost(losses[:300]) == []
+    found = lost(losses)
+    assert 300 < found[0] <= 332
+    assert len([step for step in found if step < 350]) >= 10
+
+
+def test_bad_batches_do_not_move_the_level():
+    losses = noisy_fall(600, noise=0.1)
+    losses[400:408:4] = 1e4
+    assert lost(losses) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_heavy_tail_does_not_move_the_level_for_long_enough_to_matter(seed):
+    tail = np.abs(np.random.default_rng(seed).standard_cauchy(2_000))  # which has no mean
+    found = set(lost(2 + 3 * np.exp(-np.arange(2_000) / 60) + 0.3 * tail))
+    recovery, state = sf.TrainingRecovery(), sf.TrainingRecovery().init()
+    for step in range(2_000):
+        state, decision = recovery.update(state, step, lost=step in found)
+        assert decision.action == "none"
+
+
+def test_a_very_high_first_loss_does_not_hide_moderate_damage():
+    losses = noisy_fall(400, noise=0.1)
+    losses[:4] = 300.0
+    losses[300:] += 1.5
+    found = lost(losses)
+    assert found[0] < 310
+
+
+def test_a_run_that_has_gained_nothing_has_nothing_to_lose():
+    generator = np.random.default_rng(0)
+    rising = 1 + np.arange(800) / 100 + 0.1 * generator.standard_normal(800)
+    assert lost(rising) == []
+
+
+def test_a_level_that_stays_is_accepted_as_the_new_one():
+    losses = noisy_fall(900, noise=0.1)
+    losses[300:] += 2.0
+    found = lost(losses)
+    rule = sf.LostProgress()
+    longest = rule.block_steps * rule.longer * (rule.accept_after + rule.blocks)
+    assert found[0] < 310
+    assert found[-1] < 300 + longest
+
+
+def test_the_level_is_the_same_on_the_device():
+    losses = noisy_fall(400)
+    losses[300:] *= 3.0
+    assert lost(losses, on_device=True) == lost(losses)
+
+
+def test_losses_that_are_not_finite_change_nothing():
+    losses = noisy_fall(400)
+    losses[300:] *= 3.0
+    broken = np.insert(losses, 200, [np.nan, np.inf, -np.inf])
+    assert [step - 3 for step in lost(broken)] == lost(losses)
+
+
+def test_the_count_of_losses_stays_far_from_where_fp32_stops_counting():
+    rule, counts = sf.LostProgress(), []
+    state = rule.init()
+    for step, loss in enumerate(noisy_fall(400)):
+        state, _ = rule.update(state, Signals(step, loss=torch.tensor(loss, dtype=torch.float32)))
+        counts.append(float(state.seen))
+    assert max(counts) < 100
+    assert len(set(counts[-32:])) == 32

@@ -155,3 +155,16 @@ def test_broken_running_statistics_are_put_back_without_waiting():
                 run.model(torch.full_like(x, torch.nan))
     assert all(bool(each.isfinite().all()) for each in run.model.buffers())
     assert "norm.broken-statistics" in [each.kind for each in run.stabilizer.incidents]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_rate_that_is_wrong_for_a_while_is_left_behind_though_the_batches_are_small(fused):
+    run = Run(fused=fused, recovery=sf.TrainingRecovery())
+
+    def typo(i):
+        run.optimizer.param_groups[0]["lr"] = 0.3 if 200 <= i < 220 else 3e-3
+
+    run.train([run.data[i % 64][:4] for i in range(320)], typo)
+    returns = [incident.step for incident in run.stabilizer.incidents if incident.action == "roll_back"]
+    assert returns
+    assert 200 <= returns[0] < 245

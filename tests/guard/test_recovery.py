@@ -129,6 +129,61 @@ def test_other_data_are_no_damage():
     assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), bare.model.parameters(), strict=True))
 
 
+def rows_of_two(loop):
+    """The same task two rows at a time: single losses vary as much as the run has gained."""
+
+    def batch(step):
+        x = torch.randn(2, 6, generator=torch.Generator().manual_seed(step))
+        return x, x.sum(1, keepdim=True).sin()
+
+    loop.batch = batch
+    return loop
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_within_the_noise_of_small_batches_is_left_behind(seed):
+    """A learning rate times 100 for 20 steps, as by a typing mistake."""
+    loop = rows_of_two(Loop(seed=seed))
+
+    def typo(step):
+        loop.optimizer.param_groups[0]["lr"] = 1.0 if 400 <= step < 420 else 0.01
+
+    loop.run(before_step=typo, steps=700)
+    returns = [i.step for i in loop.stabilizer.incidents if i.action == "roll_back"]
+    assert returns
+    assert 400 <= returns[0] <= 440
+    undisturbed = rows_of_two(Loop(seed=seed)).run(steps=700)
+    assert loop.final_loss() < 1.3 * undisturbed.final_loss()
+
+
+def test_other_data_in_small_batches_are_no_damage():
+    loop = rows_of_two(Loop())
+
+    def shift(step, x, y):
+        if step >= 400:
+            y.add_(3)
+
+    loop.run(shift, steps=700)
+    assert loop.actions.count("roll_back") == loop.actions.count("take_back")
+
+
+@pytest.mark.parametrize("after_restart", [0, 30])
+def test_a_data_set_that_changes_at_a_restart_is_treated_like_one_that_changes_later(after_restart, tmp_path):
+    first = Loop(checkpoints=sf.CheckpointManager(tmp_path, every_steps=1_000))
+    first.run(steps=FAULT_AT)
+    first.stabilizer.save()
+    loop = Loop(checkpoints=sf.CheckpointManager(tmp_path, every_steps=1_000))
+    assert loop.stabilizer.restore() == FAULT_AT
+
+    def shift(step, x, y):
+        if step >= after_restart:
+            y.add_(3)
+
+    loop.run(shift, steps=FAULT_AT)
+    assert loop.actions == []
+    assert loop.stabilizer.counts["skipped"] == sf.Spike().patience  # until the new level is taken for the run's own
+
+
 def test_a_burst_of_nan_batches_is_skipped_and_nothing_is_returned_to():
     loop = Loop()
 

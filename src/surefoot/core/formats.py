@@ -108,6 +108,14 @@ def _within(value: Any, key: str, change: Migration) -> Any:
     return {**value, key: [change(each) for each in entry] if isinstance(entry, list) else change(entry)}
 
 
+def _added(value: Any, key: str, entry: Any, *, after: str) -> Any:
+    """A dictionary with one more entry, behind the one of another key."""
+    if not isinstance(value, Mapping):
+        return value
+    parts = [[(name, each)] + ([(key, entry)] if name == after else []) for name, each in value.items()]
+    return dict(pair for part in parts for pair in part)
+
+
 def _rename_parts_of_stabilizer(state: Any) -> Any:
     """Version 4 names its parts by what they are."""
     state = _renamed(state, {"judge": "policy", "aftermath": "results"})
@@ -119,6 +127,24 @@ def _rename_parts_of_stabilizer(state: Any) -> Any:
             _renamed(results, {"ledger": "history"}), "history", lambda each: _renamed(each, history)
         ),
     )
+
+
+def _add_lost_progress(state: Any) -> Any:
+    """Version 5 has a rule that compares mean losses, and counts what it finds; both start anew."""
+
+    def policy(each: Any) -> Any:
+        each = _within(each, "settings", lambda parts: _added(parts, "lost_progress", "None", after="setback"))
+        return _added(each, "lost_progress", [], after="setback")
+
+    def history(each: Any) -> Any:
+        return _within(
+            each,
+            "recovery",
+            lambda packed: {**packed, "means": 0, "by_means": False} if isinstance(packed, Mapping) else packed,
+        )
+
+    state = _within(state, "policy", policy)
+    return _within(state, "results", lambda results: _within(results, "history", history))
 
 
 def _rename_facts(facts: Any) -> Any:
@@ -145,11 +171,11 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    4,  # 1 and 2 were never released
+    5,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
-    migrations={3: _rename_parts_of_stabilizer},
+    migrations={3: _rename_parts_of_stabilizer, 4: _add_lost_progress},
 )
 DATA_POSITION = Format(
     "data position",

@@ -83,7 +83,12 @@ class Escalation:
 SETTLED_STEPS = 5
 """Healthy steps in a row that end an episode of unhealthy ones. A run that diverges has low losses at times, too."""
 TRIAL_STEPS = 3
-"""Unhealthy steps right after a return, without a healthy one between, that show it was no help."""
+"""Unhealthy steps in a row after a return that show it was no help."""
+LATE_STEPS = 7
+"""How much later mean losses show damage than single ones: most losses of a block of `LostProgress` must be high."""
+TRIAL_SETTLED_STEPS = 12
+"""Healthy steps in a row that settle a return that mean losses led to: the means take some steps to rise again. One is
+enough where single losses did."""
 DOUBT_FACTOR = 4
 """What a return that was declined or had to be taken back multiplies the patience by."""
 
@@ -113,6 +118,10 @@ class RecoveryState(NamedTuple):
     """How many unhealthy steps more show that the last return was no help; 0 once that is settled."""
     doubts: int = 0
     """Returns that were declined or taken back, less those a calm stretch has forgiven."""
+    means: int = 0
+    """Unhealthy steps of the episode under way that mean losses show and their own do not."""
+    by_means: bool = False
+    """Whether most of the steps that led to the last return were of this kind."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +129,13 @@ class TrainingRecovery:
     """Returns to earlier states, kept in memory and in checkpoints.
 
     Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
-    earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, and losses that are a `Setback`) and calls
-    for a return when there are too many, at once when the weights themselves are not finite. The run then goes on from
-    the earlier weights with the data that comes next, so the batches that did the damage are not fed again, and with a
-    smaller learning rate. The cut compounds over attempts and is lifted step by step while the run stays healthy: the
-    rate is the cause only now and then, and a run that learns at half its rate for good is harmed too. Attempts come
-    back more slowly than the rate does, so that instability that returns with the rate leads to a deeper cut.
+    earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, losses that are a `Setback`, mean losses
+    that have `LostProgress`) and calls for a return when there are too many, at once when the weights themselves are
+    not finite. The run then goes on from the earlier weights with the data that comes next, so the batches that did the
+    damage are not fed again, and with a smaller learning rate. The cut compounds over attempts and is lifted step by
+    step while the run stays healthy: the rate is the cause only now and then, and a run that learns at half its rate
+    for good is harmed too. Attempts come back more slowly than the rate does, so that instability that returns with the
+    rate leads to a deeper cut.
 
     Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data
     set, a harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when
@@ -150,7 +160,8 @@ class TrainingRecovery:
     margin_steps: int = 5
     """How much older than the first unhealthy step a state must be: damage takes some steps to show."""
     attempts: int = 3
-    """Returns before the run halts."""
+    """Returns before the run halts if its weights are not finite, and otherwise goes on without returns until a calm
+    stretch has given one back: a loss that is high, and finite, is no proof that nothing can be learned any more."""
     lr_factor: float = 0.5
     """What the learning rate is multiplied by after a return, once for each attempt that is not given back yet. The
     schedule is left as it is."""
@@ -189,17 +200,34 @@ class TrainingRecovery:
         return RecoveryState()
 
     def update(
-        self, state: RecoveryState, step: int, *, refused: bool = False, setback: bool = False, broken: bool = False
+        self,
+        state: RecoveryState,
+        step: int,
+        *,
+        refused: bool = False,
+        setback: bool = False,
+        lost: bool = False,
+        broken: bool = False,
     ) -> tuple[RecoveryState, Decision]:
-        """Account for one step. `broken` says that the weights themselves are not finite."""
-        if not (refused or setback or broken):
+        """Account for one step.
+
+        Args:
+            state: what the step before returned.
+            step: its number.
+            refused: the step was not applied.
+            setback: its loss is a `Setback`.
+            lost: the mean of the last losses is too high, as `LostProgress` judges it.
+            broken: the weights themselves are not finite.
+        """
+        if not (refused or setback or lost or broken):
             return self._healthy(state)
         state = state._replace(
             unhealthy=state.unhealthy + 1,
             refused=state.refused + 1 if refused else 0,
-            onset=step if state.onset < 0 else state.onset,
+            onset=state.onset if state.onset >= 0 else step if refused or setback else max(step - LATE_STEPS, 0),
             trial=max(state.trial - 1, 0),
             calm=0,
+            means=state.means + (lost and not setback and not refused),
         )
         if state.returned and state.trial == 0 and not state.by_refusal and not broken:
             return self._take_back(state)
@@ -209,6 +237,9 @@ class TrainingRecovery:
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
+        if state.returned and state.by_means and calm < TRIAL_SETTLED_STEPS:
+            state = state._replace(refused=0, trial=TRIAL_STEPS, calm=calm)
+            return state, self._decision("none", state)
         if state.onset >= 0 and calm < SETTLED_STEPS:
             state = RecoveryState(
                 unhealthy=state.unhealthy,
@@ -217,6 +248,7 @@ class TrainingRecovery:
                 cuts=state.cuts,
                 calm=calm,
                 doubts=state.doubts,
+                means=state.means,
             )
             return state, self._decision("none", state)
         lifted, refilled = calm % self.cut_steps == 0, calm % self.calm_steps == 0
@@ -236,9 +268,9 @@ class TrainingRecovery:
 
     def _go_back(self, state: RecoveryState, broken: bool, reason: str) -> tuple[RecoveryState, Decision]:
         if state.attempts >= self.attempts:
-            # Refused steps alone do no harm: what is left to do about them is a matter of skips.
-            hopeless = broken or state.refused < state.unhealthy
-            return state, self._decision("halt" if hopeless else "none", state, reason)
+            # A halt needs proof. Refused steps do no harm: what is left to do about them is a matter of skips. A loss
+            # that is high and finite may be that of other data, and the run may learn them.
+            return state, self._decision("halt" if broken else "none", state, reason)
         resets = self.first == "reset_moments" and not state.tried and not broken
         before = state.onset - self.margin_steps
         # Steps that go on being refused lead nowhere, wherever the weights are.
@@ -250,12 +282,18 @@ class TrainingRecovery:
             tried=state.tried + 1,
             returned=state.returned + (not resets),
             by_refusal=broken or state.by_refusal or state.refused >= self.patience_refused,
+            by_means=2 * state.means > state.unhealthy,
+            means=0,
             trial=TRIAL_STEPS,
             unhealthy=0,
             refused=0,
         )
         decision = self._decision("reset_moments" if resets else "roll_back", state, reason, before)
         return state, replace(decision, only_if_moved=not sure)
+
+    def is_exhausted(self, state: RecoveryState) -> bool:
+        """Whether a return is called for and none is left."""
+        return self._is_due(state) and state.attempts >= self.attempts
 
     def decline(self, state: RecoveryState) -> RecoveryState:
         """The state before a return that was called for and not made: the weights had not moved."""

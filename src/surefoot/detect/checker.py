@@ -2,7 +2,7 @@
 
 Its first three detectors judge a single step with tensor operations; `TrainingStabilizer` lets them decide, on the
 device, whether the step is applied. So do the limits, if any is set. The other detectors look back over a stretch and
-only raise alarms, but for `setback`, which is for `TrainingRecovery` and says nothing without one.
+only raise alarms, but for `setback` and `lost_progress`, which are for `TrainingRecovery` and say nothing without one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from surefoot.detect.monitors import (
     Plateau,
     Vanishing,
 )
-from surefoot.detect.step_rules import Explosion, Limit, NonFinite, Setback, Spike
+from surefoot.detect.step_rules import Explosion, Limit, LostProgress, NonFinite, Setback, Spike
 from surefoot.errors import require
 from surefoot.types import Detector, Signals, Verdict
 
 _STEP_RULES = ("nonfinite", "explosion", "spike")
+_FOR_RECOVERY = ("setback", "lost_progress")
 _LIMITS: dict[str, Literal["grad_norm", "grad_ratio", "loss"]] = {
     "max_grad_norm": "grad_norm",
     "max_grad_ratio": "grad_ratio",
@@ -60,6 +61,8 @@ class StabilityChecker:
     """Remarks that most steps are clipped."""
     setback: Detector | None = field(default_factory=Setback)
     """What `TrainingRecovery` counts beside refused steps; `None` for losses that do not measure progress."""
+    lost_progress: Detector | None = field(default_factory=LostProgress)
+    """… and so is this, which compares mean losses and sees through the noise of small batches."""
     max_grad_norm: float | None = None
     """A step with a larger gradient norm is refused, whatever the run has been like. `None`: no such limit."""
     max_grad_ratio: float | None = None
@@ -100,7 +103,7 @@ class StabilityChecker:
     @property
     def look_back(self) -> tuple[Detector, ...]:
         """The detectors that are on and look back over a stretch, on the host."""
-        return self._those(lambda name: name not in (*_STEP_RULES, "setback"))
+        return self._those(lambda name: name not in (*_STEP_RULES, *_FOR_RECOVERY))
 
     def _those(self, wanted: Any) -> tuple[Detector, ...]:
         found = (getattr(self, name) for name in self._detectors() if wanted(name))

@@ -1,4 +1,4 @@
-"""The rules that judge one step: `NonFinite`, `Explosion`, `Spike`, `Setback`, and `Limit` for limits of the user's.
+"""The rules that judge one step: `NonFinite`, `Explosion`, `Spike`, `Setback`, `LostProgress` and `Limit`.
 
 They use tensor operations alone (`detect/arrays.py`), so they can judge a step on the device before it is applied,
 without a host sync. Each keeps a baseline of fixed size that a rejected value never enters: a record that fades slowly
@@ -383,3 +383,138 @@ class Setback:
             xp.where(above, run + 1, xp.where(finite, 0 * run, run)),
         )
         return next_state, Verdict("setback", above & ~taken, severity="warning")
+
+
+EARLY_STEPS = 32
+"""Losses after the first ones, within which a very high first loss is expected to have fallen."""
+
+
+class LostProgressState(NamedTuple):
+    """A row per horizon, the shorter one first, except for the last losses."""
+
+    recent: Array
+    """The last losses, oldest first, whatever was made of them; NaN where there is none yet."""
+    trail: Array
+    """The levels of the last blocks, whatever was made of them."""
+    levels: Array
+    """The levels that were accepted, oldest first."""
+    start: Array
+    """Mean of the first losses."""
+    early: Array
+    """The highest of the losses after those."""
+    seen: Array
+    """How many losses there were. Once the early ones are past, the count goes around the blocks of the longer horizon,
+    since one in fp32 stops at 16.8 million."""
+    above: Array
+    """How many levels in a row were too high."""
+
+
+@dataclass(frozen=True)
+class LostProgress:
+    """The mean loss over several steps is too high, and a good share of what was gained is gone.
+
+    `Setback` compares single losses, and the noise of small batches hides much from it: its bar is the highest of the
+    last losses. This rule compares levels. A level is the mean of the middle half of the last `block_steps` losses, so
+    that neither a bad batch nor a heavy tail moves it, and for the longer horizon the mean of the last `longer` of
+    these. It is too high when it lies
+
+    - above the highest of the last half of the accepted levels, and
+    - more than `threshold` spreads (robust, as in `Spike`) of those levels above their median, so that the noise of the
+      run sets the bar, averaged as the level itself is, and
+    - higher than the median by `share` of everything the run has gained since its start. That is the mean of its first
+      losses, or the highest loss after those if that is lower: a very high first loss says nothing about what was
+      learned since.
+
+    A run that has gained nothing yet has nothing to lose and is not judged. Whether the weights are to blame is not for
+    this rule to say: a new data set raises the level too. It refuses nothing; `TrainingRecovery` counts how long it
+    holds and looks at how far the weights have moved. Levels that are too high are not accepted; after `accept_after`
+    blocks in a row they are the run's new ones.
+    """
+
+    block_steps: int = 8
+    """Steps that make up a level of the shorter horizon."""
+    longer: int = 4
+    """How many of these make up a level of the longer horizon."""
+    blocks: int = 16
+    """How many accepted levels a level is compared with."""
+    threshold: float = 4.0
+    """How many spreads above the median of those."""
+    share: float = 0.3
+    """… and how much of what was gained (start minus that median) must be lost."""
+    min_blocks: int = 4
+    """Accepted levels before there is a verdict."""
+    accept_after: int = 12
+    """After so many blocks in a row, the level is the run's new one."""
+    signal: str = "loss"
+    """Which number of the step is judged."""
+
+    def __post_init__(self) -> None:
+        require(self.block_steps >= 4, f"`block_steps` must be at least 4 to have a middle; got {self.block_steps}.")
+        require(self.longer >= 1, f"`longer` must be at least 1; got {self.longer}.")
+        require(self.blocks >= 4, f"`blocks` must be at least 4 to have quartiles; got {self.blocks}.")
+        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
+        require(self.share >= 0, f"`share` must not be negative; got {self.share}.")
+        require(
+            2 <= self.min_blocks <= self.blocks,
+            f"`min_blocks` must lie between 2 and `blocks`; got {self.min_blocks} of {self.blocks}.",
+        )
+        require(self.accept_after >= 1, f"`accept_after` must be at least 1; got {self.accept_after}.")
+
+    def init(self) -> LostProgressState:
+        """No losses yet."""
+        return LostProgressState(
+            np.full((1, self.block_steps), np.nan),
+            np.full((1, self.longer), np.nan),
+            np.full((2, self.blocks), np.nan),
+            np.zeros(()),
+            np.full((), -np.inf),
+            np.zeros(()),
+            np.zeros(2),
+        )
+
+    def update(self, state: LostProgressState, signals: Signals) -> tuple[LostProgressState, Verdict]:
+        """Judge one step."""
+        xp = library_of(signals)
+        value = xp.scalar(signals.get(self.signal))
+        recent, trail, levels, start, early, seen, above = (xp.own(part) for part in state)
+        finite = xp.is_finite(value)
+        recent = xp.where(finite, _shifted(xp, recent, value.reshape(1, 1)), recent)
+        first = finite & (seen < FIRST_STEPS)
+        start = xp.where(first, (start * seen + value) / (seen + 1), start)
+        early = xp.where(finite & ~first & (seen < EARLY_STEPS), xp.maximum(early, value), early)
+        seen = seen + finite
+        quarter = self.block_steps // 4
+        level = xp.sort_rows(recent)[:, quarter : self.block_steps - quarter].mean()  # NaN until there are enough
+        ends = finite & (seen % self.block_steps == 0)
+        trail = xp.where(ends, _shifted(xp, trail, level.reshape(1, 1)), trail)
+        level = xp.stack([level, trail.mean()])
+        around = self.block_steps * self.longer
+        ends = xp.stack([ends, ends & (seen % around == 0)])
+        seen = xp.where(seen >= EARLY_STEPS + around, seen - around, seen)
+        high = self._is_high(xp, level, levels, xp.minimum(start, early))
+        lasting = above >= self.accept_after
+        taken = ends & xp.is_finite(level) & (~high | lasting)
+        next_state = LostProgressState(
+            recent,
+            trail,
+            xp.where(taken[:, None], _shifted(xp, levels, level[:, None]), levels),
+            start,
+            early,
+            seen,
+            xp.where(ends, xp.where(high, above + 1, 0 * above), above),
+        )
+        return next_state, Verdict("lost_progress", (high & ~lasting).any(), severity="warning")
+
+    def _is_high(self, xp: Library, level: Array, levels: Array, start: Array) -> Array:
+        low, median, high = quartiles(xp, levels)
+        known = xp.is_finite(levels)
+        last = xp.where(known, levels, -np.inf)[:, self.blocks // 2 :]
+        gain = start - median
+        bar = xp.maximum(xp.amax(last, 1), median + self.threshold * (high - low) / IQR_OF_NORMAL)
+        bar = xp.maximum(bar, median + self.share * gain)
+        return (level > bar) & (gain > 0) & (known.sum(1) >= self.min_blocks)
+
+
+def _shifted(xp: Library, rows: Array, values: Array) -> Array:
+    """The rows with one more value each at their end, and without their first."""
+    return xp.concatenate([rows[:, 1:], values], 1)

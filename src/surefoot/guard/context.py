@@ -129,6 +129,7 @@ def _policy(
         count=len(layout.parameters),
         home=layout.home,
         on_device=on_device,
+        lost_progress=tolerated(checker.lost_progress) if recovery and checker.lost_progress else None,
     )
 
 

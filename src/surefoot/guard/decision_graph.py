@@ -20,7 +20,7 @@ from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.core.device import can_record, recorded_graph
 from surefoot.core.state_tree import leaves
 from surefoot.detect.combine import Combined, Sustained
-from surefoot.detect.step_rules import Explosion, Limit, NonFinite, Setback, Spike
+from surefoot.detect.step_rules import Explosion, Limit, LostProgress, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def _is_ours(policy: StepPolicy) -> bool:
     if policy.scaler is not None and not isinstance(policy.scaler, DynamicLossScaler):
         return False
     clipper_is_ours = policy.clipper is None or type(policy.clipper).__module__ == "surefoot.act.clip"
-    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in (policy.rules, policy.setback))
+    rules = (policy.rules, policy.setback, policy.lost_progress)
+    return clipper_is_ours and all(rule is None or _rule_is_ours(rule) for rule in rules)
 
 
 def _rule_is_ours(rule: Any) -> bool:
@@ -155,6 +156,6 @@ def _rule_is_ours(rule: Any) -> bool:
         return _rule_is_ours(rule.detector)
     if isinstance(rule, Spike):
         return set(rule.signals) <= {"loss", "grad_norm", "nonfinite"}
-    if isinstance(rule, Setback):
+    if isinstance(rule, Setback | LostProgress):
         return rule.signal in {"loss", "grad_norm", "nonfinite"}
     return isinstance(rule, NonFinite | Explosion | Limit)

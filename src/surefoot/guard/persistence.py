@@ -17,6 +17,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from surefoot.decide.recovery import LATE_STEPS
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.repeating import Repeats
@@ -58,7 +59,7 @@ class EarlierWeights:
         """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
         self._ranks, self.selector = ranks, CheckpointSelector(checkpoints, ranks)
-        self._margin = recovery.margin_steps if recovery else None
+        self._margin = recovery.margin_steps + LATE_STEPS if recovery else None
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )

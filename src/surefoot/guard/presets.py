@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("fc.*", "head.*", "classifier.*")
 """What the last layer is called in the models of torchvision and timm."""
-_CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback")
+_CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback", "lost_progress")
 CURVES_MEAN_LITTLE = dict.fromkeys(_CURVE_DETECTORS)
 """Detectors that read the loss curve, off: an adversarial or a policy loss does not measure progress."""
 

@@ -50,6 +50,10 @@ SETBACKS_COUNTED = 3
 LOGGED_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
+_USED_UP = (
+    "the loss is above what the run had reached, and every return is used up: the run goes on as it is until "
+    "`TrainingRecovery.calm_steps` healthy steps give a return back"
+)
 _RETURNS = ("roll_back", "reset_moments", "take_back")
 """Actions after which the steps taken since count for nothing."""
 
@@ -233,16 +237,16 @@ class Budgets:
         if self.recovery is None:
             return decision
         assert self._recovery_state is not None
-        step, setback = record.signals.step, "setback" in record.notices
+        step, setback, lost = record.signals.step, "setback" in record.notices, "lost_progress" in record.notices
         if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
         self._recovery_state, advice = self.recovery.update(
-            self._recovery_state, step, refused=refused, setback=setback, broken=broken
+            self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken
         )
-        advice = self._repeated(step, refused or setback or broken, advice)
-        if setback and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
+        advice = self._repeated(step, refused or setback or lost or broken, advice)
+        if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
         decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
@@ -292,6 +296,11 @@ class Budgets:
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""
         return self._recovery_state is None or self._recovery_state.onset < 0
+
+    @property
+    def out_of_returns(self) -> bool:
+        """Whether a return is called for and none is left."""
+        return self.recovery is not None and self.recovery.is_exhausted(self._recovery_state)  # type: ignore[arg-type]
 
     @property
     def returns_tried(self) -> int:
@@ -399,7 +408,10 @@ class RunHistory:
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
             self.alarms.applied_nonetheless(record, self._explain, self.note)
-        return self.budgets.recover(record, refused, decision)
+        decision = self.budgets.recover(record, refused, decision)
+        if decision.action == "none" and self.budgets.out_of_returns:
+            self.warn_once(record.signals, "recovery.used-up", _USED_UP)
+        return decision
 
     def count(self, record: StepRecord) -> None:
         """Take one step into the history and the counts, and draw no conclusion."""
@@ -448,13 +460,18 @@ class RunHistory:
         return self.budgets.healthy
 
     def typical_gradient(self, first: int, end: int) -> float:
-        """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none."""
-        norms = sorted(
-            record.signals.grad_norm
+        """Mean gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none.
+
+        The mean, and not the median: one step on new data with a gradient a hundred times as large moves the weights as
+        far as a hundred others, and explains that they have moved.
+        """
+        norms = [
+            float(record.signals.grad_norm)
             for record in self.history
             if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
-        )
-        return float(norms[len(norms) // 2]) if norms else 0.0
+        ]
+        known = [norm for norm in norms if math.isfinite(norm)]
+        return math.fsum(known) / len(known) if known else 0.0
 
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""

@@ -21,7 +21,7 @@ from surefoot.core.device_copies import AsyncCopy, begin_reading
 from surefoot.core.state_tree import choose, grown, leaves, pack, settings_of, unpack, with_leaves
 from surefoot.core.state_tree import on_device as to_device
 from surefoot.decide.agreement import agree_and_average
-from surefoot.detect.step_rules import Setback
+from surefoot.detect.step_rules import LostProgress, Setback
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.types import GradientNorms, LayerStats, Scalar, Signals, StepRecord
 
@@ -109,6 +109,7 @@ class StepPolicyState(TypedDict):
     """What the parts were set to."""
     rules: Packed
     setback: Packed
+    lost_progress: Packed
     clip: Packed
     scaler: Packed
     grad_scaler: GradScalerState | None
@@ -116,7 +117,7 @@ class StepPolicyState(TypedDict):
 
 
 class StepPolicy:
-    """Step rules, setback rule, clipper and loss scaler, each with its state."""
+    """Step rules, the two rules for recovery, clipper and loss scaler, each with its state."""
 
     def __init__(
         self,
@@ -128,23 +129,27 @@ class StepPolicy:
         count: int,
         home: torch.device,
         on_device: bool,
+        lost_progress: Detector | None = None,
     ) -> None:
         """Start with fresh states.
 
         Args:
             rules: what may refuse a step.
-            setback: detects for recovery that the model has lost much of what it had learned.
+            setback: detects for recovery that the model has lost much of what it had learned, from single losses.
             clipper: what limits the gradients.
             scaler: what scales the loss.
             count: how many parameters the optimizer has.
             home: the device of the first parameter.
             on_device: whether states are tensors on that device, rather than floats.
+            lost_progress: detects the same from mean losses.
         """
-        self.rules, self.setback, self.clipper, self.scaler = rules, setback, clipper, scaler
+        self.rules, self.setback, self.lost_progress = rules, setback, lost_progress
+        self.clipper, self.scaler = clipper, scaler
         self.home, self.on_device = home, on_device
         self._count = count
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.setback_state = self._placed(setback.init()) if setback else ()
+        self.lost_progress_state = self._placed(lost_progress.init()) if lost_progress else ()
         self.clip_state = self._fresh_clip_state()
         with home:
             self.scale_state = to_device(scaler.init(), home) if scaler else ()
@@ -163,13 +168,13 @@ class StepPolicy:
         self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
     @property
-    def states(self) -> tuple[Any, Any, Any, Any]:
-        """The states of the rules, the setback rule, the clipper and the scaler."""
-        return self.rules_state, self.setback_state, self.clip_state, self.scale_state
+    def states(self) -> tuple[Any, Any, Any, Any, Any]:
+        """The states of the rules, the two rules for recovery, the clipper and the scaler."""
+        return self.rules_state, self.setback_state, self.lost_progress_state, self.clip_state, self.scale_state
 
     @states.setter
-    def states(self, states: tuple[Any, Any, Any, Any]) -> None:
-        self.rules_state, self.setback_state, self.clip_state, self.scale_state = states
+    def states(self, states: tuple[Any, Any, Any, Any, Any]) -> None:
+        self.rules_state, self.setback_state, self.lost_progress_state, self.clip_state, self.scale_state = states
 
     @property
     def count(self) -> int:
@@ -196,7 +201,13 @@ class StepPolicy:
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to decide whether a saved state still fits."""
-        parts = {"rules": self.rules, "setback": self.setback, "clip": self.clipper, "scaler": self.scaler}
+        parts = {
+            "rules": self.rules,
+            "setback": self.setback,
+            "lost_progress": self.lost_progress,
+            "clip": self.clipper,
+            "scaler": self.scaler,
+        }
         return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self, live: bool = False) -> StepPolicyState:
@@ -205,6 +216,7 @@ class StepPolicy:
             "settings": self.settings(),
             "rules": pack(self.rules_state, live),
             "setback": pack(self.setback_state, live),
+            "lost_progress": pack(self.lost_progress_state, live),
             "clip": pack(self.clip_state, live),
             "scaler": pack(self.scale_state, live),
             "grad_scaler": self.scaler.state(live) if isinstance(self.scaler, TorchLossScaler) else None,
@@ -218,6 +230,8 @@ class StepPolicy:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.setback and same["setback"]:
             self.setback_state = self._placed(unpack(self.setback.init(), state["setback"]))
+        if self.lost_progress and same["lost_progress"]:
+            self.lost_progress_state = self._placed(unpack(self.lost_progress.init(), state["lost_progress"]))
         if self.clipper and same["clip"]:
             fresh = self._fresh_clip_state()
             loaded = to_device(unpack(fresh, state["clip"]), self.home)
@@ -251,7 +265,7 @@ class StepDecider:
         self._home, self._tensors = policy.home, policy.on_device
         self.rule_names: tuple[str, ...] = ()
         """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
-        self.notice_names = (*(["setback"] if policy.setback else []), *(["stop"] if group is not None else []))
+        self.notice_names = (*self._recovery_rules(), *(["stop"] if group is not None else []))
         """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
         self.stop_wanted = False
         """Whether this rank has been asked to stop."""
@@ -343,11 +357,19 @@ class StepDecider:
             return False
         return outer.found_inf > 0 if self._tensors else bool(outer.found_inf > 0)
 
-    def _setback_notice(self, signals: Signals) -> list[Any]:
-        if self.policy.setback is None:
-            return []
-        self.policy.setback_state, verdict = self.policy.setback.update(self.policy.setback_state, signals)
-        return [verdict.anomalous]
+    def _recovery_rules(self) -> dict[str, Detector]:
+        """The rules that refuse nothing and are for the recovery, by name."""
+        rules = {"setback": self.policy.setback, "lost_progress": self.policy.lost_progress}
+        return {name: rule for name, rule in rules.items() if rule is not None}
+
+    def _recovery_notices(self, signals: Signals) -> list[Any]:
+        """What each of them says about the step."""
+        notices = []
+        for name, rule in self._recovery_rules().items():
+            state, verdict = rule.update(getattr(self.policy, f"{name}_state"), signals)
+            setattr(self.policy, f"{name}_state", state)
+            notices.append(verdict.anomalous)
+        return notices
 
     def _overflow(self, signals: Signals, outer: OuterScaling) -> Any:
         overflow: Any = signals.nonfinite > 0  # type: ignore[operator]
@@ -362,20 +384,21 @@ class StepDecider:
     def _agree(self, flags: list[Any], overflow: Any, signals: Signals) -> tuple[list[Any], list[Any], Any]:
         """Flags and overflow, true where they are on any rank, and the notices between them."""
         if self.group is None:
-            return flags, self._setback_notice(signals), overflow
+            return flags, self._recovery_notices(signals), overflow
         # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
-        alone = [] if self._averages_loss else self._setback_notice(signals)
+        alone = [] if self._averages_loss else self._recovery_notices(signals)
         shared_flags = [*flags, overflow, *alone, self.stop_wanted]
         shared, mean = agree_and_average(shared_flags, signals.loss, self._home, self.group)
         agreed, loss = (list(shared.unbind()), mean) if self._tensors else (shared.tolist(), float(mean))
         count = len(flags)
-        together = self._setback_notice(replace(signals, loss=loss)) if self._averages_loss else []
+        together = self._recovery_notices(replace(signals, loss=loss)) if self._averages_loss else []
         return agreed[:count], [*together, *agreed[count + 1 :]], agreed[count]
 
     @property
     def _averages_loss(self) -> bool:
-        """Whether the setback rule reads only the mean loss, so that its result is the same on every rank."""
-        return isinstance(self.policy.setback, Setback) and self.policy.setback.signal == "loss"
+        """Whether the rules for recovery read only the mean loss, so that their result is the same on every rank."""
+        rules = self._recovery_rules().values()
+        return all(isinstance(rule, Setback | LostProgress) and rule.signal == "loss" for rule in rules)
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
         """The clipper's factor. Its history does not take a refused step in."""

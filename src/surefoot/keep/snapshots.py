@@ -322,10 +322,11 @@ class SnapshotRing:
     def note_trouble(self, step: int, before: int) -> None:
         """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
 
-        They are compared with the last state older than `before`: a younger one may carry the damage.
+        They are compared with the last state older than `before`, since a younger one may carry the damage, or with the
+        oldest if none is.
         """
         self._drop_misfits()
-        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before]
+        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
         if self._at_onset is None and old_enough:
             last = old_enough[-1]
             self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
@@ -335,11 +336,12 @@ class SnapshotRing:
 
         What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
-        of steps. Where nobody measured what is usual: yes, there is no telling otherwise.
+        of steps. Where nobody measured what is usual, as in the first steps after a restart: no. A loss that is high is
+        no proof of damage, and the state to return to would be the one of the restart.
         """
         self._drop_misfits()
         if self._at_onset is None or self._at_onset[0].moved is None:
-            return True
+            return False
         last, onset, moved = self._at_onset
         usual: Tensor = last.moved  # type: ignore[assignment]
         before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)

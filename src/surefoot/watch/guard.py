@@ -65,6 +65,7 @@ RULES = StabilityChecker(
     no_learning=None,
     clipping=None,
     setback=None,
+    lost_progress=None,
 )
 """Only what is not finite is refused; everything else is for the diagnosis."""
 RULES_OF_RANKS = replace(RULES, nonfinite=NonFinite(judges_loss=False))
