@@ -19,7 +19,7 @@ from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
-from surefoot.keep.restore import load_models, load_moments
+from surefoot.keep.restore import load_models, load_moments, refuse
 from surefoot.keep.snapshots import SnapshotRing
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class EarlierWeights:
     ) -> None:
         """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
-        self._ranks, self.selector = ranks, CheckpointSelector(checkpoints, ranks)
+        self._ranks = ranks
+        self.selector = CheckpointSelector(checkpoints, ranks, run_state.placed if run_state is not None else None)
         self._margin = recovery.margin_steps if recovery else None
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
@@ -152,6 +153,7 @@ class RunPersistence:
             on_resume: called with the step and the folder when the run continues from a checkpoint.
         """
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, on_resume
+        self._ranks = ranks
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
         self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, lag_steps, ranks)
         self.data = DataLoop(
@@ -204,6 +206,7 @@ class RunPersistence:
         found = self.weights.selector.load(which)
         if found is None:
             return None
+        self._refuse_together(found.tree)
         self.run_state.apply(found.tree)
         if self.weights.ring is not None:
             self.weights.ring.take(found.step)
@@ -211,6 +214,12 @@ class RunPersistence:
         if self._on_resume is not None:
             self._on_resume(int(found.step), found.path)
         return int(found.step)
+
+    def _refuse_together(self, tree: Any) -> None:
+        """Raise `CheckpointError` if any rank cannot load its state: one that went on would wait for it."""
+        faults = self.run_state.faults(tree) if self._ranks.several else []
+        if self._ranks.any(bool(faults)):
+            refuse(faults or ["another rank says why in its own output"])
 
     def _restore_once(self) -> None:
         """Continue from the newest checkpoint, the first time this is called."""

@@ -36,7 +36,8 @@ import torch.distributed as dist
 from surefoot.core.folder_lock import rank_of_process
 from surefoot.errors import UsageError, require
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, whole_ones
-from surefoot.keep.checkpoint.loading import Loaded, listed_steps, load_first, load_path, load_step
+from surefoot.keep.checkpoint.loading import Loaded, Reader, listed_steps, load_first, load_path, load_step
+from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age, wait_for_writers
 from surefoot.keep.position.workers import worker_died
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
+    from surefoot.keep.checkpoint.parts import SavedParts
     from surefoot.keep.checkpoint.storage import SaveFacts
 
 
@@ -304,7 +306,7 @@ class CheckpointManager:
                 staged = stage(tree) if staged is None else staged
                 facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
-                flattened = None if self._writer.has_saved else Flattened(staged.tree)
+                flattened = None if self._writer.has_saved else Flattened(staged.tree, staged.spread)
                 keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)
                 job = SaveJob(step, staged, flattened, tuple(unchecked), facts, *keep, started, done)
             except BaseException as error:
@@ -335,22 +337,35 @@ class CheckpointManager:
         best = by_metric(newest_first)[:1]
         return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
 
-    def load(self, which: Which | int | os.PathLike[str] = "latest", *, without: Collection[int] = ()) -> Loaded | None:
+    def load(
+        self,
+        which: Which | int | os.PathLike[str] = "latest",
+        *,
+        without: Collection[int] = (),
+        whole: bool = False,
+        place: Callable[[SavedParts], Any] | None = None,
+    ) -> Loaded | None:
         """Read a state back, every byte verified. Waits for one that is being written.
 
         `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
         lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
         kind; `CheckpointError` if all are damaged. A step or a path means that one and no other. Steps in `without` are
         passed over, such as those that another rank cannot read.
+
+        With several processes each gets the part that it saved, and there must be as many as then. With `whole`, tensors
+        that were spread over processes come back whole, whatever the number of processes. `place` makes the state of the
+        parts of all processes; with it, the processes share the verifying, and must agree on what they load.
         """
         self.wait()
         wait_for_writers(self._place)
+        makes = (lambda parts: whole_tensors(parts.tree(parts.base))) if whole and place is None else place
+        reader = Reader(self.rank, self.world_size, makes, shares_verifying=place is not None)
         if isinstance(which, os.PathLike):
             loaded: Loaded | None = load_path(Path(which))
         elif type(which) is int:
-            loaded = load_step(self._place, which, self.rank, self.world_size)
+            loaded = load_step(self._place, which, reader)
         elif which in ("latest", "good", "best"):
-            loaded = load_first(self._place, str(which), self.rank, self.world_size, without)
+            loaded = load_first(self._place, str(which), reader, without)
         else:
             raise UsageError(
                 f"`which` must be 'latest', 'good', 'best', a step or a pathlib.Path; got {which!r}. "
