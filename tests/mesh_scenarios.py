@@ -71,8 +71,6 @@ def whole(value: Any) -> Any:
 
 def whole_state(model: nn.Module, optimizer: Any, scheduler: Any, stabilizer: Any) -> dict[str, str]:
     """One line for each part of a run, the same on every rank and on every number of ranks."""
-    own = stabilizer.state_dict()
-    own.pop("window")
     return {
         "parameters": digest_of([whole(p) for p in model.parameters()]),
         "moments": digest_of(whole(optimizer.state_dict()["state"])),
@@ -80,7 +78,6 @@ def whole_state(model: nn.Module, optimizer: Any, scheduler: Any, stabilizer: An
         "schedule": digest_of({k: v for k, v in scheduler.state_dict().items() if k != "_get_lr_called_within_step"}),
         "steps": str(stabilizer.steps),
         "counts": repr(stabilizer.counts),
-        "policy": digest_of(own["policy"]),
     }
 
 
@@ -96,12 +93,15 @@ def made(kind: str, folder: Path | None, **settings: Any) -> tuple[Any, ...]:
 
 
 def walk(rank: int, folder: Path, kind: str) -> Any:
-    """Take a run up from its newest checkpoint, train a few steps, save; gives the states it found and left."""
+    """Take a run up from its newest checkpoint, train a few steps, save; gives the states it found and left.
+
+    What the rules have learned is each rank's own, since each judges its own loss.
+    """
     torch.manual_seed(10 + rank)
     model, optimizer, scheduler, stabilizer, share, shares = made(kind, folder)
     stabilizer.restore()
     found = whole_state(model, optimizer, scheduler, stabilizer)
-    streams = digest_of(torch.get_rng_state())
+    streams, rules = digest_of(torch.get_rng_state()), digest_of(stabilizer.state_dict()["policy"])
     for _ in range(STEPS):
         x, y = batch(stabilizer.steps, share, shares)
         stabilizer.backward((model(x) - y).square().mean())
@@ -109,7 +109,12 @@ def walk(rank: int, folder: Path, kind: str) -> Any:
     torch.rand(rank + 1)
     left = whole_state(model, optimizer, scheduler, stabilizer)
     stabilizer.save()
-    return {"found": found, "left": left, "streams": [streams, digest_of(torch.get_rng_state())]}
+    return {
+        "found": found,
+        "left": left,
+        "streams": [streams, digest_of(torch.get_rng_state())],
+        "rules": [rules, digest_of(stabilizer.state_dict()["policy"])],
+    }
 
 
 def healthy(rank: int, folder: Path, kind: str) -> Any:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import mesh_scenarios as scenarios
 from rank_processes import Ranks, results
+from surefoot.keep.checkpoint.exchange import export_state, import_state, load_whole
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
@@ -46,14 +47,25 @@ CHAINS = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_run_goes_on_with_the_same_state_on_another_number_of_ranks_and_another_mesh(ranks, tmp_path, chain):
-    left = None
+    before = []
     for kind, count in CHAINS[chain]:
         assert ranks.play(scenarios.walk, tmp_path, count, kind=kind) == [0] * count
         now = results(tmp_path, count)
-        assert all(each["found"] == now[0]["found"] and each["left"] == now[0]["left"] for each in now)
-        if left is not None:
-            assert now[0]["found"] == left, (kind, count)
-        left = now[0]["left"]
+        for rank, each in enumerate(now):
+            assert each["left"] == now[0]["left"]
+            if before:
+                assert each["found"] == before[0]["left"], (kind, count)
+                assert each["rules"][0] == before[rank % len(before)]["rules"][1], (kind, count)
+        before = now
+
+
+def test_the_parts_of_all_ranks_are_exported_as_one_file_and_resumed_from(ranks, tmp_path):
+    assert ranks.play(scenarios.walk, tmp_path, 4, kind="fsdp-tp") == [0] * 4
+    left = results(tmp_path, 1)[0]["left"]
+    export_state(load_whole(tmp_path / "run" / "checkpoints", "latest"), tmp_path / "state.safetensors")
+    import_state(tmp_path / "state.safetensors", tmp_path / "again" / "run")
+    assert ranks.play(scenarios.walk, tmp_path / "again", 3, kind="fsdp") == [0] * 3
+    assert [each["found"] for each in results(tmp_path / "again", 3)] == [left] * 3
 
 
 def test_a_rank_that_was_there_goes_on_with_its_random_streams_and_a_new_one_with_its_own(ranks, tmp_path):

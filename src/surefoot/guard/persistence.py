@@ -204,6 +204,7 @@ class RunPersistence:
         write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()
         found = self.weights.selector.load(which)
+        self.saver.begin_session()
         if found is None:
             return None
         self._refuse_together(found.tree)
@@ -234,6 +235,7 @@ class RunPersistence:
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The batches that are left, from where the run stopped."""
         self._restore_once()
+        self.run_state.batch.follow(loader)
         return self.data.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.guard.backward import GradientWindowState
+    from surefoot.guard.global_batch import GlobalBatch, GlobalBatchState
     from surefoot.keep.checkpoint.parts import SavedParts
     from surefoot.keep.position.data import PositionState
     from surefoot.keep.restore import OptimizerDescription, OptimizerState
@@ -90,6 +91,8 @@ class RunTree(LoadedTree):
 
     described: PartsDescription
     """Checkpoints of older versions do not have it."""
+    batch: GlobalBatchState
+    """Checkpoints of older versions do not have it."""
     streams: RandomStreams
     data: PositionState
 
@@ -122,9 +125,9 @@ class RunParts:
 class RunState:
     """Reads and loads the state of one run."""
 
-    def __init__(self, parts: RunParts) -> None:
+    def __init__(self, parts: RunParts, batch: GlobalBatch) -> None:
         check_saved_with_run(parts.also)
-        self.parts = parts
+        self.parts, self.batch = parts, batch
         self.position = DataPosition()
         """The place in the data."""
         self._streams: RandomStreams | None = None
@@ -140,6 +143,7 @@ class RunState:
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
             "described": self._described(),
+            "batch": self.batch.state_dict(),
             "stabilizer": parts.own.read(),
             # Until the data are back in place, the streams as they are mean nothing.
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
@@ -296,6 +300,7 @@ class RunState:
             elif not has_state(thing):
                 warn_of_changes(name, thing, tree["also"][name])
         self.position.load_state_dict(tree["data"])
+        self.batch.load_state_dict(tree.get("batch"))
         self._streams = tree["streams"]
 
     @property

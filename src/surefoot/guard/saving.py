@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -91,6 +92,8 @@ class CheckpointSaver:
     ) -> None:
         """Save the run of `owner`, which alone may use `checkpoints`."""
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
+        self._ranks = ranks
+        self._session: str | None = None
         if checkpoints is not None:
             checkpoints.belong_to(owner)
             if checkpoints.world_size == 1:  # several processes could not agree on it at exit
@@ -224,7 +227,16 @@ class CheckpointSaver:
             staged=waiting.staged,
             blocking=blocking,
             after_busy=True,
+            session=self._session,
         )
+
+    def begin_session(self) -> None:
+        """The run begins, or goes on from a checkpoint: parts that were saved before are not combined with later ones.
+
+        Every rank must call.
+        """
+        if self._ranks.several:
+            self._session = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
 
     def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""

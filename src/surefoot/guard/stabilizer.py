@@ -24,11 +24,13 @@ from surefoot.act.apply import ClosureRefused
 from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import unpack
 from surefoot.decide.recovery import Escalation, TrainingRecovery
+from surefoot.decide.unguardable import check_hooks, check_optimizer
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.context import GuardContext, build_guard, call_each
 from surefoot.guard.dead_layers import DeadLayers
+from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
@@ -93,7 +95,9 @@ class StabilizedRun:
             run = RunToCapture(models, optimizer, scheduler, guard, settings)
             self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
-        self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
+        self._settings = settings
+        batch = GlobalBatch(accumulate, self._set_accumulate)
+        self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own), batch)
         self.persistence = RunPersistence(
             self.run_state,
             TrainedState(models, optimizer, policy.live_states, policy.put_back),
@@ -116,6 +120,11 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+
+    def _set_accumulate(self, accumulate: int) -> None:
+        """Another number of ranks takes another number of microbatches per step."""
+        self.window.set_length(accumulate)
+        self._settings["accumulate"] = accumulate
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 
@@ -364,6 +373,8 @@ class TrainingStabilizer:
             "incidents": (keeper := keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
+        check_optimizer(optimizer, keeps_states=checkpoints is not None or recovery is not None)
+        check_hooks(models)
         layout = layout_of(models, optimizer)
         if checkpoints is not None:
             checkpoints.claim()

@@ -280,6 +280,7 @@ class CheckpointManager:
         unchecked: Collection[str] = (),
         staged: Staged | None = None,
         after_busy: bool = False,
+        session: str | None = None,
     ) -> bool:
         """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
 
@@ -294,6 +295,7 @@ class CheckpointManager:
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
             after_busy: write it after one that is being written, in place of one that waits, and do not return False.
+            session: the same on all ranks, and another one after each restart: parts of two sessions are not combined.
         """
         _check_save(step, self._process, self.every_minutes, self.world_size)
         self._claim.hold(self.rank)
@@ -305,6 +307,8 @@ class CheckpointManager:
             try:
                 staged = stage(tree) if staged is None else staged
                 facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
+                if session is not None:
+                    facts["session"] = session
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
                 flattened = None if self._writer.has_saved else Flattened(staged.tree, staged.spread)
                 keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)

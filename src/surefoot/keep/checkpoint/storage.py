@@ -59,6 +59,8 @@ class SaveFacts(TypedDict, total=False):
     world_size: int
     number: int
     """Saves are numbered: after a rollback, a lower step is the newer one."""
+    session: str
+    """The same for all ranks of a run between two restarts; there only where they have agreed on one."""
 
     finite: bool
     broken: list[str]

@@ -30,6 +30,8 @@ class LoaderDescription(TypedDict):
     batch_size: int | None
     workers: int
     in_order: bool
+    replicas: int | None
+    """Over how many ranks its sampler deals out the rows; `None` without such a sampler."""
 
 
 def describe(loader: Any) -> LoaderDescription:
@@ -41,16 +43,25 @@ def describe(loader: Any) -> LoaderDescription:
         "batch_size": None,
         "workers": 0,
         "in_order": True,
+        "replicas": None,
     }
     if isinstance(loader, DataLoader):
         facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
         facts["in_order"] = bool(getattr(loader, "in_order", True))
+        facts["replicas"] = _replicas(loader)
         if facts["kind"] == "map" and draws_once(loader):
             with suppress(Exception):  # what is wrong with it is the loader's own to say
                 facts["length"] = len(loader)
     elif isinstance(loader, (list, tuple, range)):
         facts["length"] = len(loader)
     return facts
+
+
+def _replicas(loader: Any) -> int | None:
+    """The `num_replicas` of a `DistributedSampler`, or of one like it."""
+    samplers = [vars(loader).get("sampler"), getattr(vars(loader).get("batch_sampler"), "sampler", None)]
+    found = [getattr(sampler, "__dict__", {}).get("num_replicas") for sampler in samplers]
+    return next((each for each in found if type(each) is int and each >= 1), None)
 
 
 def loader_kind(loader: Any) -> str:
@@ -81,14 +92,23 @@ def warn_of_differences(
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []
     here, there = dict(now), dict(then)
+    there.setdefault("replicas", now["replicas"])  # a version that did not store it
+    shares = _shares(here, there)
+    skip, again = (count, 0) if shares is None else divmod(count * shares[1], shares[0])
     different = [name for name in here if here[name] != there.get(name)]
-    skip = count
+    if different == ["replicas"] or (set(different) == {"replicas", "length"} and shares is not None):
+        different = []  # the rows are dealt out to another number of ranks
+        log.info("surefoot: %s ranks share the rows that %s ranks did.", now["replicas"], there["replicas"])
     if different:
         both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
         said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
     if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
-        skip = count * then["batch_size"] // now["batch_size"]
         said.append(f"going on after {skip} batches of the new size, about the same number of samples")
+    elif again:
+        said.append(
+            f"{count} batches on {there['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
+            f"of the samples that were drawn come again, from batch {skip} on"
+        )
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start anew")
     elif untracked_workers:
@@ -107,6 +127,14 @@ def warn_of_differences(
     if said:
         log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(said))
     return skip
+
+
+def _shares(now: dict[str, Any], then: dict[str, Any]) -> tuple[int, int] | None:
+    """How many rows all ranks together take of one batch each, now and then; `None` if it is not known or the same."""
+    if not now["batch_size"] or not then["batch_size"] or (now["replicas"] is None) != (then["replicas"] is None):
+        return None
+    rows = now["batch_size"] * (now["replicas"] or 1), then["batch_size"] * (then["replicas"] or 1)
+    return None if rows[0] == rows[1] else rows
 
 
 def plain(state: Any, where: str) -> Any:
