@@ -1,4 +1,4 @@
-"""A run that goes on with another number of ranks, or after a rank was killed; `test_elastic.py` starts it and looks."""
+"""Runs that go on with another number of ranks, or after one was killed; `test_elastic.py` starts them and looks."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def share_rows(rank: int, folder: Path, stop: int = 100, accumulate: int = 1, ba
                     return None
     except sf.CheckpointError as error:
         return str(error)
-    weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
-    return {"rows": rows, "weights": sum(weights, []), "accumulate": stabilizer._run.window.sums.length}
+    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+    return {"rows": rows, "weights": weights, "accumulate": stabilizer._run.window.sums.length}

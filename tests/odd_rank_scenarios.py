@@ -90,9 +90,7 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
     """What is said about set-ups that cannot be guarded."""
     model, said = ddp(), {}
     manager = sf.CheckpointManager(folder / "run", every_steps=5)
-    said["zero and checkpoints"] = refusal(
-        lambda: sf.TrainingStabilizer(model, zero(model), checkpoints=manager)
-    )
+    said["zero and checkpoints"] = refusal(lambda: sf.TrainingStabilizer(model, zero(model), checkpoints=manager))
     said["zero and recovery"] = refusal(
         lambda: sf.TrainingStabilizer(model, zero(model), recovery=sf.TrainingRecovery())
     )

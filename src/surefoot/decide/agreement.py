@@ -31,9 +31,7 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
-    members = {
-        frozenset(dist.get_process_group_ranks(group)): group for model in models for group in _groups_of(model)
-    }
+    members = {frozenset(dist.get_process_group_ranks(group)): group for model in models for group in _groups_of(model)}
     # The replicas of a model that is itself spread over a mesh: the mesh has the ranks of DDP and more.
     largest = [each for each in members if not any(each < other for other in members)]
     if len(largest) > 1:
@@ -65,8 +63,8 @@ def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
     if root.ndim == 1:
         return root.get_group()  # type: ignore[no-any-return]
     raise UsageError(
-        f"the model lies on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} dimensions, "
-        "and there is no process group of exactly these to agree in. Make the mesh of all processes, or of one dimension."
+        f"the model lies on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} "
+        "dimensions, and there is no process group of exactly these to agree in. Make the mesh of all processes, or of one dimension."
     )
 
 

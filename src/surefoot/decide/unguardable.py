@@ -1,4 +1,5 @@
-"""Set-ups of several processes in which a refused step could not be refused by all, or would leave traces: said at once.
+"""Set-ups of several processes in which a refused step could not be refused by all, or would leave traces: said at
+once.
 
 - `ZeroRedundancyOptimizer` is guarded like any optimizer. But each rank has a share of its state, which it hands out
   only after a collective (`consolidate_state_dict`), so that it cannot be saved or kept with the others. With
@@ -38,14 +39,14 @@ def check_optimizer(optimizer: Any, keeps_states: bool) -> None:
         return
     if getattr(optimizer, "_overlap_with_ddp", False):
         raise UsageError(
-            "ZeroRedundancyOptimizer with `overlap_with_ddp=True` steps during backward, before surefoot can refuse the "
-            "step. Make it without `overlap_with_ddp`."
+            "ZeroRedundancyOptimizer with `overlap_with_ddp=True` steps during backward, before surefoot can refuse "
+            "the step. Make it without `overlap_with_ddp`."
         )
     if keeps_states:
         raise UsageError(
-            "ZeroRedundancyOptimizer has a share of its state on each rank and hands it out only after a collective, so "
-            "that `checkpoints` and `recovery` cannot keep it. Shard with `torch.distributed.fsdp.fully_shard` instead, "
-            "or leave both out and save with `consolidate_state_dict` yourself."
+            "ZeroRedundancyOptimizer has a share of its state on each rank and hands it out only after a collective, "
+            "so that `checkpoints` and `recovery` cannot keep it. Shard with `torch.distributed.fsdp.fully_shard` "
+            "instead, or leave both out and save with `consolidate_state_dict` yourself."
         )
 
 
@@ -58,17 +59,26 @@ def check_hooks(models: Sequence[nn.Module]) -> None:
                 raise UsageError(
                     "the PowerSGD hook of DDP carries over parts of each gradient into the next one "
                     f"({', '.join(f'{name}=True' for name in feedback)}): after one NaN, which surefoot refuses, every "
-                    "later gradient would be NaN. Use `PowerSGDState(..., use_error_feedback=False, warm_start=False)`, "
-                    "or `bf16_compress_hook`."
+                    "later gradient would be NaN. Use `PowerSGDState(..., use_error_feedback=False, "
+                    "warm_start=False)`, or `bf16_compress_hook`."
                 )
 
 
-def check_not_joined(replicas: Sequence[DistributedDataParallel]) -> None:
-    """Raise `UsageError` inside of `join()`."""
-    for replica in replicas:
-        if getattr(getattr(replica, "_join_config", None), "enable", False):
-            raise UsageError(
-                "surefoot cannot guard a model inside `join()`: a rank that has run out of data answers the collectives "
-                "of DDP for the others, but not the one in which all ranks agree on a step. Give every rank as many "
-                "batches: `DistributedSampler(..., drop_last=True)`, or without it, which repeats a few rows."
-            )
+class SetupOfRanks:
+    """What is looked at before each backward of a model that several ranks train."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models, self._replicas = models, replicas_in(models)
+
+    def check(self, step: int) -> None:
+        """Raise `UsageError` where ranks cannot refuse a step together. Hooks may be given after construction."""
+        if step == 0:
+            check_hooks(self._models)
+        for replica in self._replicas:
+            if replica._join_config.enable:
+                raise UsageError(
+                    "surefoot cannot guard a model inside `join()`: a rank that has run out of data answers the "
+                    "collectives of DDP for the others, but not the one in which all ranks agree on a step. Give every "
+                    "rank as many batches: `DistributedSampler(..., drop_last=True)`, or without `drop_last`, which "
+                    "repeats a few rows."
+                )

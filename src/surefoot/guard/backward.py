@@ -19,8 +19,8 @@ from surefoot.act.microbatches import Microbatches, RowLimit, Split, Weighing
 from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
-from surefoot.decide.unguardable import check_hooks, check_not_joined, replicas_in
 from surefoot.decide.uneven_ranks import apart, check_can_part
+from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
@@ -171,23 +171,15 @@ class GradientWindow:
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
-        self._replicas = replicas_in(models) if group is not None else []
+        self._setup = SetupOfRanks(models if group is not None else ())
         self._announce_sync()
-
-    def _check_ranks(self) -> None:
-        """Raise `UsageError` where ranks cannot refuse a step together. Hooks may have been given since construction."""
-        if self._group is None:
-            return
-        check_not_joined(self._replicas)
-        if self.step == 0:
-            check_hooks(self._models)
 
     # ---- one microbatch -------------------------------------------------------------------------------------------
 
     def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
-        self._check_ranks()
+        self._setup.check(self.step)
         self._drop_stale_gradients()
         if _has_gradient(weight) or self._group is not None:  # ranks wait for each other in backward
             self._scaled_backward(loss, weight, **options)
@@ -236,11 +228,6 @@ class GradientWindow:
         """Under DDP and FSDP2, only the last microbatch of a window averages gradients over ranks."""
         if self.sums.length > 1:
             set_gradient_sync(self._models, _is_last(self.sums))
-
-    def set_length(self, accumulate: int) -> None:
-        """Take so many microbatches per step from here on. Between two windows."""
-        self.sums.length = accumulate
-        set_gradient_sync(self._models, _is_last(self.sums))
 
     def close_microbatch(self) -> bool:
         """The microbatch is complete; returns whether the window is."""

@@ -6,8 +6,8 @@ microbatches where it took one. With torch's `DistributedSampler` the rows of ea
 
 How many ranks take part is read off the sampler of the loader (`num_replicas`), so that ranks of tensor parallelism,
 which share their rows, are not counted. Where the script itself chooses another `accumulate` or `batch_size` than the
-saved one, its choice stands, and a different number of rows is logged. A number that cannot be kept is an error. Without
-such a sampler, or without `resume(loader)`, nothing is known and nothing is changed.
+saved one, its choice stands, and a different number of rows is logged. A number that cannot be kept is an error.
+Without such a sampler, or without `resume(loader)`, nothing is known and nothing is changed.
 """
 
 from __future__ import annotations
@@ -75,21 +75,22 @@ class GlobalBatch:
         assert size is not None
         if (now["given"], size) != (saved["given"], saved["batch_size"]):
             log.warning(
-                "surefoot: a step takes %d rows from here on (%d ranks x batch_size %d x accumulate %d), and took %d in "
-                "the saved run.", here, ranks, size, now["accumulate"], before,
+                "surefoot: a step takes %d rows from here on (%d ranks x batch_size %d x accumulate %d), and took %d "
+                "in the saved run.", here, ranks, size, now["accumulate"], before,
             )  # fmt: skip
             return
         if before % (ranks * size):
             raise CheckpointError(
-                f"a step of the saved run took {before} rows ({saved['replicas']} ranks x batch_size {size} x accumulate "
-                f"{saved['accumulate']}), which {ranks} ranks cannot share. Start {_fitting(before // size)} ranks, or "
-                f"choose another `batch_size` or `accumulate`, which changes the number of rows."
+                f"a step of the saved run took {before} rows ({saved['replicas']} ranks x batch_size {size} x "
+                f"accumulate {saved['accumulate']}), which {ranks} ranks cannot share. Start "
+                f"{_fitting(before // size)} ranks, or choose another `batch_size` or `accumulate`, which changes the "
+                "number of rows."
             )
         now["accumulate"] = before // (ranks * size)
         self._set(now["accumulate"])
         log.warning(
-            "surefoot: the run was saved by %s ranks and goes on with %d: accumulate=%d in place of %d keeps the %d rows "
-            "of a step.", saved["replicas"], ranks, now["accumulate"], now["given"], before,
+            "surefoot: the run was saved by %s ranks and goes on with %d: accumulate=%d in place of %d keeps the %d "
+            "rows of a step.", saved["replicas"], ranks, now["accumulate"], now["given"], before,
         )  # fmt: skip
 
 

@@ -13,10 +13,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
+from surefoot.guard.placing import placed_parts
 from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
 from surefoot.keep.restore import load_models, load_moments, refuse
@@ -52,7 +54,7 @@ class EarlierWeights:
         """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
         self._ranks = ranks
-        self.selector = CheckpointSelector(checkpoints, ranks, run_state.placed if run_state is not None else None)
+        self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
         self._margin = recovery.margin_steps if recovery else None
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
@@ -204,7 +206,7 @@ class RunPersistence:
         write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()
         found = self.weights.selector.load(which)
-        self.saver.begin_session()
+        self.saver.session.begin()
         if found is None:
             return None
         self._refuse_together(found.tree)

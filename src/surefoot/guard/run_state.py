@@ -7,7 +7,6 @@ streams and the place in the data. A state is loaded as a whole or not at all.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -19,9 +18,7 @@ from surefoot.guard.guard_state import GuardState, LiveGuardState
 from surefoot.guard.plain_values import as_plain, check_saved_with_run, has_state, warn_of_changes
 from surefoot.keep.buffers import infinite_buffers
 from surefoot.keep.position.data import DataPosition
-from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.replicated_state import ModelsAndOptimizer
-from surefoot.keep.resharding import placed_like, placed_model, placed_optimizer, streams_for_new_rank
 from surefoot.keep.restore import (
     describe_optimizer,
     load_models,
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 
     from surefoot.guard.backward import GradientWindowState
     from surefoot.guard.global_batch import GlobalBatch, GlobalBatchState
-    from surefoot.keep.checkpoint.parts import SavedParts
     from surefoot.keep.position.data import PositionState
     from surefoot.keep.restore import OptimizerDescription, OptimizerState
 
@@ -156,38 +152,6 @@ class RunState:
         for name, thing in self.parts.also.items():
             if is_stabilizer(thing):
                 run_state_of(thing).settle(tree["also"][name])
-
-    def placed(self, parts: SavedParts) -> Any:
-        """What this process needs of the parts that all processes saved. Raises `CheckpointError`."""
-        tree = parts.tree(parts.base)
-        if not isinstance(tree, dict):
-            return whole_tensors(tree)
-        if not parts.same_ranks and _is_inside_window(tree):
-            raise CheckpointError(
-                f"the checkpoint was saved by {parts.count} process(es) in the middle of an accumulation window, whose "
-                "gradients belong to each of them: run as many, or load a step that was saved between two windows."
-            )
-        if parts.is_new_rank:
-            tree["streams"] = streams_for_new_rank(parts) or read_streams()
-        return self.placed_tree(tree)
-
-    def placed_tree(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """The same for a state in which tensors that were spread over processes are `SavedShards`."""
-        parts, found = self.parts, dict(tree)
-        with suppress(KeyError, TypeError, ValueError):  # `faults` says what is wrong with it
-            models = zip(parts.models, tree["models"], strict=True)
-            found["models"] = [placed_model(model, saved) for model, saved in models]
-            found["optimizer"] = placed_optimizer(parts.optimizer, tree["optimizer"])
-            also = {name: self._placed_part(parts.also.get(name), saved) for name, saved in tree["also"].items()}
-            found["also"] = also
-        return {name: placed_like(value, None) for name, value in found.items()}
-
-    def _placed_part(self, thing: Any, saved: Any) -> Any:
-        if is_stabilizer(thing) and isinstance(saved, dict):
-            return run_state_of(thing).placed_tree(saved)
-        if isinstance(thing, torch.optim.Optimizer):
-            return placed_optimizer(thing, saved)
-        return placed_model(thing, saved) if isinstance(thing, torch.nn.Module) else placed_like(saved, None)
 
     def apply(self, tree: RunTree) -> None:
         """Load the whole run. Raises `CheckpointError`, with everything as it was, unless all of it fits."""
@@ -326,13 +290,6 @@ class RunState:
         if self._streams is not None:
             set_streams(self._streams)
             self._streams = None
-
-
-def _is_inside_window(tree: dict[str, Any]) -> bool:
-    """Whether gradients of a window that is not complete belong to a state."""
-    own = tree.get("stabilizer")
-    window = own.get("window") if isinstance(own, dict) else None
-    return isinstance(window, dict) and window.get("sums") is not None
 
 
 def _unchecked(parts: RunParts) -> set[str]:

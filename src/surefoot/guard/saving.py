@@ -84,6 +84,20 @@ def write_copies(folder: Path | None = None) -> None:
             log.warning("surefoot: a checkpoint that was due could not be written: %s", error)
 
 
+class Session:
+    """What the ranks of a run have in common between two restarts: parts of two sessions are not combined."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.name: str | None = None
+        """`None` for a process that trains alone, and until `begin`."""
+
+    def begin(self) -> None:
+        """The run begins, or goes on from a checkpoint. Every rank must call."""
+        if self._ranks.several:
+            self.name = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
+
+
 class CheckpointSaver:
     """Saves a run, when it is due and on request."""
 
@@ -92,8 +106,7 @@ class CheckpointSaver:
     ) -> None:
         """Save the run of `owner`, which alone may use `checkpoints`."""
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
-        self._ranks = ranks
-        self._session: str | None = None
+        self.session = Session(ranks)
         if checkpoints is not None:
             checkpoints.belong_to(owner)
             if checkpoints.world_size == 1:  # several processes could not agree on it at exit
@@ -227,16 +240,8 @@ class CheckpointSaver:
             staged=waiting.staged,
             blocking=blocking,
             after_busy=True,
-            session=self._session,
+            session=self.session.name,
         )
-
-    def begin_session(self) -> None:
-        """The run begins, or goes on from a checkpoint: parts that were saved before are not combined with later ones.
-
-        Every rank must call.
-        """
-        if self._ranks.several:
-            self._session = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
 
     def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:
         """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from surefoot.act.apply import ClosureRefused
 from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import unpack
+from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.decide.unguardable import check_hooks, check_optimizer
 from surefoot.detect.checker import StabilityChecker
@@ -123,8 +124,8 @@ class StabilizedRun:
 
     def _set_accumulate(self, accumulate: int) -> None:
         """Another number of ranks takes another number of microbatches per step."""
-        self.window.set_length(accumulate)
-        self._settings["accumulate"] = accumulate
+        self.window.sums.length = self._settings["accumulate"] = accumulate
+        set_gradient_sync(self.models, accumulate == 1)
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 

@@ -53,12 +53,12 @@ def placed_optimizer(optimizer: Any, saved: Any) -> Any:
 
 def _placed_moment(key: Any, saved: Any, parameter: Tensor | None) -> Any:
     """One value that an optimizer keeps for a parameter. Raises `CheckpointError` for one with shards of its own."""
-    if isinstance(saved, SavedShards) and parameter is not None and saved.own is None:
-        if saved.shape != tuple(parameter.shape):
-            raise CheckpointError(
-                f"the optimizer keeps {key!r} of shape {saved.shape} for a parameter of shape {tuple(parameter.shape)}, "
-                "spread over processes in a way that only its own processes know. Run as many as saved it."
-            )
+    without_own = isinstance(saved, SavedShards) and saved.own is None
+    if without_own and parameter is not None and saved.shape != tuple(parameter.shape):
+        raise CheckpointError(
+            f"the optimizer keeps {key!r} of shape {saved.shape} for a parameter of shape {tuple(parameter.shape)}, "
+            "spread over processes in a way that only its own processes know. Run as many as saved it."
+        )
     return _placed(saved, parameter)
 
 

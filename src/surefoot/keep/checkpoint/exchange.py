@@ -2,8 +2,8 @@
 
 `export_state` puts the parts of all processes together and writes one file: every tensor whole under its path in the
 state, and the rest of the state as text in the file's header. Any program that reads safetensors reads the tensors;
-`import_state` makes a checkpoint of it again, which any number of processes can resume from. `export_weights` writes the
-weights of the models alone, under the names that `load_state_dict` expects.
+`import_state` makes a checkpoint of it again, which any number of processes can resume from. `export_weights` writes
+the weights of the models alone, under the names that `load_state_dict` expects.
 
 Of what each process has for itself (random streams, place in the data, statistics of batch norm) the file has that of
 rank 0. The state is put together in host memory.
@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 

@@ -2,9 +2,9 @@
 
 Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it by itself.
 A step is whole when all parts are there, by the number of processes that each part's manifest names, and all are of one
-session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones. Nothing else
-is written down: what is last, good or best follows from the manifests every time, so there is no pointer that could be
-wrong.
+session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones. Nothing
+else is written down: what is last, good or best follows from the manifests every time, so there is no pointer that
+could be wrong.
 
 A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
 (`step-00001000.evidence`), and is loaded by its path alone.

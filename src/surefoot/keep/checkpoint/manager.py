@@ -306,9 +306,7 @@ class CheckpointManager:
             started, line = time.monotonic(), self._due.begin(step)
             try:
                 staged = stage(tree) if staged is None else staged
-                facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
-                if session is not None:
-                    facts["session"] = session
+                facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size, session)
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
                 flattened = None if self._writer.has_saved else Flattened(staged.tree, staged.spread)
                 keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)
@@ -356,9 +354,10 @@ class CheckpointManager:
         kind; `CheckpointError` if all are damaged. A step or a path means that one and no other. Steps in `without` are
         passed over, such as those that another rank cannot read.
 
-        With several processes each gets the part that it saved, and there must be as many as then. With `whole`, tensors
-        that were spread over processes come back whole, whatever the number of processes. `place` makes the state of the
-        parts of all processes; with it, the processes share the verifying, and must agree on what they load.
+        With several processes each gets the part that it saved, and there must be as many as then. With `whole`,
+        tensors that were spread over processes come back whole, whatever the number of processes. `place` makes the
+        state of the parts of all processes; with it, the processes share the verifying, and must agree on what they
+        load.
         """
         self.wait()
         wait_for_writers(self._place)
@@ -449,10 +448,16 @@ def _info(listing: CheckpointListing, rank: int, best: bool) -> CheckpointInfo:
 
 
 def _facts(
-    quiet: bool, reasons: Sequence[str], metric: float | None, given: bool, rank: int, world_size: int
+    quiet: bool,
+    reasons: Sequence[str],
+    metric: float | None,
+    given: bool,
+    rank: int,
+    world_size: int,
+    session: str | None,
 ) -> SaveFacts:
     number = None if metric is None else float(metric)
-    return {
+    facts: SaveFacts = {
         "quiet": bool(quiet),
         "reasons": [str(reason) for reason in reasons],
         "metric": number if number is None or math.isfinite(number) else repr(number),
@@ -460,6 +465,9 @@ def _facts(
         "rank": rank,
         "world_size": world_size,
     }
+    if session is not None:
+        facts["session"] = session
+    return facts
 
 
 def _distributed() -> bool:

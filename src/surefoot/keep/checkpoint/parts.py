@@ -1,8 +1,8 @@
 """The parts of one step as one state, for a process of a run that may have another number of processes or another mesh.
 
-Every part is opened and its list of tensors read; of the tensors themselves only what is asked for is. `tree(rank)` is the
-state that one rank saved, in which a tensor that was spread over ranks is a `SavedShards`: it knows the shards in all
-files, and reads any part of the whole.
+Every part is opened and its list of tensors read; of the tensors themselves only what is asked for is. `tree(rank)` is
+the state that one rank saved, in which a tensor that was spread over ranks is a `SavedShards`: it knows the shards in
+all files, and reads any part of the whole.
 
 Who verifies what: a process by itself verifies every part. Processes that agree afterwards on whether all could load
 the step (`selection.py`) share the work: each part is verified by one of them.
@@ -122,6 +122,6 @@ class SavedParts:
         if not replicated:
             raise CheckpointError(
                 f"{old[0].folder.name}: it was saved by {self.count} processes with a version of surefoot that did not "
-                f"store how tensors are spread over them. Run {self.count} processes once and save; that checkpoint can "
-                "be loaded by any number."
+                f"store how tensors are spread over them. Run {self.count} processes once and save; that checkpoint "
+                "can be loaded by any number."
             )

@@ -1,10 +1,11 @@
 """Tensors that are spread over processes: which part each one holds, and how any other part is read from files.
 
 A DTensor is cut along some of its dimensions. `layout_of` says which indices of the whole tensor this process holds, as
-ranges per dimension. The cutting itself is torch's: its placements are applied to the numbers 0, 1, 2, …, so that uneven
-shards and the interleaved ones of FSDP2 on top of tensor parallelism come out as torch makes them. Each part of a
-checkpoint stores these ranges beside its tensors. `SavedShards` is a tensor in a checkpoint, of which several files hold
-parts: it reads the part that a process needs now, whatever the number of processes and the mesh were when it was saved.
+ranges per dimension. The cutting itself is torch's: its placements are applied to the numbers 0, 1, 2, …, so that
+uneven shards and the interleaved ones of FSDP2 on top of tensor parallelism come out as torch makes them. Each part of
+a checkpoint stores these ranges beside its tensors. `SavedShards` is a tensor in a checkpoint, of which several files
+hold parts: it reads the part that a process needs now, whatever the number of processes and the mesh were when it was
+saved.
 
 Left out: DTensors with partial sums (a parameter is never one).
 """
@@ -225,9 +226,7 @@ def whole_tensors(tree: Any, change: Callable[[SavedShards], Any] = SavedShards.
     return nested.map_leaves(tree, change, SavedShards)
 
 
-def _copy(
-    target: Tensor, wanted: ShardLayout, held: ShardLayout, read: Callable[[tuple[slice, ...]], Tensor]
-) -> int:
+def _copy(target: Tensor, wanted: ShardLayout, held: ShardLayout, read: Callable[[tuple[slice, ...]], Tensor]) -> int:
     """Copy what a shard holds of what is wanted; returns how many values that is."""
     if wanted.shape != held.shape:
         raise CheckpointError(f"a saved tensor has shape {held.shape} where {wanted.shape} is expected.")
@@ -259,8 +258,9 @@ def _overlaps(wanted: Sequence[Range], held: Sequence[Range]) -> Iterator[tuple[
             low, high = max(start, first), min(stop, last)
             if low < high:
                 size = high - low
-                yield slice(here + low - start, here + low - start + size), slice(
-                    there + low - first, there + low - first + size
+                yield (
+                    slice(here + low - start, here + low - start + size),
+                    slice(there + low - first, there + low - first + size),
                 )
             there += last - first
         here += stop - start

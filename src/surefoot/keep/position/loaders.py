@@ -106,8 +106,8 @@ def warn_of_differences(
         said.append(f"going on after {skip} batches of the new size, about the same number of samples")
     elif again:
         said.append(
-            f"{count} batches on {there['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
-            f"of the samples that were drawn come again, from batch {skip} on"
+            f"{count} batches on {there['replicas']} ranks are no whole number of batches on {now['replicas']}: "
+            f"{again} of the samples that were drawn come again, from batch {skip} on"
         )
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start anew")
