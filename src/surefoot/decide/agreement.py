@@ -64,7 +64,8 @@ def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
         return root.get_group()  # type: ignore[no-any-return]
     raise UsageError(
         f"the model lies on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} "
-        "dimensions, and there is no process group of exactly these to agree in. Make the mesh of all processes, or of one dimension."
+        "dimensions, and there is no process group of exactly these to agree in. Make the mesh of all processes, or "
+        "of one dimension."
     )
 
 

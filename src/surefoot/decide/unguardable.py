@@ -1,5 +1,4 @@
-"""Set-ups of several processes in which a refused step could not be refused by all, or would leave traces: said at
-once.
+"""Set-ups in which not all ranks could refuse a step, or a refused step would leave traces: refused with a reason.
 
 - `ZeroRedundancyOptimizer` is guarded like any optimizer. But each rank has a share of its state, which it hands out
   only after a collective (`consolidate_state_dict`), so that it cannot be saved or kept with the others. With
