@@ -50,9 +50,10 @@ class GlobalBatch:
         self._set = set_accumulate
         self._saved: GlobalBatchState | None = None
 
-    def state_dict(self) -> GlobalBatchState:
-        """What the next run needs to keep the number of rows."""
-        return self._now.copy() if self._saved is None else self._saved
+    def state_dict(self) -> GlobalBatchState | None:
+        """What the next run needs to keep the number of rows; `None` if that is not known."""
+        state = self._now.copy() if self._saved is None else self._saved
+        return None if state["replicas"] is None else state
 
     def load_state_dict(self, state: GlobalBatchState | None) -> None:
         """A saved run is taken up; `None` if it was saved by a version that did not store this."""
@@ -61,7 +62,7 @@ class GlobalBatch:
     def follow(self, loader: Any) -> None:
         """Batches are about to be drawn: adapt to the saved run. Raises `CheckpointError` if that cannot be done."""
         facts = describe(loader)
-        self._now["batch_size"], self._now["replicas"] = facts["batch_size"], facts["replicas"]
+        self._now["batch_size"], self._now["replicas"] = facts["batch_size"], facts.get("replicas")
         saved, self._saved = self._saved, None
         if saved is not None:
             self._adapt(saved)

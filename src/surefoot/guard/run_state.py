@@ -82,12 +82,16 @@ class LoadedTree(ModelsAndOptimizer):
     """Live until `settle` has waited for the numbers of the last steps."""
 
 
-class RunTree(LoadedTree):
+class SharedBatch(TypedDict, total=False):
+    """What is stored with a run whose ranks share the rows of a step."""
+
+    batch: GlobalBatchState
+
+
+class RunTree(LoadedTree, SharedBatch):
     """A checkpoint of a whole run."""
 
     described: PartsDescription
-    """Checkpoints of older versions do not have it."""
-    batch: GlobalBatchState
     """Checkpoints of older versions do not have it."""
     streams: RandomStreams
     data: PositionState
@@ -132,19 +136,21 @@ class RunState:
 
     def gather(self) -> RunTree:
         """The whole run as one nested state of live tensors and plain values."""
-        parts = self.parts
-        return {
+        parts, batch = self.parts, self.batch.state_dict()
+        tree: RunTree = {
             "models": [model.state_dict() for model in parts.models],
             "optimizer": parts.optimizer.state_dict(),
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
             "described": self._described(),
-            "batch": self.batch.state_dict(),
             "stabilizer": parts.own.read(),
             # Until the data are back in place, the streams as they are mean nothing.
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
             "data": self.position.state_dict(),
         }
+        if batch is not None:
+            tree["batch"] = batch
+        return tree
 
     def settle(self, tree: RunTree) -> None:
         """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""

@@ -20,7 +20,14 @@ _ITERATION = ("__iter__", "_get_iterator")
 _SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
-class LoaderDescription(TypedDict):
+class SharedRows(TypedDict, total=False):
+    """What is known about a loader whose sampler deals out the rows to several ranks."""
+
+    replicas: int
+    """To how many; not there without such a sampler."""
+
+
+class LoaderDescription(SharedRows):
     """What a loader must have in common with another for its batches to be the same."""
 
     kind: str
@@ -30,8 +37,6 @@ class LoaderDescription(TypedDict):
     batch_size: int | None
     workers: int
     in_order: bool
-    replicas: int | None
-    """Over how many ranks its sampler deals out the rows; `None` without such a sampler."""
 
 
 def describe(loader: Any) -> LoaderDescription:
@@ -43,12 +48,12 @@ def describe(loader: Any) -> LoaderDescription:
         "batch_size": None,
         "workers": 0,
         "in_order": True,
-        "replicas": None,
     }
     if isinstance(loader, DataLoader):
         facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
         facts["in_order"] = bool(getattr(loader, "in_order", True))
-        facts["replicas"] = _replicas(loader)
+        if (replicas := _replicas(loader)) is not None:
+            facts["replicas"] = replicas
         if facts["kind"] == "map" and draws_once(loader):
             with suppress(Exception):  # what is wrong with it is the loader's own to say
                 facts["length"] = len(loader)
@@ -92,13 +97,11 @@ def warn_of_differences(
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []
     here, there = dict(now), dict(then)
-    there.setdefault("replicas", now["replicas"])  # a version that did not store it
-    shares = _shares(here, there)
-    skip, again = (count, 0) if shares is None else divmod(count * shares[1], shares[0])
-    different = [name for name in here if here[name] != there.get(name)]
-    if different == ["replicas"] or (set(different) == {"replicas", "length"} and shares is not None):
-        different = []  # the rows are dealt out to another number of ranks
-        log.info("surefoot: %s ranks share the rows that %s ranks did.", now["replicas"], there["replicas"])
+    skip, again = divmod(count * _rows(then), _rows(now)) if _can_share(now, then) else (count, 0)
+    different = [name for name in {**there, **here} if here.get(name) != there.get(name)]
+    if "replicas" in different and _can_share(now, then) and set(different) <= {"replicas", "length"}:
+        different = []
+        log.info("surefoot: %d ranks share the rows that %d ranks did.", now["replicas"], then["replicas"])
     if different:
         both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
         said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
@@ -106,8 +109,8 @@ def warn_of_differences(
         said.append(f"going on after {skip} batches of the new size, about the same number of samples")
     elif again:
         said.append(
-            f"{count} batches on {there['replicas']} ranks are no whole number of batches on {now['replicas']}: "
-            f"{again} of the samples that were drawn come again, from batch {skip} on"
+            f"{count} batches on {then['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
+            f"of the samples that were drawn come again, from batch {skip} on"
         )
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start anew")
@@ -129,12 +132,13 @@ def warn_of_differences(
     return skip
 
 
-def _shares(now: dict[str, Any], then: dict[str, Any]) -> tuple[int, int] | None:
-    """How many rows all ranks together take of one batch each, now and then; `None` if it is not known or the same."""
-    if not now["batch_size"] or not then["batch_size"] or (now["replicas"] is None) != (then["replicas"] is None):
-        return None
-    rows = now["batch_size"] * (now["replicas"] or 1), then["batch_size"] * (then["replicas"] or 1)
-    return None if rows[0] == rows[1] else rows
+def _can_share(now: LoaderDescription, then: LoaderDescription) -> bool:
+    """Whether it is known how many rows all ranks together take of one batch each, now and then."""
+    return bool(now["batch_size"] and then["batch_size"]) and ("replicas" in now) == ("replicas" in then)
+
+
+def _rows(loader: LoaderDescription) -> int:
+    return (loader["batch_size"] or 1) * loader.get("replicas", 1)
 
 
 def plain(state: Any, where: str) -> Any:
