@@ -118,8 +118,9 @@ def report(given: argparse.Namespace, taken: dict[str, list[float]], counts: dic
         ratios = sorted(one / other for one, other in zip(taken[name], taken["bare"], strict=True))
         low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
         words = "a second bare one" if name == "again" else name
-        print(f"{words} / bare: {statistics.median(taken[name]) / bare:.3f} of medians, {statistics.median(ratios):.3f}
-              " f"median of rounds, {low:.2f} to {high:.2f} in 80 % of rounds")  # fmt: skip
+        medians = statistics.median(taken[name]) / bare
+        print(f"{words} / bare: {medians:.3f} of medians, {statistics.median(ratios):.3f} median of rounds, "
+              f"{low:.2f} to {high:.2f} in 80 % of rounds")  # fmt: skip
     print(f"collectives per step: bare {counts['bare']}, guarded {counts['guarded']}; surefoot's own hold {sent} bytes")
 
 
