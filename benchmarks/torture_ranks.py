@@ -64,8 +64,9 @@ def work(folder: Path, kind: str, steps: int, kills: int, seed: int) -> None:
     import surefoot as sf
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, ranks, life = dist.get_rank(), dist.get_world_size(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, ranks, life = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    # A store for each life: gloo may find the addresses of the life before in that of torchrun, and fail to connect.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{life}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(
         nn.Linear(16, WIDTH), nn.GELU(), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1)
@@ -89,7 +90,8 @@ def work(folder: Path, kind: str, steps: int, kills: int, seed: int) -> None:
     data = TensorDataset(x, x.sum(1, keepdim=True).sin())
     sampler = DistributedSampler(data, shuffle=True, seed=3)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    at, first = kill_later(rank, life, seed, ranks, folder) if life < kills else -1, None
+    done = len((folder / "kills").read_text().splitlines()) if (folder / "kills").exists() else 0
+    at, first = kill_later(rank, life, seed, ranks, folder) if done < kills else -1, None
     epochs = -(-steps // (ROWS // BATCH // ranks // 2))
     for epoch in stabilizer.epochs(epochs):
         sampler.set_epoch(epoch)
@@ -121,7 +123,7 @@ def run(folder: Path, given: argparse.Namespace, kills: int, steps: int) -> list
     """Start torchrun, and give what each rank ended with."""
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
-    command += [f"--max-restarts={kills + 3}", __file__, "--work", str(folder), "--kind", given.kind]
+    command += [f"--max-restarts={2 * kills + 3}", __file__, "--work", str(folder), "--kind", given.kind]
     command += ["--steps", str(steps), "--kills", str(kills), "--seed", str(given.seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
     with (folder / "output").open("w") as output:
