@@ -97,6 +97,6 @@ def _unplaced(saved: SavedShards) -> Tensor:
 
 def streams_for_new_rank(parts: SavedParts) -> RandomStreams | None:
     """The random streams of all processes that saved, if they are the same; `None` if they differ."""
-    streams = parts.part_of("streams")
+    streams = parts.entries("streams")
     alike = all(nested.equal(streams[0], other) for other in streams[1:])
     return streams[0] if alike and len(streams) > 1 else None

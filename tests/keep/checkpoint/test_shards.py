@@ -44,7 +44,7 @@ def saved(value: torch.Tensor, mesh: str) -> SavedShards:
     for rank, layout in enumerate(layouts(mesh, tuple(value.shape))):
         part = cut(value, layout)
         found.setdefault(layout, SavedShard(rank, layout, lambda at, part=part: part[at]))
-    return SavedShards("value", tuple(value.shape), value.dtype, tuple(found.values()), None)
+    return SavedShards("value", tuple(value.shape), value.dtype, lambda: list(found.values()), None)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -65,7 +65,7 @@ def test_shards_on_top_of_tensor_parallel_are_interleaved_as_torch_cuts_them():
 
 def test_a_part_that_is_missing_is_an_error_and_not_a_tensor_of_whatever_was_in_memory():
     shards = saved(torch.zeros(7, 5), "rows over 4")
-    lacking = SavedShards("value", shards.shape, shards.dtype, shards.shards[1:], None)
+    lacking = SavedShards("value", shards.shape, shards.dtype, lambda: shards.shards()[1:], None)
     with pytest.raises(CheckpointError, match="hold 25 of the 35 values"):
         lacking.whole()
     assert lacking.part(layouts("rows over 4", (7, 5))[2]).shape == (2, 5)
@@ -74,10 +74,10 @@ def test_a_part_that_is_missing_is_an_error_and_not_a_tensor_of_whatever_was_in_
 def test_a_shard_that_is_not_what_its_layout_says_is_refused():
     wrong = SavedShard(0, whole_layout((4, 2)), lambda at: torch.zeros(1, 2))
     with pytest.raises(CheckpointError, match="where its layout says"):
-        SavedShards("value", (4, 2), torch.float32, (wrong,), None).whole()
+        SavedShards("value", (4, 2), torch.float32, lambda: [wrong], None).whole()
     other = SavedShard(0, whole_layout((4, 2)), lambda at: torch.zeros(4, 2, dtype=torch.int32))
     with pytest.raises(CheckpointError, match="int32"):
-        SavedShards("value", (4, 2), torch.float32, (other,), None).whole()
+        SavedShards("value", (4, 2), torch.float32, lambda: [other], None).whole()
 
 
 @pytest.mark.parametrize(

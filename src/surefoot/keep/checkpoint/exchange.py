@@ -169,11 +169,11 @@ def verify_step(listing: CheckpointListing) -> VerifiedStep:
     try:
         if listing.fault is not None:
             raise CheckpointError(listing.fault)
-        parts = SavedParts(listing.paths, 0, 1)
+        parts = SavedParts(listing, 0, 1)
         found: list[SavedShards] = []
         whole_tensors(parts.tree(0), partial(_noted, found))
         for each in found:
-            held = sum(prod(shard.layout.local_shape) for shard in each.shards)
+            held = sum(prod(shard.layout.local_shape) for shard in each.shards())
             if held != prod(each.shape):
                 raise CheckpointError(f"its parts hold {held:,} of the {prod(each.shape):,} values of {each.name!r}.")
         spread = len(found)

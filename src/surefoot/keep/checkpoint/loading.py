@@ -60,7 +60,7 @@ class Reader:
     def read(self, listing: CheckpointListing) -> Loaded:
         """Read one step. Raises `CheckpointError`."""
         if self.place is not None:
-            parts = SavedParts(listing.paths, self.rank, self.world_size, self.shares_verifying)
+            parts = SavedParts(listing, self.rank, self.world_size, self.shares_verifying)
             return Loaded(listing.step, listing.paths[parts.base], self.place(parts), parts.facts)
         count = len(listing.manifests)
         if count != self.world_size:

@@ -346,6 +346,7 @@ class CheckpointManager:
         without: Collection[int] = (),
         whole: bool = False,
         place: Callable[[SavedParts], Any] | None = None,
+        shares_verifying: bool = False,
     ) -> Loaded | None:
         """Read a state back, every byte verified. Waits for one that is being written.
 
@@ -356,13 +357,12 @@ class CheckpointManager:
 
         With several processes each gets the part that it saved, and there must be as many as then. With `whole`,
         tensors that were spread over processes come back whole, whatever the number of processes. `place` makes the
-        state of the parts of all processes; with it, the processes share the verifying, and must agree on what they
-        load.
+        state of the parts of all. Processes that agree on what they load may share the verifying.
         """
         self.wait()
         wait_for_writers(self._place)
         makes = (lambda parts: whole_tensors(parts.tree(parts.base))) if whole and place is None else place
-        reader = Reader(self.rank, self.world_size, makes, shares_verifying=place is not None)
+        reader = Reader(self.rank, self.world_size, makes, shares_verifying)
         if isinstance(which, os.PathLike):
             loaded: Loaded | None = load_path(Path(which))
         elif type(which) is int:

@@ -35,6 +35,8 @@ class CheckpointSelector:
     ) -> None:
         """`place` makes the state of this rank of the parts that all ranks saved."""
         self._checkpoints, self._ranks, self._place = checkpoints, ranks, place
+        # Those that train together are those that save together: each part is verified by one of them.
+        self._shares_verifying = checkpoints is not None and ranks.several and checkpoints.world_size == ranks.count
 
     def check_that_all_save(self) -> None:
         """Without a part of every rank no checkpoint is whole, and a rank that loads alone trains on alone."""
@@ -71,7 +73,9 @@ class CheckpointSelector:
         """What this rank finds, as it needs it; or why it cannot be loaded."""
         assert self._checkpoints is not None
         try:
-            return self._checkpoints.load(which, without=without, place=self._place)
+            return self._checkpoints.load(
+                which, without=without, place=self._place, shares_verifying=self._shares_verifying
+            )
         except CheckpointError as error:
             return error
 

@@ -189,8 +189,8 @@ class SavedShards:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    shards: tuple[SavedShard, ...]
-    """Shards that hold the same part are in it once."""
+    shards: Callable[[], Sequence[SavedShard]]
+    """Finds them; those that hold the same part are given once."""
     own: SavedShard | None
     """The shard of the process with the same rank, if there were as many processes."""
 
@@ -199,7 +199,7 @@ class SavedShards:
         if self.own is not None and self.own.layout == layout:
             return self.own_part()
         part = torch.empty(layout.local_shape, dtype=self.dtype)
-        found = sum(_copy(part, layout, shard.layout, shard.read) for shard in self.shards)
+        found = sum(_copy(part, layout, shard.layout, shard.read) for shard in self.shards())
         if found != part.numel():
             raise CheckpointError(
                 f"the parts of the checkpoint hold {found:,} of the {part.numel():,} values that this process needs of "
