@@ -125,7 +125,7 @@ class StabilizedRun:
     def _set_accumulate(self, accumulate: int) -> None:
         """Another number of ranks takes another number of microbatches per step."""
         self.window.sums.length = self._settings["accumulate"] = accumulate
-        set_gradient_sync(self.models, accumulate == 1)
+        set_gradient_sync(self.models, self.window.sums.count == accumulate - 1)
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 

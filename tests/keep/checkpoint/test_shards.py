@@ -61,6 +61,12 @@ def test_shards_of_one_mesh_become_those_of_every_other(then, shape):
 def test_shards_on_top_of_tensor_parallel_are_interleaved_as_torch_cuts_them():
     found = layouts("sharded on top of tensor parallel", (7, 1))
     assert [layout.ranges[0] for layout in found] == [((0, 2),), ((4, 6),), ((2, 4),), ((6, 7),)]
+    for size, factor, count in product(range(1, 12), (1, 2, 3, 4), (1, 2, 3)):
+        placement = _StridedShard(0, split_factor=factor)
+        parts = placement._split_tensor(torch.arange(size), count, with_padding=False, contiguous=True)[0]
+        for place, part in enumerate(parts):
+            layout = _layout((size,), (placement,), (count,), (place,))
+            assert cut(torch.arange(size), layout).tolist() == part.tolist(), (size, factor, count, place)
 
 
 def test_a_part_that_is_missing_is_an_error_and_not_a_tensor_of_whatever_was_in_memory():

@@ -39,11 +39,6 @@ class Loaded:
     facts: SaveFacts
     """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
-    @property
-    def world_size(self) -> int:
-        """How many processes saved it."""
-        return int(self.facts.get("world_size", 1))
-
 
 @dataclass(frozen=True)
 class Reader:

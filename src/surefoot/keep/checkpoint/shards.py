@@ -136,20 +136,23 @@ def _layout(
     for placement, count, place in zip(placements, mesh, coordinate, strict=True):
         if placement.is_replicate():
             continue
-        if placement.is_partial() or not hasattr(placement, "_split_tensor"):
+        if placement.is_partial() or not hasattr(placement, "dim"):
             raise UsageError(
                 f"a DTensor with the placement {placement} has no value of its own on any process, so that its shards "
                 "cannot be saved. Save the `full_tensor()` of it."
             )
-        dim = placement.dim
-        along = type(placement)(0) if not hasattr(placement, "split_factor") else _at_zero(placement)
-        indices[dim] = along._split_tensor(indices[dim], count, with_padding=False, contiguous=True)[0][place]
+        # FSDP2 on top of tensor parallelism cuts every piece of the latter: the cut along the outer dimension of the
+        # mesh is made in as many pieces, and takes its share of each.
+        pieces = _split(indices[placement.dim], int(getattr(placement, "split_factor", 1)))
+        indices[placement.dim] = torch.cat([_split(piece, count)[place] for piece in pieces])
     return ShardLayout(shape, tuple(_ranges(each.tolist()) for each in indices))
 
 
-def _at_zero(placement: Any) -> Any:
-    """The same interleaved cut along dimension 0: what is cut here has no other."""
-    return type(placement)(0, split_factor=placement.split_factor)
+def _split(indices: Tensor, count: int) -> list[Tensor]:
+    """The indices in so many parts, the last of which may be empty, as torch cuts a shard."""
+    from torch.distributed.tensor import Shard
+
+    return Shard(0)._split_tensor(indices, count, with_padding=False, contiguous=True)[0]
 
 
 def _ranges(indices: list[int]) -> tuple[Range, ...]:
