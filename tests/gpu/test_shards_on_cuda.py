@@ -1,4 +1,4 @@
-"""A model on a mesh of one GPU: its shards are saved with their place in the whole, and read with and without a mesh."""
+"""A model on a mesh of one GPU: its shards are saved with their place in the whole, and read with or without a mesh."""
 
 import pytest
 import torch
