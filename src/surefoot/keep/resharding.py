@@ -69,7 +69,8 @@ def placed_like(saved: Any, now: Any) -> Any:
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         found: Any = {key: placed_like(value, now.get(key)) for key, value in saved.items()}
         if type(saved) is not dict:
-            found = type(saved)(found)
+            kind: Any = type(saved)
+            found = kind(found)
             vars(found).update(getattr(saved, "__dict__", {}))  # the versions in the state of a module
         return found
     if isinstance(saved, list) and isinstance(now, (list, tuple)) and len(saved) == len(now):

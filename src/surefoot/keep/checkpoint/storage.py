@@ -238,7 +238,7 @@ class TensorFile(Mapping[str, Tensor]):
 
         self._path = path
         with self._refusals():
-            self._file = safe_open(path, framework="pt")
+            self._file: Any = safe_open(path, framework="pt")
             self._names = frozenset(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
