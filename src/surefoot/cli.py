@@ -99,7 +99,7 @@ def run(
 
 
 app.command(short_help="List the runs below a directory, with their verdicts.")(recorded_run.runs)
-app.command()(recorded_run.diagnose)
+app.command(short_help="Say what was wrong with a recorded run, with evidence.")(recorded_run.diagnose)
 app.command(
     context_settings={"allow_interspersed_args": False},
     short_help="Find the single change that cures a failing script.",

@@ -12,7 +12,7 @@ from surefoot.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from surefoot.keep.checkpoint.listing import CheckpointListing
 
-app = typer.Typer(help="Checkpoints of a run: list, verify, export to one file, import.", rich_markup_mode=None)
+app = typer.Typer(help="Checkpoints of a run: list, verify, export, import.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +61,7 @@ def export(
     step: str = typer.Option("latest", help="latest, good, best, or the number of a step."),
     weights: bool = typer.Option(False, "--weights", help="The weights of the models alone, by their names."),
 ) -> None:
-    """Write a checkpoint as one safetensors file, whatever number of processes saved it."""
+    """Write a checkpoint as one safetensors file. Any number of processes may have saved it."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, export_state, export_weights, load_whole
 
     try:
@@ -78,7 +78,7 @@ def import_file(
     file: Path = typer.Argument(help="A file that `surefoot checkpoints export` wrote."),
     folder: Path = typer.Argument(help="The run folder that the checkpoint goes into."),
 ) -> None:
-    """Make a checkpoint of an exported file, from which any number of processes can resume."""
+    """Make a checkpoint of an exported file. Any number of processes can resume from it."""
     from surefoot.keep.checkpoint.exchange import import_state
 
     try:
