@@ -84,7 +84,7 @@ def write_copies(folder: Path | None = None) -> None:
             log.warning("surefoot: a checkpoint that was due could not be written: %s", error)
 
 
-class Session:
+class SaveSession:
     """What the ranks of a run have in common between two restarts: parts of two sessions are not combined."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -106,7 +106,7 @@ class CheckpointSaver:
     ) -> None:
         """Save the run of `owner`, which alone may use `checkpoints`."""
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
-        self.session = Session(ranks)
+        self.session = SaveSession(ranks)
         if checkpoints is not None:
             checkpoints.belong_to(owner)
             if checkpoints.world_size == 1:  # several processes could not agree on it at exit

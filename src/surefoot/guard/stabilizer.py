@@ -25,7 +25,6 @@ from surefoot.core.formats import STABILIZER_STATE
 from surefoot.core.state_tree import unpack
 from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
-from surefoot.decide.unguardable import check_hooks, check_optimizer
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
@@ -86,7 +85,7 @@ class StabilizedRun:
     ) -> None:
         """Connect the parts. Incidents record `settings`."""
         self.models, self.optimizer, self.scheduler, self.guard = models, optimizer, scheduler, guard
-        self._zero_grad = zero_grad
+        self._zero_grad, self._settings = zero_grad, settings
         self.own_signals: dict[str, Scalar] = {}
         history, policy, lag, ranks, rows = guard.history, guard.policy, guard.lag_steps, guard.ranks, guard.rows
         warnings = GradientWarnings(models, history)
@@ -96,7 +95,6 @@ class StabilizedRun:
             run = RunToCapture(models, optimizer, scheduler, guard, settings)
             self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
-        self._settings = settings
         batch = GlobalBatch(accumulate, self._set_accumulate)
         self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own), batch)
         self.persistence = RunPersistence(
@@ -113,8 +111,7 @@ class StabilizedRun:
         )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
-        self._dead_layers = DeadLayers(models, history)
-        on_step = call_each(guard.on_step, self._dead_layers.take)
+        on_step = call_each(guard.on_step, DeadLayers(models, history).take)
         self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
@@ -374,8 +371,6 @@ class TrainingStabilizer:
             "incidents": (keeper := keeper_for(incidents), IncidentKeeper),
         }
         check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
-        check_optimizer(optimizer, keeps_states=checkpoints is not None or recovery is not None)
-        check_hooks(models)
         layout = layout_of(models, optimizer)
         if checkpoints is not None:
             checkpoints.claim()

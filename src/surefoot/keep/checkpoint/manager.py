@@ -287,10 +287,8 @@ class CheckpointManager:
         Args:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
             step: optimizer steps so far.
-            quiet: whether the detectors had nothing to say.
-            reasons: what they said.
-            metric: what the best is chosen by; lower is better.
-            metric_given: whether somebody chose it. Once one was, a makeshift such as the training loss counts no more.
+            quiet, reasons: whether the detectors had nothing to say, and what they said.
+            metric, metric_given: what the best is chosen by, lowest first; once somebody chose one, no makeshift counts.
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
