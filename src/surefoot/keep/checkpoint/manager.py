@@ -288,7 +288,7 @@ class CheckpointManager:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
             step: optimizer steps so far.
             quiet, reasons: whether the detectors had nothing to say, and what they said.
-            metric, metric_given: what the best is chosen by, lowest first; once somebody chose one, no makeshift counts.
+            metric, metric_given: what the best is chosen by, lowest first; once somebody chose one, no other counts.
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
