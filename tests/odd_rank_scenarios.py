@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
@@ -40,7 +39,9 @@ def hooked() -> DistributedDataParallel:
     return model
 
 
-def zero(model: nn.Module) -> ZeroRedundancyOptimizer:
+def zero(model: nn.Module) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of `torch.jit.script` when it is imported
+
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.02)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -238,7 +238,7 @@ class TensorFile(Mapping[str, Tensor]):
 
         self._path = path
         with self._refusals():
-            self._file: Any = safe_open(path, framework="pt")
+            self._file = cast("Any", safe_open(path, framework="pt"))
             self._names = frozenset(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
