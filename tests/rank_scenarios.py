@@ -123,6 +123,8 @@ def happen(what: str, rank: int, folder: Path) -> None:
         os._exit(9)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "usr1":
+        os.kill(os.getpid(), signal.SIGUSR1)
     if what == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
 

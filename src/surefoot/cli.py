@@ -13,6 +13,7 @@ import typer
 
 import surefoot
 from surefoot.commands import experiments, recorded_run
+from surefoot.commands.checkpoints import app as checkpoints
 from surefoot.commands.demo import demo
 from surefoot.commands.doctor import doctor
 from surefoot.commands.explain import explain
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(zoo, name="zoo")
+app.add_typer(checkpoints, name="checkpoints")
 # What the parser raises, wherever this release of typer keeps it.
 _Misuse: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -97,7 +99,7 @@ def run(
 
 
 app.command(short_help="List the runs below a directory, with their verdicts.")(recorded_run.runs)
-app.command()(recorded_run.diagnose)
+app.command(short_help="Say what was wrong with a recorded run, with evidence.")(recorded_run.diagnose)
 app.command(
     context_settings={"allow_interspersed_args": False},
     short_help="Find the single change that cures a failing script.",

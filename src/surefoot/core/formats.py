@@ -164,10 +164,12 @@ def _rename_facts(facts: Any) -> Any:
 
 CHECKPOINT = Format(
     "checkpoint",
-    1,
+    2,
     "`checkpoints/step-*/manifest.json`",
     "`CheckpointManager`",
-    "`CheckpointManager.load`, `stabilizer.resume` and `restore`, `surefoot replay`",
+    "`CheckpointManager.load`, `stabilizer.resume` and `restore`, `surefoot checkpoints` and `replay`",
+    # Version 2 stores which part of the whole tensor a shard is. Shards of version 1 go back to their own ranks.
+    migrations={1: lambda contents: contents},
 )
 STABILIZER_STATE = Format(
     "stabilizer state",

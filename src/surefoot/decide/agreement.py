@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from surefoot.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,17 +26,47 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     """The processes that train these models together; `None` for a model that trains alone.
 
     A model wrapped in DDP, or one whose parameters are DTensors, is trained together. A process group that merely
-    exists says nothing: ranks may train different models.
+    exists says nothing: ranks may train different models. Raises `UsageError` for models that different processes
+    train: what one of them refuses, the others of its group could not know.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
-    for model in models:
-        for module in model.modules():  # DDP may lie inside, as in torch.compile's wrapper
-            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                return module.process_group
-        if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-            return dist.group.WORLD
-    return None
+    members = {frozenset(dist.get_process_group_ranks(group)): group for model in models for group in _groups_of(model)}
+    # The replicas of a model that is itself spread over a mesh: the mesh has the ranks of DDP and more.
+    largest = [each for each in members if not any(each < other for other in members)]
+    if len(largest) > 1:
+        raise UsageError(
+            f"the models are trained by different processes: {' and '.join(sorted(str(sorted(e)) for e in largest))}. "
+            "Give each its own TrainingStabilizer and optimizer, on the ranks that train it."
+        )
+    return members[largest[0]] if largest else None
+
+
+def _groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
+    """The process groups that train a model: of each DDP in it, and those of its DTensors."""
+    replicas = [
+        module.process_group
+        for module in model.modules()  # DDP may lie inside, as in torch.compile's wrapper
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    ]
+    meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if hasattr(p, "to_local"))  # type: ignore[attr-defined]
+    return [*replicas, *(_group_of_mesh(mesh) for mesh in meshes)]
+
+
+def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
+    """The processes of a mesh, with all dimensions that it was taken from."""
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    if root.size() == dist.get_world_size():
+        world = dist.group.WORLD
+        assert world is not None
+        return world
+    if root.ndim == 1:
+        return root.get_group()  # type: ignore[no-any-return]
+    raise UsageError(
+        f"the model lies on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} "
+        "dimensions, and there is no process group of exactly these to agree in. Make the mesh of all processes, or "
+        "of one dimension."
+    )
 
 
 def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:

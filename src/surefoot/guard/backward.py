@@ -20,6 +20,7 @@ from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
 from surefoot.decide.uneven_ranks import apart, check_can_part
+from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
@@ -170,6 +171,7 @@ class GradientWindow:
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
+        self._setup = SetupOfRanks(models if group is not None else ())
         self._announce_sync()
 
     # ---- one microbatch -------------------------------------------------------------------------------------------
@@ -177,6 +179,7 @@ class GradientWindow:
     def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
+        self._setup.check(self.step)
         self._drop_stale_gradients()
         if _has_gradient(weight) or self._group is not None:  # ranks wait for each other in backward
             self._scaled_backward(loss, weight, **options)

@@ -84,7 +84,7 @@ class DataLoop:
         on_stop_point: Callable[[], None],
         on_begin: Callable[[], Callable[[int], None]],
         repeats: BetweenBatches | None = None,
-        microbatches: int = 1,
+        microbatches: Callable[[], int] = lambda: 1,
     ) -> None:
         """Follow loaders from here on.
 
@@ -98,7 +98,7 @@ class DataLoop:
             on_begin: called before the first batch of a loop; what it returns is called with the number of batches
                 when the data are at their end.
             repeats: returns to an earlier moment between two batches, and says which steps are left out.
-            microbatches: how many batches a step takes, where none was taken yet.
+            microbatches: returns how many batches a step takes, where none was taken yet.
         """
         self._repeats, self._microbatches = repeats, microbatches
         self.windows = DrawnWindows()
@@ -163,7 +163,7 @@ class DataLoop:
         while repeats is not None and self._stepper in (None, threading.get_ident()) and repeats.leaves_out_next():
             left = 0
             try:
-                for owner in self.windows.drawn_by() or [drawn] * self._microbatches:
+                for owner in self.windows.drawn_by() or [drawn] * self._microbatches():
                     self.draw(owner.batches, between=False)
                     left += 1
             finally:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.decide.recovery import LATE_STEPS
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
+from surefoot.guard.placing import placed_parts
 from surefoot.guard.repeating import Repeats
 from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
-from surefoot.keep.restore import load_models, load_moments
+from surefoot.keep.restore import load_models, load_moments, refuse
 from surefoot.keep.snapshots import SnapshotRing
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class EarlierWeights:
     ) -> None:
         """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
-        self._ranks, self.selector = ranks, CheckpointSelector(checkpoints, ranks)
+        self._ranks = ranks
+        self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
         self._margin = recovery.margin_steps + LATE_STEPS if recovery else None
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
@@ -157,8 +160,8 @@ class LoopHooks:
     """Counts the next step as one that was left out of a repeat."""
     on_back: Callable[[int], None] | None
     """Called with the step that the run has returned to, to repeat those after it."""
-    microbatches: int
-    """How many batches a step takes."""
+    microbatches: Callable[[], int]
+    """How many batches a step takes; another number of ranks may change it."""
 
 
 class RunPersistence:
@@ -188,6 +191,7 @@ class RunPersistence:
             loop: what is called in the course of the loop.
         """
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
+        self._ranks = ranks
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
         self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, lag_steps, ranks)
         self.repeats: Repeats | None = None
@@ -257,8 +261,10 @@ class RunPersistence:
         write_copies(self.checkpoints.folder)
         self.weights.selector.check_that_all_save()
         found = self.weights.selector.load(which)
+        self.saver.session.begin()
         if found is None:
             return None
+        self._refuse_together(found.tree)
         self.run_state.apply(found.tree)
         if self.weights.ring is not None and self.repeats is None:  # a moment is kept when the data are in place
             self.weights.ring.take(found.step)
@@ -266,6 +272,12 @@ class RunPersistence:
         if self._on_resume is not None:
             self._on_resume(int(found.step), found.path)
         return int(found.step)
+
+    def _refuse_together(self, tree: Any) -> None:
+        """Raise `CheckpointError` if any rank cannot load its state: one that went on would wait for it."""
+        faults = self.run_state.faults(tree) if self._ranks.several else []
+        if self._ranks.any(bool(faults)):
+            refuse(faults or ["another rank says why in its own output"])
 
     def _restore_once(self) -> None:
         """Continue from the newest checkpoint, the first time this is called."""
@@ -280,6 +292,7 @@ class RunPersistence:
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The batches that are left, from where the run stopped."""
         self._restore_once()
+        self.run_state.batch.follow(loader)
         return self.data.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:

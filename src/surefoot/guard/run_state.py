@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.guard.backward import GradientWindowState
+    from surefoot.guard.global_batch import GlobalBatch, GlobalBatchState
     from surefoot.keep.position.data import PositionState
     from surefoot.keep.restore import OptimizerDescription, OptimizerState
 
@@ -96,7 +97,13 @@ class MomentTree(TypedDict):
     streams: RandomStreams
 
 
-class RunTree(LoadedTree):
+class SharedBatch(TypedDict, total=False):
+    """What is stored with a run whose ranks share the rows of a step."""
+
+    batch: GlobalBatchState
+
+
+class RunTree(LoadedTree, SharedBatch):
     """A checkpoint of a whole run."""
 
     described: PartsDescription
@@ -133,9 +140,9 @@ class RunParts:
 class RunState:
     """Reads and loads the state of one run."""
 
-    def __init__(self, parts: RunParts) -> None:
+    def __init__(self, parts: RunParts, batch: GlobalBatch) -> None:
         check_saved_with_run(parts.also)
-        self.parts = parts
+        self.parts, self.batch = parts, batch
         self.position = DataPosition()
         """The place in the data."""
         self._streams: RandomStreams | None = None
@@ -146,8 +153,8 @@ class RunState:
 
     def gather(self) -> RunTree:
         """The whole run as one nested state of live tensors and plain values."""
-        parts = self.parts
-        return {
+        parts, batch = self.parts, self.batch.state_dict()
+        tree: RunTree = {
             "models": [model.state_dict() for model in parts.models],
             "optimizer": parts.optimizer.state_dict(),
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
@@ -158,6 +165,9 @@ class RunState:
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
             "data": self.position.state_dict(),
         }
+        if batch is not None:
+            tree["batch"] = batch
+        return tree
 
     def settle(self, tree: RunTree) -> None:
         """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
@@ -315,6 +325,7 @@ class RunState:
             elif not has_state(thing):
                 warn_of_changes(name, thing, tree["also"][name])
         self.position.load_state_dict(tree["data"])
+        self.batch.load_state_dict(tree.get("batch"))
         self._streams = tree["streams"]
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -83,6 +84,20 @@ def write_copies(folder: Path | None = None) -> None:
             log.warning("surefoot: a checkpoint that was due could not be written: %s", error)
 
 
+class SaveSession:
+    """What the ranks of a run have in common between two restarts: parts of two sessions are not combined."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.name: str | None = None
+        """`None` for a process that trains alone, and until `begin`."""
+
+    def begin(self) -> None:
+        """The run begins, or goes on from a checkpoint. Every rank must call."""
+        if self._ranks.several:
+            self.name = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
+
+
 class CheckpointSaver:
     """Saves a run, when it is due and on request."""
 
@@ -91,6 +106,7 @@ class CheckpointSaver:
     ) -> None:
         """Save the run of `owner`, which alone may use `checkpoints`."""
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
+        self.session = SaveSession(ranks)
         if checkpoints is not None:
             checkpoints.belong_to(owner)
             if checkpoints.world_size == 1:  # several processes could not agree on it at exit
@@ -224,6 +240,7 @@ class CheckpointSaver:
             staged=waiting.staged,
             blocking=blocking,
             after_busy=True,
+            session=self.session.name,
         )
 
     def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:

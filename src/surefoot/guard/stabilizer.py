@@ -22,12 +22,14 @@ from torch import Tensor, nn
 
 from surefoot.act.apply import ClosureRefused
 from surefoot.core.state_tree import unpack
+from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.context import GuardContext, build_guard, call_each
 from surefoot.guard.dead_layers import DeadLayers
+from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
@@ -82,7 +84,7 @@ class StabilizedRun:
     ) -> None:
         """Connect the parts. Incidents record `settings`."""
         self.models, self.optimizer, self.scheduler, self.guard = models, optimizer, scheduler, guard
-        self._zero_grad = zero_grad
+        self._zero_grad, self._settings = zero_grad, settings
         self.own_signals: dict[str, Scalar] = {}
         history, policy, lag, ranks, rows = guard.history, guard.policy, guard.lag_steps, guard.ranks, guard.rows
         warnings = GradientWarnings(models, history)
@@ -92,15 +94,15 @@ class StabilizedRun:
             run = RunToCapture(models, optimizer, scheduler, guard, settings)
             self.capture = IncidentCapture(keeper, run, lag, rows)
         own = OwnState(partial(self.own_state, live=True), settled_own, self.load_own_state, self._load_rules)
-        self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own))
+        batch = GlobalBatch(accumulate, self._set_accumulate)
+        self.run_state = RunState(RunParts(models, optimizer, scheduler, dict(also_save or {}), own), batch)
         beside = self.run_state.following
         trained = TrainedState(models, optimizer, policy.live_states, policy.put_back, beside.read, beside.load)
-        loop = _loop_hooks(self, accumulate)
+        loop = _loop_hooks(self)
         self.persistence = RunPersistence(self.run_state, trained, checkpoints, recovery, lag, ranks, history, loop)
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
-        self._dead_layers = DeadLayers(models, history)
-        on_step = call_each(guard.on_step, self._dead_layers.take)
+        on_step = call_each(guard.on_step, DeadLayers(models, history).take)
         self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
         if self.persistence.repeats is not None:
             self.persistence.repeats.follow(self.results)
@@ -109,6 +111,11 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+
+    def _set_accumulate(self, accumulate: int) -> None:
+        """Another number of ranks takes another number of microbatches per step."""
+        self.window.sums.length = self._settings["accumulate"] = accumulate
+        set_gradient_sync(self.models, self.window.sums.count == accumulate - 1)
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 
@@ -255,7 +262,7 @@ class StabilizedRun:
         policy.scaler.scale_of(policy.scale_state).fill_(used)
 
 
-def _loop_hooks(run: StabilizedRun, accumulate: int) -> LoopHooks:
+def _loop_hooks(run: StabilizedRun) -> LoopHooks:
     """What a run is told and asked while batches are drawn and checkpoints loaded."""
     rows = run.guard.rows
     return LoopHooks(
@@ -265,7 +272,7 @@ def _loop_hooks(run: StabilizedRun, accumulate: int) -> LoopHooks:
         on_resume=rows.resumed if rows else None,
         leave_out=run._leave_out,
         on_back=rows.went_back if rows else None,
-        microbatches=accumulate,
+        microbatches=lambda: run.window.sums.length,
     )
 
 

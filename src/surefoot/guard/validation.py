@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from surefoot.act.loss_scale import DynamicLossScaler, TorchLossScaler
+from surefoot.decide.unguardable import check_hooks, check_optimizer
 from surefoot.errors import SettingError, require
 from surefoot.observe.parameters import Layout
 from surefoot.types import Clipper, LossScaler, Shaper
@@ -53,6 +54,8 @@ def check_settings(
     )
     for name, (part, kind) in parts.items():
         require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {part!r}.")
+    check_optimizer(optimizer, any(parts.get(name, (None,))[0] is not None for name in ("checkpoints", "recovery")))
+    check_hooks([model for model in models if isinstance(model, nn.Module)])
     require(isinstance(lag_steps, int) and lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps!r}.")
     if scheduler is not None:
         require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")

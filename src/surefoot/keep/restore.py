@@ -109,7 +109,7 @@ def _unwrapped(optimizer: Any) -> Any:
 def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     """Why a saved state cannot go into a model."""
     now = model.state_dict()
-    saved = _renamed(saved, now)
+    saved = renamed(saved, now)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     faults = [f"it has no {name!r}" for name in now if name not in saved]
     faults += [f"the model has no {name!r}" for name in saved if name not in now]
@@ -253,7 +253,7 @@ def _word(dtype: torch.dtype) -> str:
 # ---- loading ------------------------------------------------------------------------------------------------------
 
 
-def _renamed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
+def renamed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
     """A saved state under the names it has now, if wrappers (`torch.compile`, DDP) are all the difference."""
     if saved.keys() == now.keys():
         return saved
@@ -274,7 +274,7 @@ def load_models(models: Sequence[nn.Module], states: Sequence[Mapping[str, Any]]
     """Load every model, shards into shards."""
     for model, saved in zip(models, states, strict=True):
         now = model.state_dict()
-        state = _renamed(saved, now)
+        state = renamed(saved, now)
         if not any(hasattr(value, "to_local") for value in now.values()):
             model.load_state_dict(state)
             continue

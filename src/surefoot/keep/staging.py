@@ -35,10 +35,13 @@ from surefoot.core.device import (
     new_stream,
     on_stream,
 )
+from surefoot.keep.checkpoint.shards import is_spread, spread_of
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from surefoot.keep.checkpoint.shards import Spread
 
 Place: TypeAlias = Literal["device", "pinned"]
 """Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
@@ -57,14 +60,27 @@ SMALL = 1 << 16
 class Staged:
     """A state's copy, possibly still on its way."""
 
-    def __init__(self, outline: Any, copies: _Copies | None = None, arrived: Sequence[torch.Event] = ()) -> None:
+    def __init__(
+        self,
+        outline: Any,
+        copies: _Copies | None = None,
+        arrived: Sequence[torch.Event] = (),
+        spread: Mapping[int, Spread] | None = None,
+    ) -> None:
         self._outline, self._copies, self._arrived = outline, copies or _Copies("device", _Plan(())), arrived
+        self._spread = spread or {}
 
     @cached_property
     def tree(self) -> Any:
         """The state with every tensor replaced by its copy."""
         copies = self._copies.tensors
         return map_leaves(self._outline, _Slot, lambda slot: copies[slot.number])
+
+    @cached_property
+    def spread(self) -> dict[int, Spread]:
+        """How the tensors of `tree` that are copies of shards are spread over processes, by their `id`."""
+        copies = self._copies.tensors
+        return {id(copies[number]): spread for number, spread in self._spread.items()}
 
     def wait(self) -> None:
         """Let the host wait until every copy is complete. From any thread."""
@@ -94,7 +110,7 @@ def stage(tree: Any, place: Place | Callable[[int], Place] = "pinned", into: Sta
     else:
         copies = _Copies(place, plan)
         streams = _fill(copies, tensors)
-    return Staged(outline, copies, _events(streams))
+    return Staged(outline, copies, _events(streams), live.spread)
 
 
 class _Slot:
@@ -111,6 +127,8 @@ class _Collector:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
+        self.spread: dict[int, Spread] = {}
+        """How those that are shards are spread over processes, by their number."""
         self._numbers: dict[int, list[int]] = {}
         self._around: list[int] = []
         """The containers that are open: one that holds itself is entered once."""
@@ -158,6 +176,8 @@ class _Collector:
         else:
             self._numbers[where] = [number]
         self.tensors.append(part)
+        if part is not tensor and is_spread(tensor):
+            self.spread[number] = spread_of(tensor)
         return _Slot(number)
 
 

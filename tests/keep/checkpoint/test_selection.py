@@ -40,7 +40,7 @@ def damage(manager, step):
 
 
 def test_the_newest_is_loaded_or_the_one_asked_for(manager, ranks):
-    selector = CheckpointSelector(manager, ranks)
+    selector = CheckpointSelector(manager, ranks, None)
     selector.check_that_all_save()
     assert selector.load("latest").step == 20
     assert selector.load(10).tree["weight"].tolist() == [10.0, 10.0]
@@ -48,15 +48,15 @@ def test_the_newest_is_loaded_or_the_one_asked_for(manager, ranks):
 
 def test_a_damaged_one_is_passed_over(manager, ranks):
     damage(manager, 20)
-    assert CheckpointSelector(manager, ranks).load("latest").step == 10
+    assert CheckpointSelector(manager, ranks, None).load("latest").step == 10
 
 
 def test_where_all_are_damaged_every_rank_stops(manager, ranks):
     damage(manager, 10)
     damage(manager, 20)
     with pytest.raises(CheckpointError, match="can be loaded"):
-        CheckpointSelector(manager, ranks).load("latest")
+        CheckpointSelector(manager, ranks, None).load("latest")
 
 
 def test_a_new_run_has_nothing_to_load(tmp_path, ranks):
-    assert CheckpointSelector(sf.CheckpointManager(tmp_path / "new"), ranks).load("latest") is None
+    assert CheckpointSelector(sf.CheckpointManager(tmp_path / "new"), ranks, None).load("latest") is None

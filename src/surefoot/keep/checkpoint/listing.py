@@ -1,9 +1,10 @@
 """What lies in a folder of checkpoints: which steps are whole, which is best, which may go.
 
 Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it by itself.
-A step is whole when all parts are there, by the number of processes that each part's manifest names. Nothing else is
-written down: what is last, good or best follows from the manifests every time, so there is no pointer that could be
-wrong.
+A step is whole when all parts are there, by the number of processes that each part's manifest names, and all are of one
+session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones. Nothing
+else is written down: what is last, good or best follows from the manifests every time, so there is no pointer that
+could be wrong.
 
 A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
 (`step-00001000.evidence`), and is loaded by its path alone.
@@ -81,6 +82,8 @@ class CheckpointListing:
             return f"{part_name(self.step, missing[0], self.aside)}: the part of rank {missing[0]} is missing."
         if len({_number(each, "world_size", 1) for each in self.manifests.values()}) > 1:
             return f"{part_name(self.step, 0, self.aside)}: its parts are of runs with different numbers of processes."
+        if len({str(each.facts.get("session")) for each in self.manifests.values()}) > 1:
+            return f"{part_name(self.step, 0, self.aside)}: its parts were saved before and after a restart."
         return None
 
     @property

@@ -2,7 +2,7 @@
 
 Of a step that several processes saved, each verifies every part, though it needs its own alone: a rank that found its
 part damaged and fell back by itself would train on with another state than the rest. That costs reading everything on
-every rank, and needs no communication between them.
+every rank, and needs no communication between them. Ranks that agree afterwards on what they load share the work.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, list_checkpoints, part_name, whole_ones
+from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.storage import read, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from surefoot.keep.checkpoint.storage import SaveFacts
@@ -39,30 +40,60 @@ class Loaded:
     """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
 
+@dataclass(frozen=True)
+class Reader:
+    """The process that reads, and what it needs of a state."""
+
+    rank: int
+    world_size: int
+    place: Callable[[SavedParts], Any] | None = None
+    """Makes the state that this process needs of the parts of all. Without it, the process needs the part of its rank,
+    and there must be as many processes as saved it."""
+    shares_verifying: bool = False
+    """Whether each part is verified by one process alone, since all of them agree on what they load."""
+
+    def read(self, listing: CheckpointListing) -> Loaded:
+        """Read one step. Raises `CheckpointError`."""
+        if self.place is not None:
+            parts = SavedParts(listing, self.rank, self.world_size, self.shares_verifying)
+            return Loaded(listing.step, listing.paths[parts.base], self.place(parts), parts.facts)
+        count = len(listing.manifests)
+        if count != self.world_size:
+            raise CheckpointError(
+                f"{part_name(listing.step, 0)}: it was saved by {count} process(es) and this run has "
+                f"{self.world_size}; run as many, load a single part by its path, or the whole state with "
+                "`load(whole=True)`."
+            )
+        for other, path in listing.paths.items():
+            if other != self.rank:
+                verify(path)
+        return load_path(listing.paths[self.rank])
+
+
 def load_path(path: Path) -> Loaded:
     """One folder, whatever it is part of. Raises `CheckpointError`."""
     manifest, tree = read(path)
     return Loaded(manifest.step, path, tree, manifest.facts)
 
 
-def load_step(place: Path, step: int, rank: int, world_size: int) -> Loaded:
+def load_step(place: Path, step: int, reader: Reader) -> Loaded:
     """One step and no other. Raises `CheckpointError`."""
     steps = {each.step: each for each in reversed(listed_steps(place))}  # evidence beside a good one gives way to it
     if step not in steps:
         raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
     if fault := steps[step].fault:
         raise CheckpointError(fault)
-    return _load(steps[step], rank, world_size)
+    return reader.read(steps[step])
 
 
-def load_first(place: Path, which: str, rank: int, world_size: int, without: Collection[int] = ()) -> Loaded | None:
+def load_first(place: Path, which: str, reader: Reader, without: Collection[int] = ()) -> Loaded | None:
     """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
     steps = [each for each in listed_steps(place) if each.step not in without and not each.aside]
     faults = {each.step: each.fault for each in steps if each.fault is not None}
     passed_over = []
     for each in _candidates(whole_ones(steps), which):
         try:
-            loaded = _load(each, rank, world_size)
+            loaded = reader.read(each)
         except CheckpointError as error:
             faults[each.step] = str(error)
             passed_over.append(each.step)
@@ -93,16 +124,3 @@ def _candidates(newest_first: list[CheckpointListing], which: str) -> list[Check
     if which == "best":
         return by_metric(newest_first)
     return [each for each in newest_first if (each.good if which == "good" else each.finite)]
-
-
-def _load(listing: CheckpointListing, rank: int, world_size: int) -> Loaded:
-    count = len(listing.manifests)
-    if count != world_size:
-        raise CheckpointError(
-            f"{part_name(listing.step, 0)}: it was saved by {count} process(es) and this run has {world_size}; "
-            "run as many, or load a single part by its path."
-        )
-    for other, path in listing.paths.items():
-        if other != rank:
-            verify(path)
-    return load_path(listing.paths[rank])

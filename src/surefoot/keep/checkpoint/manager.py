@@ -37,7 +37,8 @@ import torch.distributed as dist
 from surefoot.core.folder_lock import rank_of_process
 from surefoot.errors import CheckpointError, UsageError, require
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, make_evidence, whole_ones
-from surefoot.keep.checkpoint.loading import Loaded, listed_steps, load_first, load_path, load_step
+from surefoot.keep.checkpoint.loading import Loaded, Reader, listed_steps, load_first, load_path, load_step
+from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.keep.checkpoint.writer import CheckpointWriter, FolderClaim, SaveJob, newest_good_age, wait_for_writers
 from surefoot.keep.position.workers import worker_died
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
+    from surefoot.keep.checkpoint.parts import SavedParts
     from surefoot.keep.checkpoint.storage import SaveFacts
 
 
@@ -280,20 +282,20 @@ class CheckpointManager:
         unchecked: Collection[str] = (),
         staged: Staged | None = None,
         after_busy: bool = False,
+        session: str | None = None,
     ) -> bool:
         """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
 
         Args:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
             step: optimizer steps so far.
-            quiet: whether the detectors had nothing to say.
-            reasons: what they said.
-            metric: what the best is chosen by; lower is better.
-            metric_given: whether somebody chose it. Once one was, a makeshift such as the training loss counts no more.
+            quiet, reasons: whether the detectors had nothing to say, and what they said.
+            metric, metric_given: what the best is chosen by, lowest first; once somebody chose one, no other counts.
             blocking: wait for the disk.
             unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
             staged: a copy of the state that was taken already; then `tree` is not looked at.
             after_busy: write it after one that is being written, in place of one that waits, and do not return False.
+            session: the same on all ranks, and another one after each restart: parts of two sessions are not combined.
         """
         _check_save(step, self._process, self.every_minutes, self.world_size)
         self._claim.hold(self.rank)
@@ -304,9 +306,9 @@ class CheckpointManager:
             started, line = time.monotonic(), self._due.begin(step)
             try:
                 staged = stage(tree) if staged is None else staged
-                facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size)
+                facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size, session)
                 # The first one is made here, so that a state that cannot be saved raises where it was handed in.
-                flattened = None if self._writer.has_saved else Flattened(staged.tree)
+                flattened = None if self._writer.has_saved else Flattened(staged.tree, staged.spread)
                 keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)
                 job = SaveJob(step, staged, flattened, tuple(unchecked), facts, *keep, started, done)
             except BaseException as error:
@@ -353,22 +355,36 @@ class CheckpointManager:
         best = by_metric(newest_first)[:1]
         return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
 
-    def load(self, which: Which | int | os.PathLike[str] = "latest", *, without: Collection[int] = ()) -> Loaded | None:
+    def load(
+        self,
+        which: Which | int | os.PathLike[str] = "latest",
+        *,
+        without: Collection[int] = (),
+        whole: bool = False,
+        place: Callable[[SavedParts], Any] | None = None,
+        shares_verifying: bool = False,
+    ) -> Loaded | None:
         """Read a state back, every byte verified. Waits for one that is being written.
 
         `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
         lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
         kind; `CheckpointError` if all are damaged. A step or a path means that one and no other. Steps in `without` are
         passed over, such as those that another rank cannot read.
+
+        With several processes each gets the part that it saved, and there must be as many as then. With `whole`,
+        tensors that were spread over processes come back whole, whatever the number of processes. `place` makes the
+        state of the parts of all. Processes that agree on what they load may share the verifying.
         """
         self.wait()
         wait_for_writers(self._place)
+        makes = (lambda parts: whole_tensors(parts.tree(parts.base))) if whole and place is None else place
+        reader = Reader(self.rank, self.world_size, makes, shares_verifying)
         if isinstance(which, os.PathLike):
             loaded: Loaded | None = load_path(Path(which))
         elif type(which) is int:
-            loaded = load_step(self._place, which, self.rank, self.world_size)
+            loaded = load_step(self._place, which, reader)
         elif which in ("latest", "good", "best"):
-            loaded = load_first(self._place, str(which), self.rank, self.world_size, without)
+            loaded = load_first(self._place, str(which), reader, without)
         else:
             raise UsageError(
                 f"`which` must be 'latest', 'good', 'best', a step or a pathlib.Path; got {which!r}. "
@@ -448,10 +464,16 @@ def _info(listing: CheckpointListing, rank: int, best: bool) -> CheckpointInfo:
 
 
 def _facts(
-    quiet: bool, reasons: Sequence[str], metric: float | None, given: bool, rank: int, world_size: int
+    quiet: bool,
+    reasons: Sequence[str],
+    metric: float | None,
+    given: bool,
+    rank: int,
+    world_size: int,
+    session: str | None,
 ) -> SaveFacts:
     number = None if metric is None else float(metric)
-    return {
+    facts: SaveFacts = {
         "quiet": bool(quiet),
         "reasons": [str(reason) for reason in reasons],
         "metric": number if number is None or math.isfinite(number) else repr(number),
@@ -459,6 +481,9 @@ def _facts(
         "rank": rank,
         "world_size": world_size,
     }
+    if session is not None:
+        facts["session"] = session
+    return facts
 
 
 def _distributed() -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Marked: TypeAlias = dict[str, object]
 """A JSON object that stands for something JSON does not have: its kind under `MARK`, and what belongs to it."""
@@ -32,10 +32,13 @@ NUMPY_DTYPE = re.compile(r"[<>|][biufcSUVmM]\d{1,9}(\[\w{1,8}\])?")
 """Numbers, text, bytes and dates of fixed size; no objects, no records."""
 
 
-def unflatten(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that `flatten` was given. Raises `CheckpointError` for anything it cannot have made."""
+def unflatten(plain: Any, tensors: Mapping[str, Tensor], shards: Callable[[Marked], Any] | None = None) -> Any:
+    """The state that `flatten` was given. Raises `CheckpointError` for anything it cannot have made.
+
+    `shards` gives what takes the place of a tensor that is a shard of a larger one; without it, the shard itself does.
+    """
     try:
-        return _Reader(tensors).value(plain, 0)
+        return _Reader(tensors, shards).value(plain, 0)
     except CheckpointError:
         raise
     except Exception as error:  # untrusted input: whatever it raises is a fault of the file
@@ -45,8 +48,8 @@ def unflatten(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 class _Reader:
     """Reads one JSON value; every method may raise whatever it likes, `unflatten` makes one error of it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, Tensor], shards: Callable[[Marked], Any] | None) -> None:
+        self._tensors, self._shards = tensors, shards
         self._made: dict[str, tuple[Any, Tensor]] = {}
 
     def value(self, plain: Any, depth: int) -> Any:
@@ -86,15 +89,13 @@ class _Reader:
     def counter(self, plain: Marked, depth: int) -> Counter[Any]:
         return Counter(dict(self._pairs(plain, depth)))
 
-    def tensor(self, plain: Marked, depth: int) -> Tensor:
+    def tensor(self, plain: Marked, depth: int) -> Any:
+        if self._shards is not None and "shard" in plain:
+            return self._shards(plain)
         name, notes = _expect(plain["name"], str), (plain.get("as"), plain.get("shape"))
         if name in self._made and self._made[name][0] == notes:
             return self._made[name][1]
-        tensor = self._stored(name)
-        if notes[0] == "complex":
-            tensor = torch.view_as_complex(tensor)
-        elif notes[0] is not None:
-            tensor = tensor.view(_dtype(notes[0])).reshape(_shape(notes[1]))
+        tensor = as_noted(self._stored(name), *notes)
         self._made[name] = (notes, tensor)
         return tensor
 
@@ -109,6 +110,37 @@ class _Reader:
         if tensor is None:
             raise CheckpointError(f"the state names a tensor {name!r:.80} that is not there.")
         return tensor
+
+
+def as_noted(stored: Tensor, kind: Any, shape: Any) -> Tensor:
+    """A tensor as it was, from what is in the file and what was noted about it."""
+    if kind == "complex":
+        return torch.view_as_complex(stored)
+    return stored if kind is None else stored.view(read_dtype(kind)).reshape(_shape(shape))
+
+
+def tensors_by_path(plain: Any) -> Iterator[tuple[str, Marked]]:
+    """Every tensor that a JSON value names, with its path there."""
+    waiting: list[tuple[str, Any]] = [("", plain)]
+    while waiting:
+        path, value = waiting.pop()
+        if type(value) is dict and value.get(MARK) == "tensor":
+            yield path, value
+        elif type(value) is dict and MARK in value:
+            waiting += [(f"{path}/{place}", inner) for place, inner in _entries(value.get("items"))]
+        elif type(value) is dict:
+            waiting += [(f"{path}/{key}", inner) for key, inner in value.items()]
+        elif type(value) is list:
+            waiting += [(f"{path}/{place}", inner) for place, inner in enumerate(value)]
+
+
+def _entries(items: Any) -> list[tuple[str, Any]]:
+    """The entries of a marked value: those of a dictionary are pairs, whose keys name them if they are text."""
+    if type(items) is not list:
+        return []
+    pairs = all(type(item) is list and len(item) == 2 for item in items)
+    plain_keys = pairs and all(type(item[0]) in (str, int) for item in items)
+    return [(str(item[0]), item[1]) for item in items] if plain_keys else [(str(i), x) for i, x in enumerate(items)]
 
 
 def _expect(value: Any, kind: type) -> Any:
@@ -130,7 +162,8 @@ def _shape(value: Any) -> list[int]:
     return sizes
 
 
-def _dtype(value: Any) -> torch.dtype:
+def read_dtype(value: Any) -> torch.dtype:
+    """The dtype of this name. Raises `CheckpointError`."""
     found = getattr(torch, _expect(value, str).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise CheckpointError(f"the state names the dtype {value!r:.80}, which this torch does not have.")
@@ -175,7 +208,7 @@ _KINDS: dict[str, Callable[[_Reader, Marked, int], Any]] = {
     "complex": lambda reader, plain, depth: complex(
         _read_part(reader, plain["real"], depth), _read_part(reader, plain["imag"], depth)
     ),
-    "torch.dtype": lambda reader, plain, depth: _dtype(plain["value"]),
+    "torch.dtype": lambda reader, plain, depth: read_dtype(plain["value"]),
     "torch.device": lambda reader, plain, depth: torch.device(_expect(plain["value"], str)),
     "torch.Size": lambda reader, plain, depth: torch.Size(_shape(plain["value"])),
 }

@@ -12,15 +12,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError, UsageError
-from surefoot.keep.checkpoint.listing import part_name
-from surefoot.keep.checkpoint.loading import Loaded, load_path
-from surefoot.keep.replicated_state import lacks_copies, put_copies_in
+from surefoot.keep.checkpoint.loading import Loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from surefoot.decide.agreement import Ranks
     from surefoot.keep.checkpoint.manager import CheckpointManager
+    from surefoot.keep.checkpoint.parts import SavedParts
 
 log = logging.getLogger("surefoot")
 
@@ -31,8 +30,13 @@ NONE = -1
 class CheckpointSelector:
     """Loads checkpoints on all ranks alike. Every rank must call, each time."""
 
-    def __init__(self, checkpoints: CheckpointManager | None, ranks: Ranks) -> None:
-        self._checkpoints, self._ranks = checkpoints, ranks
+    def __init__(
+        self, checkpoints: CheckpointManager | None, ranks: Ranks, place: Callable[[SavedParts], Any] | None
+    ) -> None:
+        """`place` makes the state of this rank of the parts that all ranks saved."""
+        self._checkpoints, self._ranks, self._place = checkpoints, ranks, place
+        # Those that train together are those that save together: each part is verified by one of them.
+        self._shares_verifying = checkpoints is not None and ranks.several and checkpoints.world_size == ranks.count
 
     def check_that_all_save(self) -> None:
         """Without a part of every rank no checkpoint is whole, and a rank that loads alone trains on alone."""
@@ -66,14 +70,12 @@ class CheckpointSelector:
             log.warning("surefoot: step %d is passed over, since not every rank can load it: %s", step, _here(found))
 
     def load_here(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
-        """What this rank finds, whole with what the first rank's part holds for it; or why it cannot be loaded."""
+        """What this rank finds, as it needs it; or why it cannot be loaded."""
         assert self._checkpoints is not None
         try:
-            found = self._checkpoints.load(which, without=without)
-            if found is not None and lacks_copies(found.tree):
-                first = load_path(found.path.with_name(part_name(found.step, 0)))
-                put_copies_in(found.tree, first.tree)
-            return found
+            return self._checkpoints.load(
+                which, without=without, place=self._place, shares_verifying=self._shares_verifying
+            )
         except CheckpointError as error:
             return error
 

@@ -20,9 +20,11 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +59,8 @@ class SaveFacts(TypedDict, total=False):
     world_size: int
     number: int
     """Saves are numbered: after a rollback, a lower step is the newer one."""
+    session: str
+    """The same for all ranks of a run between two restarts; there only where they have agreed on one."""
 
     finite: bool
     broken: list[str]
@@ -70,7 +74,7 @@ class Contents(NamedTuple):
 
     facts: SaveFacts
     plain: Any
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -191,13 +195,26 @@ def verify(folder: Path) -> Manifest:
 def read(folder: Path) -> tuple[Manifest, Any]:
     """The manifest and the state, verified. Raises `CheckpointError` with the file and the fault."""
     manifest = verify(folder)
-    contents = Contents(manifest.facts.copy(), _read_state(folder / STATE), _read_tensors(folder / TENSORS))
-    try:
-        contents = CHECKPOINT.migrate(contents, manifest.schema)
+    contents = read_contents(folder, manifest, _read_tensors(folder / TENSORS))
+    with fault_of(folder / STATE):
         tree = unflatten(contents.plain, contents.tensors)
-    except Exception as error:  # the input of a migration is untrusted too
-        raise _fault(folder / STATE, str(error).rstrip(".") or repr(error)) from error
     return replace(manifest, facts=contents.facts), tree
+
+
+def read_contents(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> Contents:
+    """What a checkpoint holds, in the current version of the format. Raises `CheckpointError`."""
+    contents = Contents(manifest.facts.copy(), _read_state(folder / STATE), tensors)
+    with fault_of(folder / STATE):  # the input of a migration is untrusted too
+        return CHECKPOINT.migrate(contents, manifest.schema)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def fault_of(path: Path) -> Iterator[None]:
+    """Make one `CheckpointError` about a file of whatever its content raises."""
+    try:
+        yield
+    except Exception as error:
+        raise _fault(path, str(error).rstrip(".") or repr(error)) from error
 
 
 def _read_state(path: Path) -> Any:
@@ -209,16 +226,57 @@ def _read_state(path: Path) -> Any:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import safe_open
+    file = TensorFile(path)
+    return {name: file[name] for name in file}
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            # Copied, since the library may hand out the file's own pages, and the file may be deleted or cut later.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except Exception as error:  # the library's own error has no documented base
-        with _opened(path) as descriptor:
-            start = os.read(descriptor, 16)
-        raise _fault(path, f"safetensors refuses it ({error}){_pickled(start)}") from error
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for. Raises `CheckpointError` for a file that holds none."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self._path = path
+        with self._refusals():
+            self._file = cast("Any", safe_open(path, framework="pt"))
+            self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        # Copied, since the library may hand out the file's own pages, and the file may be deleted or cut later.
+        with self._refusals():
+            return self._file.get_tensor(name).clone()  # type: ignore[no-any-return]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def part(self, name: str, at: tuple[slice, ...]) -> Tensor:
+        """Some of a tensor: nothing else of it is read."""
+        if not at:
+            return self[name]
+        with self._refusals():
+            return self._file.get_slice(name)[at].clone()  # type: ignore[no-any-return]
+
+    def metadata(self) -> dict[str, str]:
+        """The text in the header of the file."""
+        with self._refusals():
+            return dict(self._file.metadata() or {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the library's own error has no documented base
+            with _opened(self._path) as descriptor:
+                start = os.read(descriptor, 16)
+            raise _fault(self._path, f"safetensors refuses it ({error}){_pickled(start)}") from error
 
 
 def _parsed(path: Path, text: bytes) -> Manifest:

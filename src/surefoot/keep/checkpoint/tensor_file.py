@@ -71,11 +71,13 @@ class HashedFile:
 
 
 @torch.no_grad()
-def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor], judged: set[str]) -> list[str]:
-    """Write the tensors; the names of those in `judged` that are broken."""
+def write_tensors(
+    file: HashedFile, tensors: Mapping[str, Tensor], judged: set[str], metadata: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the tensors, and `metadata` into the header; the names of those in `judged` that are broken."""
     # Widest first, as the library does: then every tensor is aligned to its own width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    file.write(_header(order, tensors))
+    file.write(_header(order, tensors, metadata))
     broken, copiers = [], dict[torch.device, _ChunkCopier]()
     for name in order:
         check = FiniteCheck() if name in judged and tensors[name].is_floating_point() else None
@@ -88,8 +90,9 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor], judged: set[s
     return broken
 
 
-def _header(order: list[str], tensors: Mapping[str, Tensor]) -> bytes:
-    entries, start = {}, 0
+def _header(order: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
     for name in order:
         tensor = tensors[name]
         end = start + tensor.numel() * tensor.element_size()

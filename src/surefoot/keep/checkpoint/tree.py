@@ -13,7 +13,8 @@ a fixed list of kinds, calls nothing that the file names, and turns whatever is 
 
 Kept exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the order of
 dictionaries, and that two tensors are one (tied weights). Not kept: memory layout, `requires_grad`, the default factory
-of a `defaultdict`, the sharding of a DTensor (its local shard is kept), and views that overlap without being equal.
+of a `defaultdict`, and views that overlap without being equal. Of a DTensor the shard of this process is kept, with
+which part of the whole it is (`shards.py`).
 Anything else (functions, objects, sparse and quantized tensors) is refused, with its path: a state that came back a
 little different would be worse.
 """
@@ -32,9 +33,12 @@ from torch import Tensor
 
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked, unflatten
+from surefoot.keep.checkpoint.shards import is_spread, spread_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from surefoot.keep.checkpoint.shards import Spread
 
 LONGEST_NAME = 300
 STORED_AS_IS = {
@@ -135,7 +139,9 @@ class Flattened:
     finding those that are one takes longer, and is done by the thread that writes.
     """
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: Any, spread: Mapping[int, Spread] | None = None) -> None:
+        """Take the tensors out of `tree`. Those that are copies of shards are in `spread`, by their `id`."""
+        self._spread = spread or {}
         self.tensors: dict[str, Tensor] = {}
         """The tensors by name, each as it is stored."""
         self.owners: dict[str, set[Path]] = {}
@@ -210,6 +216,9 @@ class Flattened:
         if odd := odd_kind(tensor):
             raise UsageError(f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors it is made of.")
         marked = _marked("tensor")
+        spread = spread_of(value) if is_spread(value) else self._spread.get(id(value))
+        if spread is not None:
+            marked["shard"] = {**spread.layout().stored(), "dtype": str(tensor.dtype)}
         self._found.append((tensor, path, marked))
         return marked
 

@@ -193,7 +193,7 @@ class CheckpointWriter:
         good = finite = False
         try:
             job.staged.wait()
-            flattened = Flattened(job.staged.tree) if job.flattened is None else job.flattened
+            flattened = job.flattened or Flattened(job.staged.tree, job.staged.spread)
             self.has_saved = True
             self._warn_if_vanished()
             job.facts["number"] = 1 + last_number(self._place)

@@ -20,7 +20,14 @@ _ITERATION = ("__iter__", "_get_iterator")
 _SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
-class LoaderDescription(TypedDict):
+class SharedRows(TypedDict, total=False):
+    """What is known about a loader whose sampler deals out the rows to several ranks."""
+
+    replicas: int
+    """To how many; not there without such a sampler."""
+
+
+class LoaderDescription(SharedRows):
     """What a loader must have in common with another for its batches to be the same."""
 
     kind: str
@@ -45,12 +52,21 @@ def describe(loader: Any) -> LoaderDescription:
     if isinstance(loader, DataLoader):
         facts["batch_size"], facts["workers"] = loader.batch_size, loader.num_workers
         facts["in_order"] = bool(getattr(loader, "in_order", True))
+        if (replicas := _replicas(loader)) is not None:
+            facts["replicas"] = replicas
         if facts["kind"] == "map" and draws_once(loader):
             with suppress(Exception):  # what is wrong with it is the loader's own to say
                 facts["length"] = len(loader)
     elif isinstance(loader, (list, tuple, range)):
         facts["length"] = len(loader)
     return facts
+
+
+def _replicas(loader: Any) -> int | None:
+    """The `num_replicas` of a `DistributedSampler`, or of one like it."""
+    samplers = [vars(loader).get("sampler"), getattr(vars(loader).get("batch_sampler"), "sampler", None)]
+    found = [getattr(sampler, "__dict__", {}).get("num_replicas") for sampler in samplers]
+    return next((each for each in found if type(each) is int and each >= 1), None)
 
 
 def loader_kind(loader: Any) -> str:
@@ -81,14 +97,21 @@ def warn_of_differences(
     """One warning about everything that will not be exact; how many batches to move past."""
     said: list[str] = []
     here, there = dict(now), dict(then)
-    different = [name for name in here if here[name] != there.get(name)]
-    skip = count
+    skip, again = divmod(count * _rows(then), _rows(now)) if _can_share(now, then) else (count, 0)
+    different = [name for name in there if here.get(name) != there[name]]  # older states have fewer entries
+    if "replicas" in different and _can_share(now, then) and set(different) <= {"replicas", "length"}:
+        different = []
+        log.info("surefoot: %d ranks share the rows that %d ranks did.", now["replicas"], then["replicas"])
     if different:
         both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
         said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
     if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
-        skip = count * then["batch_size"] // now["batch_size"]
         said.append(f"going on after {skip} batches of the new size, about the same number of samples")
+    elif again:
+        said.append(
+            f"{count} batches on {then['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
+            f"of the samples that were drawn come again, from batch {skip} on"
+        )
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start anew")
     elif untracked_workers:
@@ -107,6 +130,15 @@ def warn_of_differences(
     if said:
         log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(said))
     return skip
+
+
+def _can_share(now: LoaderDescription, then: LoaderDescription) -> bool:
+    """Whether it is known how many rows all ranks together take of one batch each, now and then."""
+    return bool(now["batch_size"] and then["batch_size"]) and ("replicas" in now) == ("replicas" in then)
+
+
+def _rows(loader: LoaderDescription) -> int:
+    return (loader["batch_size"] or 1) * loader.get("replicas", 1)
 
 
 def plain(state: Any, where: str) -> Any:

@@ -1,0 +1,99 @@
+"""`surefoot checkpoints list|verify|export|import`."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING
+
+import typer
+
+from surefoot.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from surefoot.keep.checkpoint.listing import CheckpointListing
+
+app = typer.Typer(help="Checkpoints of a run: list, verify, export, import.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def _checkpoints(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        raise UsageError(
+            "checkpoints needs one of list, verify, export, import; `surefoot checkpoints --help` says what each does."
+        )
+
+
+@app.command("list")
+def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
+    """List the checkpoints of a run, the newest first. Reads manifests, no tensors."""
+    from surefoot.keep.checkpoint.exchange import checkpoints_in
+    from surefoot.keep.checkpoint.listing import by_metric, list_checkpoints, whole_ones
+
+    steps = list_checkpoints(checkpoints_in(folder))
+    newest_first = whole_ones(steps)
+    best = by_metric(newest_first)[:1]
+    for listing in [*newest_first, *(each for each in steps if not each.whole)]:
+        typer.echo(_line(listing, listing in best))
+
+
+@app.command()
+def verify(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
+    """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or not whole."""
+    from surefoot.keep.checkpoint.exchange import checkpoints_in, verify_step
+    from surefoot.keep.checkpoint.listing import list_checkpoints
+
+    damaged = 0
+    for listing in list_checkpoints(checkpoints_in(folder)):
+        found = verify_step(listing)
+        damaged += found.fault is not None
+        name = f"step {listing.step:,}{' (evidence)' if listing.aside else ''}"
+        parts = f"{len(listing.paths)} part{'s' * (len(listing.paths) != 1)}, {found.bytes:,} bytes"
+        spread = f", {found.tensors} tensors spread over the parts are complete" if found.tensors else ""
+        typer.echo(f"{name}: damaged: {found.fault}" if found.fault else f"{name}: whole, {parts}{spread}")
+    if damaged:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints."),
+    out: Path = typer.Argument(help="The safetensors file to write; must not exist."),
+    step: str = typer.Option("latest", help="latest, good, best, or the number of a step."),
+    weights: bool = typer.Option(False, "--weights", help="The weights of the models alone, by their names."),
+) -> None:
+    """Write a checkpoint as one safetensors file. Any number of processes may have saved it."""
+    from surefoot.keep.checkpoint.exchange import checkpoints_in, export_state, export_weights, load_whole
+
+    try:
+        loaded = load_whole(checkpoints_in(folder), step)
+        facts = (export_weights if weights else export_state)(loaded, out)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+    what = "the weights" if weights else "the state"
+    typer.echo(f"{out}: {what} of step {loaded.step:,}, {facts['bytes']:,} bytes, sha256 {facts['sha256']}")
+
+
+@app.command("import")
+def import_file(
+    file: Path = typer.Argument(help="A file that `surefoot checkpoints export` wrote."),
+    folder: Path = typer.Argument(help="The run folder that the checkpoint goes into."),
+) -> None:
+    """Make a checkpoint of an exported file. Any number of processes can resume from it."""
+    from surefoot.keep.checkpoint.exchange import import_state
+
+    try:
+        typer.echo(f"{import_state(file, folder)}: ready to resume from")
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+
+
+def _line(listing: CheckpointListing, best: bool) -> str:
+    """One checkpoint in one line."""
+    name = f"step {listing.step:>10,}"
+    if listing.fault is not None:
+        return f"{name}  not whole: {listing.fault}"
+    kind = "good" if listing.good else "evidence" if listing.aside or not listing.finite else "not quiet"
+    count, size = len(listing.paths), sum(manifest.bytes for manifest in listing.manifests.values())
+    metric = "" if listing.metric is None else f"  metric {listing.metric:.6g}{', the best' if best else ''}"
+    saved_at = listing.first.saved_at.replace("T", " ")[:19]
+    return f"{name}  {kind:<9}  {count} part{'s' * (count != 1)}  {size:,} bytes  {saved_at} UTC{metric}"

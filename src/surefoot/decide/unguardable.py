@@ -1,0 +1,83 @@
+"""Set-ups in which not all ranks could refuse a step, or a refused step would leave traces: refused with a reason.
+
+- `ZeroRedundancyOptimizer` is guarded like any optimizer. But each rank has a share of its state, which it hands out
+  only after a collective (`consolidate_state_dict`), so that it cannot be saved or kept with the others. With
+  `overlap_with_ddp` it steps during backward, before anything is known.
+- PowerSGD keeps what it has left out of each gradient and adds it to the next one. A NaN that is refused stays there,
+  and every later gradient is NaN.
+- `join` lets a rank that has run out of data answer the collectives of DDP for the others, and no others: the rest
+  would wait for it.
+
+All is read off attributes; nothing here starts a collective.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+
+def replicas_in(models: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """Every DDP in the models."""
+    kind = getattr(torch.nn.parallel, "DistributedDataParallel", ())
+    return [module for model in models for module in model.modules() if isinstance(module, kind)]
+
+
+def check_optimizer(optimizer: Any, keeps_states: bool) -> None:
+    """Raise `UsageError` for an optimizer whose steps cannot be refused, or whose state cannot be kept."""
+    if not any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        return
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise UsageError(
+            "ZeroRedundancyOptimizer with `overlap_with_ddp=True` steps during backward, before surefoot can refuse "
+            "the step. Make it without `overlap_with_ddp`."
+        )
+    if keeps_states:
+        raise UsageError(
+            "ZeroRedundancyOptimizer has a share of its state on each rank and hands it out only after a collective, "
+            "so that `checkpoints` and `recovery` cannot keep it. Shard with `torch.distributed.fsdp.fully_shard` "
+            "instead, or leave both out and save with `consolidate_state_dict` yourself."
+        )
+
+
+def check_hooks(models: Sequence[nn.Module]) -> None:
+    """Raise `UsageError` for a communication hook that a refused gradient would stay in."""
+    for replica in replicas_in(models):
+        for _, state in getattr(replica, "_comm_hooks", None) or ():
+            feedback = [name for name in ("use_error_feedback", "warm_start") if getattr(state, name, False)]
+            if feedback and hasattr(state, "error_dict"):
+                raise UsageError(
+                    "the PowerSGD hook of DDP carries over parts of each gradient into the next one "
+                    f"({', '.join(f'{name}=True' for name in feedback)}): after one NaN, which surefoot refuses, every "
+                    "later gradient would be NaN. Use `PowerSGDState(..., use_error_feedback=False, "
+                    "warm_start=False)`, or `bf16_compress_hook`."
+                )
+
+
+class SetupOfRanks:
+    """What is looked at before each backward of a model that several ranks train."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models, self._replicas = models, replicas_in(models)
+
+    def check(self, step: int) -> None:
+        """Raise `UsageError` where ranks cannot refuse a step together. Hooks may be given after construction."""
+        if step == 0:
+            check_hooks(self._models)
+        for replica in self._replicas:
+            if replica._join_config.enable:
+                raise UsageError(
+                    "surefoot cannot guard a model inside `join()`: a rank that has run out of data answers the "
+                    "collectives of DDP for the others, but not the one in which all ranks agree on a step. Give every "
+                    "rank as many batches: `DistributedSampler(..., drop_last=True)`, or without `drop_last`, which "
+                    "repeats a few rows."
+                )

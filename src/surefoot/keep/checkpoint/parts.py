@@ -1,0 +1,135 @@
+"""The parts of one step as one state, for a process of a run that may have another number of processes or another mesh.
+
+`tree(rank)` is the state that one rank saved, in which a tensor that was spread over ranks is a `SavedShards`: it knows
+the shards in all files, and reads any part of the whole. A process that needs what it saved itself opens its own part
+alone; those of others are opened when a value of theirs is asked for, and of their tensors only that is read.
+
+Who verifies what: a process by itself verifies every part. Processes that agree afterwards on whether all could load
+the step (`selection.py`) share the work: each part is verified by one of them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import CheckpointError
+from surefoot.keep.checkpoint.plain import Marked, as_noted, read_dtype, tensors_by_path, unflatten
+from surefoot.keep.checkpoint.shards import SavedShard, SavedShards, ShardLayout, read_layout
+from surefoot.keep.checkpoint.storage import STATE, TENSORS, TensorFile, fault_of, read_contents, read_manifest, verify
+from surefoot.keep.replicated_state import lacks_copies, put_copies_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from surefoot.keep.checkpoint.listing import CheckpointListing
+    from surefoot.keep.checkpoint.storage import SaveFacts
+
+
+class OpenedPart:
+    """The part of one rank, its tensors not read yet."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        """Open a part. Raises `CheckpointError`."""
+        self.rank, self.folder = rank, folder
+        contents = read_contents(folder, read_manifest(folder), TensorFile(folder / TENSORS))
+        self.plain, self.tensors = contents.plain, contents.tensors
+        self.facts: SaveFacts = contents.facts
+
+    @cached_property
+    def shards(self) -> dict[str, tuple[Marked, SavedShard]]:
+        """Its shards of tensors that are spread over ranks, by their path in the state."""
+        with fault_of(self.folder / STATE):
+            return {
+                path: (marked, SavedShard(self.rank, read_layout(marked["shard"]), partial(self._read, marked)))
+                for path, marked in tensors_by_path(self.plain)
+                if "shard" in marked
+            }
+
+    def _read(self, marked: Marked, at: tuple[slice, ...]) -> Tensor:
+        """Some of a shard."""
+        name, kind = str(marked["name"]), marked.get("as")
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.folder.name}/{STATE}: it names a tensor {name!r:.80} that is not there.")
+        if kind is None and isinstance(self.tensors, TensorFile):
+            return self.tensors.part(name, at)
+        return as_noted(self.tensors[name], kind, marked.get("shape"))[at]
+
+
+class SavedParts:
+    """All parts of one step."""
+
+    def __init__(self, listing: CheckpointListing, rank: int, world_size: int, shares_verifying: bool = False) -> None:
+        """Verify the parts for the process `rank` of `world_size`. Raises `CheckpointError`."""
+        self._listing, self._rank, self._opened = listing, rank, dict[int, OpenedPart]()
+        self.count = len(listing.paths)
+        """How many processes saved it."""
+        self.same_ranks = self.count == world_size
+        """Whether there are as many now."""
+        self.base = rank % self.count
+        """The rank whose part this process goes on from."""
+        for each, path in sorted(listing.paths.items()):
+            if not shares_verifying or each % world_size == rank:
+                verify(path)
+        self._check_version()
+
+    @property
+    def facts(self) -> SaveFacts:
+        """The facts of the part that this process goes on from."""
+        return self._part(self.base).facts
+
+    @property
+    def is_new_rank(self) -> bool:
+        """Whether no process of this rank saved a part."""
+        return self._rank >= self.count
+
+    def tree(self, rank: int) -> Any:
+        """The state that one rank saved, with what was left to the part of rank 0."""
+        part = self._part(rank)
+        paths = {id(marked): path for path, (marked, _) in part.shards.items()}
+        with fault_of(part.folder / STATE):
+            tree = unflatten(part.plain, part.tensors, lambda marked: self._spread(part, marked, paths[id(marked)]))
+        if rank and lacks_copies(tree):
+            put_copies_in(tree, self.tree(0))
+        return tree
+
+    def entries(self, name: str) -> list[Any]:
+        """One entry of the state that each rank saved, such as its random streams."""
+        found = [self._part(rank) for rank in sorted(self._listing.paths)]
+        known = [isinstance(part.plain, dict) and name in part.plain for part in found]
+        return [unflatten(p.plain[name], p.tensors) if there else None for p, there in zip(found, known, strict=True)]
+
+    def _part(self, rank: int) -> OpenedPart:
+        if rank not in self._opened:
+            self._opened[rank] = OpenedPart(rank, self._listing.paths[rank])
+        return self._opened[rank]
+
+    def _spread(self, part: OpenedPart, marked: Marked, path: str) -> SavedShards:
+        shard: Any = marked["shard"]
+        own = part.shards[path][1] if self.same_ranks and part.rank == self._rank else None
+        dtype = read_dtype(shard.get("dtype"))
+        return SavedShards(path, read_layout(shard).shape, dtype, partial(self._shards_at, path), own)
+
+    def _shards_at(self, path: str) -> list[SavedShard]:
+        """The shards of one tensor in all parts, those that hold the same once."""
+        found: dict[ShardLayout, SavedShard] = {}
+        for rank in sorted(self._listing.paths):
+            held = self._part(rank).shards.get(path)
+            if held is not None:
+                found.setdefault(held[1].layout, held[1])
+        return list(found.values())
+
+    def _check_version(self) -> None:
+        """Version 1 did not store which part of a tensor a shard is."""
+        old = any(manifest.schema < 2 for manifest in self._listing.manifests.values())
+        if not old or self.same_ranks or self.count == 1:
+            return
+        replicated = all(lacks_copies(self._part(rank).plain) for rank in self._listing.paths if rank)
+        if not replicated:
+            raise CheckpointError(
+                f"{self._listing.paths[0].name}: it was saved by {self.count} processes with a version of surefoot "
+                f"that did not store how tensors are spread over them. Run {self.count} processes once and save; that "
+                "checkpoint can be loaded by any number."
+            )

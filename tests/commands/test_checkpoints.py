@@ -1,0 +1,60 @@
+"""`surefoot checkpoints`: what it prints, and its exit codes; the files themselves are in tests/keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import surefoot as sf
+from surefoot.keep.checkpoint.storage import STATE
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with sf.CheckpointManager(tmp_path / "run", every_steps=None) as manager:
+        manager.save({"weight": torch.zeros(3)}, 10, metric=0.5, blocking=True)
+        manager.save({"weight": torch.full((3,), torch.nan)}, 20, blocking=True)
+    return tmp_path / "run"
+
+
+def test_every_checkpoint_is_listed_with_what_it_is_good_for(command, folder):
+    answer = command("checkpoints", "list", folder)
+    newest, older = answer.out.splitlines()
+    assert newest.split()[:3] == ["step", "20", "evidence"]
+    assert older.split()[:3] == ["step", "10", "good"]
+    assert "metric 0.5, the best" in older
+
+
+def test_verifying_says_which_one_is_damaged_and_ends_with_1(command, folder):
+    assert command("checkpoints", "verify", folder).code == 0
+    with (folder / "checkpoints" / "step-00000010" / STATE).open("r+b") as file:
+        file.write(b"[")
+    answer = command("checkpoints", "verify", folder)
+    assert answer.code == 1
+    assert [line.split(":")[1].split(",")[0].strip() for line in answer.out.splitlines()] == ["whole", "damaged"]
+
+
+def test_a_checkpoint_is_exported_and_imported(command, folder, tmp_path):
+    answer = command("checkpoints", "export", folder, tmp_path / "one.safetensors", "--step", "10")
+    assert answer.code == 0
+    assert "the state of step 10" in answer.out
+    assert command("checkpoints", "import", tmp_path / "one.safetensors", tmp_path / "again").code == 0
+    assert sf.CheckpointManager(tmp_path / "again").load().step == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "checkpoints needs one of list, verify, export, import"),
+        (["list", "missing"], "missing cannot be read"),
+        (["export", "{run}", "out", "--step", "first"], "--step must be 'latest', 'good', 'best'"),
+        (["export", "{run}", "out", "--step", "11"], "there is no checkpoint of step 11"),
+        (["export", "{run}", "out", "--step", "10", "--weights"], "not saved by a TrainingStabilizer"),
+        (["import", "missing", "x"], "missing is not a file"),
+    ],
+)
+def test_wrong_use_is_one_line_with_the_way_out(command, folder, arguments, words):
+    answer = command("checkpoints", *(each.replace("{run}", str(folder)) for each in arguments))
+    assert (answer.code, answer.out) == (2, "")
+    (line,) = answer.error.splitlines()
+    assert words in line
