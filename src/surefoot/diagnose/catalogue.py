@@ -26,6 +26,7 @@ FAMILIES = {
     "model": "what computes",
     "lr": "how far each step goes",
     "optim": "what is updated, and how",
+    "eval": "how the model is judged",
     "clip": "how gradients are limited",
     "accum": "how microbatches add up",
     "precision": "how numbers are rounded",
@@ -321,6 +322,26 @@ _CAUSES = (
         "Average each term over the same thing (rows, pixels, tokens).",
         "Learn the weights, for example by the uncertainty of each task.",
     ),
+    _cause(
+        "loss.target-offset",
+        "targets at the wrong offset",
+        "A language model that is too good at once and only repeats its input, or one that stays stuck.",
+        "The targets that reach the loss are, value for value, the input ids at the same positions, and the model sees "
+        "only the inputs so far, or the input ids two positions later; not those one position later.",
+        "mask.leaks-future data.leakage data.labels-uninformative",
+        "Shift once: compare `logits[:, :-1]` with `ids[:, 1:]`, or shift in the data and not in the model.",
+        "Pass the ids themselves as `labels` to models of `transformers`, which shift them inside.",
+    ),
+    _cause(
+        "loss.padding-counted",
+        "padding counts in the loss",
+        "The loss falls fast and to a low level, and samples are poor or end too early.",
+        "A large share of the targets that count is one id, in runs of different lengths at the end of the rows, where "
+        "the input ids are constant as well; the ignore index is another one.",
+        "data.class-collapse loss.no-valid-targets",
+        "Pass the id of the padding as `ignore_index`, or set the targets of the padding to -100.",
+        'With `reduction="none"`, multiply by the mask and divide by its sum.',
+    ),
     # ── mask ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "mask.fully-masked-row",
@@ -603,6 +624,19 @@ _CAUSES = (
         "Use AdamW, whose decay does not pass through the moments.",
     ),
     _cause(
+        "optim.not-learning",
+        "nothing was learned",
+        "The loss stays flat, or ends no lower than always giving the same answer would.",
+        "The loss ends at or above that of the best constant answer (the entropy of the labels, the variance of the "
+        "targets), it is not falling any more, and no other cause explains it. The size of the updates and gradients "
+        "of 0 say where to look.",
+        "data.labels-uninformative lr.too-low optim.no-update model.dead-units loss.softmax-before-cross-entropy",
+        "Run `surefoot doctor` on the script: it tries other learning rates and one small batch on copies.",
+        "Train on 16 rows until they are known by heart. If that fails, the fault is in the model or the loss; if it "
+        "works, it is in the data.",
+        "Print inputs, targets and outputs of one batch right before the loss, with their shapes.",
+    ),
+    _cause(
         "optim.no-gradient",
         "a step without any gradient",
         "The optimizer steps and nothing at all happens.",
@@ -621,6 +655,27 @@ _CAUSES = (
         "accum.not-divided accum.uneven-microbatches optim.no-gradient",
         "Clear gradients once per optimizer step, not once per microbatch.",
         "Leave clearing to the stabilizer, which does it when the window is complete.",
+    ),
+    # ── eval ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    _cause(
+        "eval.random-eval",
+        "evaluation is random",
+        "Validation is noisy or worse than training, and differs between two evaluations of the same weights.",
+        "A call that drops at random is active in evaluations, although the dropout modules of the model are switched "
+        "off: a functional dropout without `training=`, or attention with a fixed `dropout_p`.",
+        "model.train-mode-eval data.split-mismatch",
+        "Pass `training=self.training` to the functional dropout, and call `model.eval()` before evaluating.",
+        "Use `nn.Dropout`, which `model.eval()` switches off.",
+    ),
+    _cause(
+        "eval.labels-mismatched",
+        "evaluation labels belong to other rows",
+        "Validation stays at the level of a guess while training goes well.",
+        "The inputs of both splits are alike, training labels can be foretold from similar rows, and the labels of the "
+        "evaluation rows cannot: neither by the model nor by the most similar training rows.",
+        "data.split-mismatch data.labels-uninformative model.train-mode-eval",
+        "Join inputs and labels of the evaluation split again by key, not by position.",
+        "Print a few evaluation rows with their labels and look.",
     ),
     # ── clip ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.record.facts import ActivationCall, DropoutCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
 from surefoot.watch.deferred import later, number
 from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
@@ -29,6 +29,7 @@ class LayerCalls:
         self.layers: list[LayerCall] = []
         self.activations: list[ActivationCall] = []
         self.embeddings: list[EmbeddingCall] = []
+        self.dropouts: list[DropoutCall] = []
         self.softmaxes: list[SoftmaxCall] = []
         self.normalizations: list[NormalizationCall] = []
 
@@ -113,6 +114,16 @@ class LayerCalls:
                 shape=list(ids.shape),
             )
         )
+
+    def dropout(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call that drops at random; nothing is recorded if it is switched off."""
+        if entry.name == "scaled_dot_product_attention":
+            chance, is_on = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0), True
+        else:
+            chance = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            is_on = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+        if is_on and isinstance(chance, (int, float)) and chance > 0:
+            self.dropouts.append(DropoutCall(**self._history.place(entry), p=float(chance)))
 
     def softmax(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A softmax: rows that are masked completely, and the entropy of the result."""

@@ -63,8 +63,14 @@ class Held(NamedTuple):
 class ModelCalls:
     """The model calls of one sampled step."""
 
-    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
-        """`marks` is whose numbers the nodes bear, where outputs are requested later."""
+    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None, enough: int | None = None) -> None:
+        """`marks` is whose numbers the nodes bear, where outputs are requested later.
+
+        In an evaluation, `enough` is the number of calls after which nothing more needs to be recorded.
+        """
+        self._enough = enough
+        self.last_features: Features | None = None
+        """A few values of the first input of the last call of an evaluation."""
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks
@@ -105,6 +111,12 @@ class ModelCalls:
             self.calls.append(call)
             if grad_mode:
                 self._hold(call, inputs, outputs)
+            elif self._enough is not None:
+                self.last_features = _features(inputs[0]) if inputs and is_readable(inputs[0]) else None
+
+    def has_enough(self) -> bool:
+        """Whether an evaluation has called models more often than is recorded."""
+        return self._enough is not None and len(self.calls) > self._enough
 
     def _name_of(self, module: nn.Module) -> str:
         """The name of a model. Once in a step its parameters are looked through."""

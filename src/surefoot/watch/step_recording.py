@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import Tensor, nn
 
 from surefoot.observe.readable import has_company, is_readable
-from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, UnknownLeaf
+from surefoot.record.facts import BackwardCall, EvaluationBlock, NonFiniteNode, SampledStep, UnknownLeaf
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
-from surefoot.watch.call_facts import CallFacts
+from surefoot.watch.call_facts import MOST_FACTS, CallFacts
 from surefoot.watch.data_origin import DataOrigin, ways_of_data
 from surefoot.watch.deferred import deferred_so_far, read
 from surefoot.watch.extra_backward import ask_causality, ask_terms
@@ -53,10 +53,13 @@ class StepRecording:
         thorough: bool,
         use_hooks: bool = True,
         eager: EagerStance | None = None,
+        most_calls: int | None = None,
     ) -> None:
+        """With `most_calls`, an evaluation is recorded: losses and dropout, until a model was called more often."""
         self._registry, self._safely = context.registry, context.probes.safely
         self._use_hooks, self.eager = use_hooks, eager
         """`eager` makes compiled code run eagerly meanwhile, and is released together with the hooks."""
+        self._is_evaluation = most_calls is not None
         self._used: set[int] = set()
         self._reached: set[int] = set()
         self.step = context.state.steps
@@ -72,7 +75,7 @@ class StepRecording:
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
         self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
         marks = self.recorder.mark if thorough and self.recorder is not None else None
-        self.model_calls = ModelCalls(self.step, self._registry, marks)
+        self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
@@ -141,6 +144,15 @@ class StepRecording:
                 entry.notes = CallNotes()
         self.calls.losses.targets = {}
 
+    def as_evaluation(self, block: int) -> EvaluationBlock:
+        """What was seen of a block without gradients; before its end, which drops the targets."""
+        losses, last = self.calls.losses, self.model_calls.last_features
+        pairs = loss_graph.pairs_of(losses, last) if last is not None else None
+        dropouts = self.calls.layers.dropouts[:MOST_FACTS]
+        return EvaluationBlock(
+            block=block, step=self.step, losses=losses.losses[:MOST_FACTS], dropouts=dropouts, pairs=pairs
+        )
+
     def as_facts(self) -> SampledStep:
         """Everything that was seen."""
         facts = SampledStep(
@@ -160,6 +172,10 @@ class StepRecording:
     # Operations
 
     def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any, tensors: list[Tensor]) -> None:
+        if self._is_evaluation:
+            if all(map(is_readable, tensors)):
+                self._safely("evaluation", self.calls.take_evaluated, entry, args, kwargs, out)
+            return
         for tensor in tensors[: len(entry.taken)]:
             if tensor.requires_grad and tensor.is_leaf and (number := self._registry.id_of(tensor)) is not None:
                 self._used.add(number)

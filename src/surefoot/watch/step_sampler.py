@@ -81,6 +81,8 @@ class StepSampler:
             return
         if "looking" in self._probes.problems or forbids_waiting():
             return
+        if state.evaluated is not None:
+            state.evaluated.remove_hooks()
         is_asked = state.compiled and self._context.options.eager_looks and EAGER_LOOKS not in self._probes.problems
         is_eager = is_asked and self.eager.take()
         is_plain = is_eager or not state.compiled

@@ -463,7 +463,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     moved = weights_moved(run)
     if moved < 0.2 or _never_spread(run):
         return None
-    pairs = _pairs(run)
+    pairs = known_pairs(run)
     if len(pairs) < 60:
         return None
     verdict = predictability(pairs, stuck.kind == "variance")
@@ -516,7 +516,8 @@ def _never_spread(run: RecordedRun) -> bool:
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
 
-def _pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
+def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
+    """A sample of the rows that were trained on, with their labels, at most 600."""
     seen: dict[tuple[float, ...], float] = {}
     for root in run.sampled.backward_calls:
         held = root.pairs

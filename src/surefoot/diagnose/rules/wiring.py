@@ -343,7 +343,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     trained = {p.model for p in run.parameters.values() if p.changed}
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
-    if not hot or len(hot) < 0.5 * len(notes) or _repeats_rows(hot):
+    if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
         return None
     first = hot[0]
     parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
@@ -362,7 +362,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     )  # fmt: skip
 
 
-def _repeats_rows(notes: list[ModelCall]) -> bool:
+def repeats_rows(notes: list[ModelCall]) -> bool:
     """The same rows several times in one block: an ensemble of dropout masks, on purpose."""
     seen: dict[tuple[int | None, ...], int] = {}
     for note in notes:
