@@ -216,6 +216,15 @@ _CAUSES = (
         "Take columns that are made from the label, or known only after it, out of the inputs.",
         "Remove near-duplicates as well.",
     ),
+    _cause(
+        "data.degenerate-batch",
+        "a batch with nothing to learn from",
+        "Sometimes a spike, sometimes a loss that is too easy for one step; or, if every batch is so, no learning.",
+        "The inputs of a batch are constant or 0, or all of its labels are one although the run's labels are mixed.",
+        "data.bad-batch data.unshuffled data.repeated-batches",
+        "Print that batch before and after each step of the loading, and mend the one that loses its values.",
+        "Check in the collate function that a batch has more than one distinct row, and raise if it has not.",
+    ),
     # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "loss.softmax-before-cross-entropy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ class LayerCalls:
                 shape=list(made.shape),
                 dtype=entry.out_dtype,
                 trained_on=entry.out_grad,
+                **_recurrence(entry.name, args),
             )
         )
 
@@ -208,6 +209,19 @@ def _fan_in(name: str, given: list[Tensor]) -> int | None:
     if name.startswith("conv") and len(given) > 1:
         return math.prod(given[1].shape[1:])
     return given[0].shape[-1] if given[0].dim() else None
+
+
+class _Recurrence(TypedDict, total=False):
+    time_steps: int
+    sequences: int
+
+
+def _recurrence(name: str, args: tuple[Any, ...]) -> _Recurrence:
+    """Over how many steps and sequences a recurrent layer runs: with padded sequences, `batch_first` comes last."""
+    if name not in RECURRENT or len(args) != 9 or not isinstance(args[8], bool) or args[0].dim() != 3:
+        return {}
+    first, second = args[0].shape[:2]
+    return {"time_steps": second, "sequences": first} if args[8] else {"time_steps": first, "sequences": second}
 
 
 def _std(tensor: Tensor) -> float | None:

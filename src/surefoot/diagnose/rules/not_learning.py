@@ -109,8 +109,8 @@ def not_learning(run: RecordedRun) -> Claim | None:
             return None
         place = "where the best constant answer is" if course.last < 1.1 * level else "above the best constant answer"
         words = (
-            f"The loss ended {place}: {course.last:.4g}, where always giving the same answer costs {level:.4g}. It began "
-            f"at {run.curve.start:.4g}, {run.curve.count:,} steps earlier"
+            f"The loss ended {place}: {course.last:.4g}, where always giving the same answer costs {level:.4g}. It "
+            f"began at {run.curve.start:.4g}, {run.curve.count:,} steps earlier"
         )
         return _claim(run, words, course, level, 0.8)
     if course.fell and not run.curve.rose:
@@ -166,17 +166,47 @@ def started_over(run: RecordedRun) -> Claim | None:
     if any(not curve.finite or curve.blind for curve in curves) or _passes(run, len(lives)) != 1:
         return None
     starts, ends = [curve.finite[0] for curve in curves], [curve.finite[-1] for curve in curves]
-    if min(starts[1:]) < max(ends[:-1]) or min(starts) < 0.7 * max(starts):
+    if mean(starts[1:]) < 0.9 * starts[0]:
         return None
     return Claim(
-        0.75,
+        0.7,
         f"A new model and a new {lives[0].type} were made {len(lives)} times at {lives[0].site}, each for one pass of "
         f"{lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} again, "
         f"although the one before ended at {mean(ends):.3g}.",
         step=lives[1].created_at_step,
         where=(lives[0].site,),
         evidence={"models": len(lives), "steps_each": lives[0].steps, "starts": starts[:10], "ends": ends[:10]},
+        severity="warning",
         fixes=("Make the model and the optimizer once, before the loop over epochs.",),
+    )
+
+
+def runs_over_the_batch(run: RecordedRun) -> Claim | None:
+    """A recurrent layer takes the rows of the batch for steps of time, and the steps for rows."""
+    found = []
+    for look in run.sampled.steps:
+        losses = [loss for loss in look.calls.losses if loss.trained_on]
+        layers = [layer for layer in look.calls.layers if layer.time_steps and layer.trained_on]
+        rows = losses[0].target.shape[0] if len(losses) == 1 and losses[0].target.shape else 0
+        if not rows or math.prod(losses[0].target.shape) != rows:
+            continue  # several targets per row
+        calls = [call for call in look.model_calls if call.trained_on and call.inputs]
+        given = calls[0].inputs[0].shape[:1] == [rows] if len(calls) == 1 else False
+        found += [
+            layer for layer in layers if given and layer.time_steps == rows and 1 < (layer.sequences or 0) != rows
+        ]
+    if len({layer.step for layer in found}) < 3:
+        return None
+    layer = found[0]
+    return Claim(
+        0.9,
+        f"`{layer.op}` in `{layer.module}` at {layer.site} runs over the {layer.time_steps} rows of the batch as if "
+        f"they were steps of time, and takes the {layer.sequences} steps for rows: every answer depends on rows before "
+        f"it in the batch. The loss is at {run.curve.end:.3g}.",
+        step=layer.step,
+        where=(layer.site, layer.module),
+        evidence={"time_steps": layer.time_steps, "sequences": layer.sequences, "rows": layer.time_steps},
+        fixes=("Make the layer with `batch_first=True`.",),
     )
 
 
@@ -191,9 +221,15 @@ def _passes(run: RecordedRun, lives: int) -> float | None:
     return round(sum(size or 0 for size in sizes) / len(held[0].prints) / lives)
 
 
+_METRIC = {"triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss", "margin_ranking_loss"}
+"""Losses that compare outputs of the model: their level says little, but most of them fall."""
+
+
 def why_unjudged(run: RecordedRun) -> str:
     """Why a run without a finding cannot be called healthy as far as its loss goes; empty if it can."""
-    if not _can_judge(run):
+    functions = {loss.op for loss in run.sampled.training_losses()}
+    compares = bool(functions) and functions <= _METRIC and run.curve.count >= FEWEST and not run.adversarial
+    if not _can_judge(run) and not compares:
         return ""
     course, level = course_of(run.curve.finite), constant_answer(run)
     if level is not None and course.last >= _AT_CONSTANT * level:
@@ -210,6 +246,8 @@ def why_unjudged(run: RecordedRun) -> str:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule("optim.not-learning", "wiring", runs_over_the_batch,
+         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
-)
+)  # fmt: skip
 """`not_learning` itself is asked last: see `last_resort`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth
+from surefoot.diagnose.rules.wiring import is_far_too_low
 from surefoot.record.facts import STEPS_ONLY, ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def too_low(run: RecordedRun) -> Claim | None:
     """Steady gradients, and steps too small to get anywhere."""
     if run.facts.preflight is not None:
         return _higher_learns(run.facts.preflight)
+    if run.main is not None and is_far_too_low(run.main):
+        return _hardly_any_rate(run, run.main)
     curve = run.curve
     ratios = run.sampled.update_ratios()
     if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
@@ -131,6 +134,23 @@ def too_low(run: RecordedRun) -> Claim | None:
                   "first": curve.start, "last": curve.end},
         fixes=(f"Multiply the learning rate by 10 to 100: {median(run.lr) * 10:.1g} to {median(run.lr) * 100:.1g}.",),
     )  # fmt: skip
+
+
+def _hardly_any_rate(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
+    """A learning rate of 0, or next to it, from the first step to the last."""
+    mine = [p for p in run.parameters.values() if held.number in p.optimizers and p.sampled and p.requires_grad]
+    if not mine or any(p.changed for p in mine) or held.steps < 3 or run.facts.loss_scaler.skips:
+        return None
+    rate = max(run.lr)
+    return Claim(
+        0.95,
+        f"The learning rate of {held.type} is {rate:g} throughout: it stepped {held.steps} times and none of its "
+        f"{len(mine)} parameters changed by a bit. The loss stays at {run.curve.end:.4g}.",
+        step=0,
+        where=(held.site,),
+        evidence={"update_to_weight": 0.0, "lr": rate, "steps": held.steps, "parameters": len(mine)},
+        fixes=("Set a learning rate: 1e-3 is usual for Adam, 1e-2 for SGD.",),
+    )
 
 
 def no_warmup(run: RecordedRun) -> Claim | None:

@@ -231,6 +231,10 @@ class LayerCall(SampledCall):
     """The type of its output."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
+    time_steps: int | None = None
+    """How many steps it runs over; of recurrent layers."""
+    sequences: int | None = item(beside="time_steps")
+    """How many sequences it runs over side by side; of recurrent layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
