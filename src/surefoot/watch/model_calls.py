@@ -74,6 +74,9 @@ class ModelCalls:
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks
+        self._has_backward = False
+        self._reached: set[int] = set()
+        """The identities of the calls that a backward of the step went through."""
         self._entered: set[int] = set()
         """The identities of the models that were entered into the registry in this step."""
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
@@ -117,6 +120,19 @@ class ModelCalls:
     def has_enough(self) -> bool:
         """Whether an evaluation has called models more often than is recorded."""
         return self._enough is not None and len(self.calls) > self._enough
+
+    def note_reached(self, numbers: set[int | None]) -> None:
+        """A backward begins; its graph has the nodes of these numbers."""
+        self._has_backward = self._marks is not None
+        for held in self.held:
+            if any(output.number in numbers for output in held.outputs):
+                self._reached.add(id(held.call))
+
+    def as_facts(self) -> list[ModelCall]:
+        """All calls; once there was a backward, with whether one went through them."""
+        if not self._has_backward:
+            return self.calls
+        return [replace(call, reached=id(call) in self._reached) if call.trained_on else call for call in self.calls]
 
     def _name_of(self, module: nn.Module) -> str:
         """The name of a model. Once in a step its parameters are looked through."""

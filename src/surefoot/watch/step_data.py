@@ -78,6 +78,8 @@ class StepData:
         """The lines that called `backward` since the last step."""
         self._paths: dict[Any, _DataPaths] = {}
         self._noted = 0
+        self.pass_steps: int | None = None
+        """How many steps a pass over the data takes, once all rows of a batch have come before."""
         self._on_their_way: deque[tuple[StepBatch, BatchNumbers | LargestNumbers]] = deque()
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
@@ -123,8 +125,12 @@ class StepData:
 
     def _take(self, batch: StepBatch, numbers: BatchNumbers | LargestNumbers) -> None:
         is_kept = len(self.batches) < MOST_BATCHES
-        for row in numbers.rows():
-            self.rows[batch.line].setdefault(row, batch.backward)
+        rows = numbers.rows()
+        known = self.rows.setdefault(batch.line, {}) if rows else {}
+        if self.pass_steps is None and batch.step and rows and all(row in known for row in rows):
+            self.pass_steps = batch.step
+        for row in rows:
+            known.setdefault(row, batch.backward)
         if is_kept or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
             self.batches.append(replace(batch, **numbers.as_fields()))
 

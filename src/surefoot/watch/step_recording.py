@@ -74,7 +74,7 @@ class StepRecording:
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
         self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
-        marks = self.recorder.mark if thorough and self.recorder is not None else None
+        marks = self.recorder.mark if self.recorder is not None and not self._is_evaluation else None
         self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
         self._node_hooks: loss_graph.NodeHooks | None = None
@@ -157,7 +157,7 @@ class StepRecording:
         """Everything that was seen."""
         facts = SampledStep(
             step=self.step,
-            model_calls=self.model_calls.calls,
+            model_calls=self.model_calls.as_facts(),
             backward_calls=self.backward_calls,
             updates=self.updates.steps,
             calls=self.calls.as_facts(),
@@ -214,6 +214,8 @@ class StepRecording:
                     factor=loss_graph.factor_of(recorder, entry),
                 )
             self.backward_calls.append(call)
+            if recorder is not None:
+                self.model_calls.note_reached({graph.number_of(node, recorder.mark) for node in below})
             if len(below) <= loss_graph.MOST_HOOKED:
                 self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
                 self.hooks.keep(self._node_hooks.register(below))

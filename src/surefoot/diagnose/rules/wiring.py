@@ -374,7 +374,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
-        return None
+        return _evaluated_with_gradients(run, trained)
     first = hot[0]
     parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
     parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
@@ -390,6 +390,44 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
         severity="warning",
         fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
     )  # fmt: skip
+
+
+def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | None:
+    """Forwards in training mode, between some of the steps, whose outputs no `backward` ever goes through.
+
+    What a script does at every step, such as labels that the model makes for itself, is a part of its training.
+    """
+    windows = [look for look in run.sampled.steps if look.step > 0 and look.backward_calls]
+    hot: list[list[ModelCall]] = []
+    for look in windows:
+        calls = [n for n in look.model_calls if n.model in trained and n.trained_on and n.training]
+        if any(n.reached for n in calls):
+            hot.append([n for n in calls if n.reached is False and (n.dropouts_on or n.batchnorms_on)])
+    passes = [calls for calls in hot if calls]
+    if not passes or len(passes) > 0.5 * len(hot) or run.blind or any(repeats_rows(calls) for calls in passes):
+        return None
+    if sum(map(len, passes)) < 2 or any(_has_trained_rows(run, n) for calls in passes for n in calls):
+        return None
+    first = passes[0][0]
+    parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
+    parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
+    return Claim(
+        0.85,
+        f"`{first.model}` was evaluated at {first.site} in training mode, with {' and '.join(parts)} active: "
+        f"{len(passes[0])} passes before step {first.step} had gradients on, and no backward went through them.",
+        step=first.step,
+        where=(first.model, first.site),
+        evidence={"passes": sum(map(len, passes)), "windows": len(passes), "dropouts": first.dropouts_on,
+                  "batchnorms": first.batchnorms_on},
+        severity="warning",
+        fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
+    )  # fmt: skip
+
+
+def _has_trained_rows(run: RecordedRun, call: ModelCall) -> bool:
+    """Whether a row of a call is among those that were trained on, as far as they are known."""
+    known = {row for held in run.facts.step_data.rows.values() for row in held.prints}
+    return any(row in known for row in call.rows or [])
 
 
 def repeats_rows(notes: list[ModelCall]) -> bool:

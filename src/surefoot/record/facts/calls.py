@@ -495,6 +495,8 @@ class ModelCall(Facts):
     """Mean and spread of each feature of the first input."""
     diversity: float | None = None
     """The standard deviation of each output over the batch, on average."""
+    reached: bool | None = None
+    """Whether a `backward` of the step went through an output; only of calls with gradients, where graphs were read."""
     samples: list[list[list[float]] | None] | None = None
     """A few rows of the first input and the first output; only where several optimizers work."""
     block: int | None = None
