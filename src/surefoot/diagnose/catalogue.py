@@ -217,6 +217,16 @@ _CAUSES = (
         "Remove near-duplicates as well.",
     ),
     _cause(
+        "data.worker-seeds",
+        "workers draw the same numbers",
+        "Less variety than the loader promises: augmentation or generated rows come several times.",
+        "The workers of a loader hand out the same batch one after another although each was asked for rows of its own: "
+        "a generator that the data set holds was copied to all of them.",
+        "data.repeated-batches repro.unseeded",
+        "Seed the data set's own generator in `worker_init_fn`, from `torch.initial_seed()`, which differs by worker.",
+        "Draw from `torch` or `numpy.random` inside `__getitem__`: both are seeded for each worker.",
+    ),
+    _cause(
         "data.degenerate-batch",
         "a batch with nothing to learn from",
         "Sometimes a spike, sometimes a loss that is too easy for one step; or, if every batch is so, no learning.",

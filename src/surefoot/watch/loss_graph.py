@@ -210,7 +210,7 @@ def _first_bad(
     for op, number, given, made in seen:
         was_finite, is_finite = (False not in [next(flags) for _ in range(count)] for count in (given, made))
         if was_finite and not is_finite:
-            entry = recorder.entries[number] if recorder is not None and number is not None else None
+            entry = recorder.entries[number] if recorder is not None and number is not None and number >= 0 else None
             return NonFiniteNode(
                 op=op,
                 call=entry.name if entry is not None else None,

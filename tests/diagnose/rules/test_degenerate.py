@@ -51,3 +51,40 @@ def test_one_batch_with_one_label_is_named_with_its_step(watch: Nursery) -> None
 
 def test_ordinary_batches_are_not(watch: Nursery) -> None:
     assert watch(START, "def change(step, given, goals):\n    pass\n", LOOP).causes == []
+
+
+WORKERS = """
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.manual_seed(0)
+class Draws(Dataset):
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+    def __len__(self):
+        return 240
+    def __getitem__(self, index):
+        drawn = DRAWN
+        return torch.tensor(drawn, dtype=torch.float32), torch.tensor(drawn.sum(), dtype=torch.float32)
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for epoch in range(2):
+    for x, y in DataLoader(Draws(), batch_size=20, num_workers=2):
+        loss = nn.functional.mse_loss(model(x).squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_workers_that_share_a_generator_are_named(watch: Nursery) -> None:
+    run = watch(WORKERS.replace("DRAWN", "self.generator.normal(size=4)"))
+    first = run.names_first("data.worker-seeds", step=0, at="|DataLoader(Draws", evidence={"workers", "same"})
+    assert first.evidence["same"] == first.evidence["rounds"] == 6
+
+
+def test_workers_with_seeds_of_their_own_are_not(watch: Nursery) -> None:
+    assert watch(WORKERS.replace("DRAWN", "np.random.normal(size=4)")).causes == []
