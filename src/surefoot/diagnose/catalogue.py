@@ -220,7 +220,7 @@ _CAUSES = (
         "data.worker-seeds",
         "workers draw the same numbers",
         "Less variety than the loader promises: augmentation or generated rows come several times.",
-        "The workers of a loader hand out the same batch one after another although each was asked for rows of its own: "
+        "The workers of a loader hand out the same batch one after another although each was asked for its own rows: "
         "a generator that the data set holds was copied to all of them.",
         "data.repeated-batches repro.unseeded",
         "Seed the data set's own generator in `worker_init_fn`, from `torch.initial_seed()`, which differs by worker.",

@@ -7,6 +7,7 @@ Only the first few tensors of a call are described; the recorder follows what ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 64
 """A step with more model calls than this is not one; further calls are not recorded."""
+MOST_PRINTS = 256
+"""Rows of a batch that get a fingerprint."""
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
@@ -103,7 +106,7 @@ class ModelCalls:
                 autocast=_autocast(outputs),
                 index=index,
                 **mode_facts(module),
-                **_batch_facts(inputs, outputs),
+                **_batch_facts(inputs, outputs, grad_mode),
             )
             if self._several and grad_mode:
                 call = replace(call, samples=[_few(tensor) for tensor in (inputs[:1] + outputs[:1])])
@@ -176,11 +179,16 @@ class _BatchFacts(TypedDict, total=False):
     diversity: float
 
 
-def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> _BatchFacts:
-    """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
+def _batch_facts(inputs: list[Tensor], outputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
+    """Prints of the rows that went in, the scale of each feature, and how different the outputs are.
+
+    Of a large batch that is trained on, these are the first rows, as `step_data` takes them; of an evaluation, rows
+    from all of it.
+    """
     facts: _BatchFacts = {}
     if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
-        facts["rows"] = prints_of_rows(inputs[0], 256)
+        distance = 1 if grad_mode else math.ceil(len(inputs[0]) / MOST_PRINTS)
+        facts["rows"] = prints_of_rows(inputs[0][::distance], MOST_PRINTS)
         facts["features"] = feature_scales(inputs[0])
     out = outputs[0] if outputs and is_readable(outputs[0]) else None
     if out is not None and out.dim() > 1 and len(out) > 1 and out.is_floating_point():

@@ -490,7 +490,7 @@ class ModelCall(Facts):
     batchnorms_frozen: int
     """How many of them have no parameter that is trained."""
     rows: list[int] | None = None
-    """A fingerprint of each row of the first input, at most 256."""
+    """A fingerprint of each row of the first input, at most 256; of a larger evaluation, of every so many rows."""
     features: FeatureScales | None = item(beside="rows")
     """Mean and spread of each feature of the first input."""
     diversity: float | None = None
