@@ -69,12 +69,11 @@ class CallFacts:
         )
 
     def take_evaluated(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record a call of a block without gradients: a loss, the ids that an embedding looks up, dropout."""
+        """Record a call of a block without gradients: a loss or dropout. No tensor is kept: no graph would hold it."""
         with WithoutHooks():
             if entry.name in LOSSES:
                 self.losses.loss(entry, args, kwargs, out)
-            elif entry.name == "embedding":
-                self.layers.embedding(entry, args, kwargs)
+                self.losses.let_labels_go()
             elif entry.name in DROPOUTS:
                 self.layers.dropout(entry, args, kwargs)
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.record.facts import EvaluationBlock
+from surefoot.watch.call_facts import MOST_FACTS
+from surefoot.watch.loss_graph import pairs_of
 from surefoot.watch.sampling_budget import SamplingBudget
 from surefoot.watch.script_hooks import has_modes_of_its_own
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
-    from surefoot.record.facts import EvaluationBlock, ModelCall
+    from surefoot.record.facts import ModelCall
     from surefoot.watch.context import WatchContext
 
 FIRST_BLOCKS = 12
@@ -80,7 +83,7 @@ class Evaluations:
         self._depth = 0
         if sampled is None:
             return
-        seen = sampled.as_evaluation(self.blocks) if sampled.recorder is not None else None
+        seen = _seen(sampled, self.blocks) if sampled.recorder is not None else None
         sampled.end()
         if sampled.recorder is not None:
             sampled.recorder.forget()
@@ -89,3 +92,15 @@ class Evaluations:
         self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:CALLS_OF_BLOCK]]
         if seen is not None and calls and (seen.losses or seen.dropouts):
             self.recorded.append(seen)
+
+
+def _seen(recording: StepRecording, block: int) -> EvaluationBlock:
+    """What the recorder saw of a block; before its end, which drops the targets."""
+    calls, last = recording.calls, recording.model_calls.last_features
+    return EvaluationBlock(
+        block=block,
+        step=recording.step,
+        losses=calls.losses.losses[:MOST_FACTS],
+        dropouts=calls.layers.dropouts[:MOST_FACTS],
+        pairs=pairs_of(calls.losses, last) if last is not None else None,
+    )

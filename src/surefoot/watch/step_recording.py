@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import Tensor, nn
 
 from surefoot.observe.readable import has_company, is_readable
-from surefoot.record.facts import BackwardCall, EvaluationBlock, NonFiniteNode, SampledStep, UnknownLeaf
+from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, UnknownLeaf
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
-from surefoot.watch.call_facts import MOST_FACTS, CallFacts
+from surefoot.watch.call_facts import CallFacts
 from surefoot.watch.data_origin import DataOrigin, ways_of_data
 from surefoot.watch.deferred import deferred_so_far, read
 from surefoot.watch.extra_backward import ask_causality, ask_terms
@@ -143,15 +143,6 @@ class StepRecording:
             for entry in entries:
                 entry.notes = CallNotes()
         self.calls.losses.targets = {}
-
-    def as_evaluation(self, block: int) -> EvaluationBlock:
-        """What was seen of a block without gradients; before its end, which drops the targets."""
-        losses, last = self.calls.losses, self.model_calls.last_features
-        pairs = loss_graph.pairs_of(losses, last) if last is not None else None
-        dropouts = self.calls.layers.dropouts[:MOST_FACTS]
-        return EvaluationBlock(
-            block=block, step=self.step, losses=losses.losses[:MOST_FACTS], dropouts=dropouts, pairs=pairs
-        )
 
     def as_facts(self) -> SampledStep:
         """Everything that was seen."""

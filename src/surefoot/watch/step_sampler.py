@@ -45,8 +45,6 @@ THOROUGH_COST = 4.0
 MANY_EVALUATIONS = 4
 MOST_BACKWARDS = 64
 """A sampled step ends after so many backwards, if no optimizer has stepped."""
-MOST_PASSES = 4
-"""So many beginnings of a pass over the data are sampled: scripts evaluate there, some with gradients on."""
 EXTRA_STEPS = 3
 """So many steps are sampled when something new begins."""
 
@@ -73,8 +71,6 @@ class StepSampler:
         self._first_backward = 0
         self._evaluations = 0
         """How often the last step evaluated a closure."""
-        self._passes = 0
-        """How many beginnings of a pass over the data were sampled."""
         self._cycle: set[int] = set()
         """The optimizers that have stepped since the sampled step began."""
 
@@ -207,7 +203,7 @@ class StepSampler:
         if state.sampled is None:
             remove_leftover_recorders()
             is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
-            is_due = is_rare or state.steps >= self._next_step or self._begins_pass()
+            is_due = is_rare or state.steps >= self._next_step or self._context.data.begins_pass(state.steps)
             if (is_due and self._budget.allows()) or state.steps >= self._latest_step:
                 self.begin()
             return
@@ -218,14 +214,6 @@ class StepSampler:
         self._cycle.add(record.number)
         if len(self._context.optimizers.alive()) == 1:
             self._finish_cycle()
-
-    def _begins_pass(self) -> bool:
-        """Whether a pass over the data begins; of the first few, the step is sampled, with what comes before it."""
-        length = self._context.data.pass_steps
-        if length is None or length < 2 or self._state.steps % length or self._passes >= MOST_PASSES:
-            return False
-        self._passes += 1
-        return True
 
     def _finish_cycle(self) -> None:
         self.end()

@@ -46,6 +46,10 @@ for epoch in range(8):
         held = F.cross_entropy(model(held_x), held_y)
 """
 
+MODE = "pass  # stays as it is"
+DROPS = NET.replace("HIDDEN", "self.drop(F.relu(self.hidden(given)))").replace(
+    "self.hidden, self.out =", "self.drop = nn.Dropout(0.3)\n        self.hidden, self.out ="
+)
 PLAIN = NET.replace("HIDDEN", "F.relu(self.hidden(given))")
 
 
@@ -102,6 +106,46 @@ def test_labels_learned_by_heart_are_not_blamed_on_the_evaluation(watch: Nursery
 def test_few_labels_of_evaluation_rows_do_not_suffice(watch: Nursery) -> None:
     few = "held_x, held_y = held_x[:12], held_y[:12].flip(0)"
     assert "eval.labels-mismatched" not in watch(DATA, few, PLAIN, LOOP).causes
+
+
+def test_an_evaluation_keeps_no_tensor_alive(watch: Nursery) -> None:
+    let_go = (
+        LOOP
+        + """
+        import weakref
+        goals = held_y.clone()
+        known = weakref.ref(goals)
+        F.cross_entropy(model(held_x), goals)
+        del goals
+        assert known() is None
+"""
+    )
+    run = watch(DATA, PLAIN, let_go)
+    assert run.exit_code == 0, run.errors
+    assert len(run.loaded[0].evaluation_calls) == 8
+
+
+# ── evaluation with gradients on ─────────────────────────────────────────────────────────────────────────────────────
+
+WITH_GRADIENTS = LOOP.replace("model.eval()", MODE).replace("with torch.no_grad():", "for part in range(2):")
+
+
+def test_forwards_in_training_mode_that_no_backward_goes_through_are_named(watch: Nursery) -> None:
+    run = watch(DATA, DROPS, WITH_GRADIENTS)
+    first = run.names_first("model.train-mode-eval", step=24, at="|held = ", evidence={"passes", "dropouts"})
+    assert "`model.eval()`" in first.fixes[0]
+
+
+def test_forwards_in_evaluation_mode_may_have_gradients_on(watch: Nursery) -> None:
+    assert watch(DATA, DROPS, WITH_GRADIENTS.replace(MODE, "model.eval()")).causes == []
+
+
+def test_forwards_at_every_step_are_a_part_of_training(watch: Nursery) -> None:
+    """A model that makes labels for itself, for instance."""
+    each = LOOP.replace("loss = ", "guess = model(x[600:650]).argmax(1)\n        loss = ").replace(
+        "with torch.no_grad():\n        held", "if False:\n        held"
+    )
+    assert watch(DATA, DROPS, each).causes == []
 
 
 def test_an_evaluation_in_a_compiled_run_is_left_alone(watch: Nursery) -> None:

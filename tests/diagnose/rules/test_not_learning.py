@@ -169,3 +169,34 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_stopped() -> None:
 def test_a_loss_that_only_wavers_has_not_fallen() -> None:
     assert not course_of([1.0 + 0.2 * (-1) ** step for step in range(100)]).fell
     assert course_of([1.0 + 0.2 * (-1) ** step - 0.004 * step for step in range(100)]).fell
+
+
+# ── rates and weights that leave nothing to learn with ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rate", ["0.0", "1e-12"])
+def test_a_rate_of_zero_is_the_extreme_of_too_low(watch: Nursery, rate: str) -> None:
+    run = watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN.replace("Adam", "SGD").replace("1e-2", rate))
+    first = run.names_first("lr.too-low", step=0, at="|optimizer = ", evidence={"lr", "steps"})
+    assert "none of its 4 parameters changed by a bit" in first.summary
+
+
+FROZEN = """
+model = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Linear(64, 4), nn.Sigmoid(), nn.Linear(4, 3))
+LOADED
+model[:3].requires_grad_(False)
+def loss_of(rows):
+    return F.cross_entropy(model(x[rows]), y[rows])
+"""
+HEAD_ONLY = TRAIN.replace("model.parameters()", "model[4].parameters()").replace("1e-2", "1e-3")
+
+
+def test_random_weights_that_are_frozen_and_left_out_are_named(watch: Nursery) -> None:
+    run = watch(START, FROZEN.replace("LOADED", ""), HEAD_ONLY)
+    assert run.first.cause == "optim.frozen-parameters"
+    assert "0.weight, 2.weight stay at random values" in run.first.summary
+
+
+def test_weights_that_were_loaded_may_be_frozen_and_left_out(watch: Nursery) -> None:
+    run = watch(START, FROZEN.replace("LOADED", "model.load_state_dict(model.state_dict())"), HEAD_ONLY)
+    assert "optim.frozen-parameters" not in run.causes
