@@ -171,5 +171,5 @@ def _foretold_across(run: RecordedRun, blocks: list[EvaluationBlock]) -> Predict
 
 RULES: tuple[Rule, ...] = (
     Rule("eval.random-eval", "wiring", random_eval),
-    Rule("eval.labels-mismatched", "value", labels_mismatched, explains=("data.label-noise", "data.overfitting")),
+    Rule("eval.labels-mismatched", "value", labels_mismatched),
 )
