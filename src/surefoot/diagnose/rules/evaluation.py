@@ -30,6 +30,7 @@ def random_eval(run: RecordedRun) -> Claim | None:
     trained = {p.model for p in run.parameters.values() if p.changed}
     blocks: list[EvaluationBlock] = []
     hot: list[DropoutCall] = []
+    in_training: list[bool] = []
     for block in run.facts.evaluation_calls:
         passes = [call for call in run.facts.evaluations if call.block == block.block and call.model in trained]
         if not passes or any(call.dropouts_on for call in passes):
@@ -37,15 +38,17 @@ def random_eval(run: RecordedRun) -> Claim | None:
         blocks.append(block)
         if block.dropouts and not repeats_rows(passes):
             hot.append(block.dropouts[0])
+            in_training.append(any(call.training for call in passes))
     if not hot or len(hot) < 0.5 * len(blocks):
         return None
     first, models = hot[0], sorted(trained)
     attention = first.op == "scaled_dot_product_attention"
     setting = "`dropout_p=p if self.training else 0.0`" if attention else "`training=self.training`"
+    words = ", in training mode" if in_training[0] else ", and `model.eval()` does not switch it off"
     return Claim(
         0.92,
         f"`{first.op}` at {first.site} drops {first.p:.0%} at random in {len(hot)} of {len(blocks)} evaluations that "
-        f"were recorded, and `model.eval()` does not switch it off: the same rows give another result each time.",
+        f"were recorded{words}: the same rows give another result each time.",
         step=first.step,
         where=where_of(first.site, first.module, *models[:1]),
         evidence={"evaluations": len(blocks), "with_dropout": len(hot), "p": first.p, "call": first.op},

@@ -111,8 +111,6 @@ def too_low(run: RecordedRun) -> Claim | None:
     """Steady gradients, and steps too small to get anywhere."""
     if run.facts.preflight is not None:
         return _higher_learns(run.facts.preflight)
-    if run.main is not None and is_far_too_low(run.main):
-        return _hardly_any_rate(run, run.main)
     curve = run.curve
     ratios = run.sampled.update_ratios()
     if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
@@ -136,8 +134,11 @@ def too_low(run: RecordedRun) -> Claim | None:
     )  # fmt: skip
 
 
-def _hardly_any_rate(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
+def hardly_any_rate(run: RecordedRun) -> Claim | None:
     """A learning rate of 0, or next to it, from the first step to the last."""
+    held = run.main
+    if held is None or run.facts.preflight is not None or not is_far_too_low(held):
+        return None
     mine = [p for p in run.parameters.values() if held.number in p.optimizers and p.sampled and p.requires_grad]
     if not mine or any(p.changed for p in mine) or held.steps < 3 or run.facts.loss_scaler.skips:
         return None
@@ -616,6 +617,8 @@ RULES = (
                    "model.attention-logit-growth", "loss.undefined-op")),
     Rule("lr.no-warmup", "dynamics", no_warmup,
          explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
+    Rule("lr.too-low", "wiring", hardly_any_rate,
+         explains=("model.*", "data.labels-uninformative", "data.class-collapse", "init.*", "optim.epsilon")),
     Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
     Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "lr.too-high", "data.class-collapse",
                                                          "loss.undefined-op")),

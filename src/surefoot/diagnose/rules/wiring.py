@@ -196,6 +196,8 @@ def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
     frozen = [p for p in frozen if not p.trained_by and len(p.shape) > 1]
     curve = run.curve
     share = _numel(frozen) / max(1, _numel(mine))
+    if run.facts.preflight is not None:
+        return None
     if share < 0.3 or curve.learned or curve.blind or curve.count < 20 or _look_trained(frozen):
         return None
     return Claim(
