@@ -203,8 +203,9 @@ class StepSampler:
         if state.sampled is None:
             remove_leftover_recorders()
             is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
-            is_due = is_rare or state.steps >= self._next_step or self._context.data.begins_pass(state.steps)
-            if (is_due and self._budget.allows()) or state.steps >= self._latest_step:
+            is_due = is_rare or state.steps >= self._next_step
+            is_new = self._context.data.begins_pass(state.steps) and self._budget.allows(times=EXTRA)
+            if (is_due and self._budget.allows()) or is_new or state.steps >= self._latest_step:
                 self.begin()
             return
         with WithoutHooks():

@@ -586,7 +586,7 @@ def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> 
 RULES: tuple[Rule, ...] = (
     Rule("data.nonfinite-input", "value", nonfinite_input, explains=_CONSEQUENCES),
     Rule("data.label-out-of-range", "crash", label_crash),
-    Rule("data.label-out-of-range", "value", label_beyond, explains=("loss.sign-flipped", "lr.too-high")),
+    Rule("data.label-out-of-range", "wiring", label_beyond, explains=("loss.sign-flipped", "lr.too-high")),
     Rule("data.token-mismatch", "crash", token_crash),
     Rule("data.token-mismatch", "value", token_forced, explains=("data.labels-uninformative",)),
     Rule(
