@@ -32,9 +32,8 @@ def _rows(call: ModelCall) -> list[int]:
 def trained_rows(run: RecordedRun, model: str) -> Known:
     """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
     optimizers = {n for p in run.parameters.values() if p.model == model for n in p.trained_by}
-    if _is_made_anew(run, optimizers):
-        return Known(set(), 0.0)
     lines = {str(line) for held in run.optimizers if held.number in optimizers for line in held.backward_lines}
+    lines -= _lines_of_others(run, optimizers)
     held = [entry for line, entry in run.facts.step_data.rows.items() if line in lines]
     first = {row: at for entry in held for row, at in zip(entry.prints, entry.first, strict=True)}
     passes = [n for n in run.sampled.trained_model_calls if n.model == model and _rows(n)]
@@ -51,12 +50,11 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
     return Known(set(rows), median(shares[-4:]) if len(shares) > 6 else 0.0)
 
 
-def _is_made_anew(run: RecordedRun, optimizers: set[int]) -> bool:
-    """Whether a name stands for several models, one after another, as in cross-validation: each has rows of its own."""
-    held = [each for each in run.optimizers if each.number in optimizers]
-    made = {each.site for each in held}
-    owners = [p.trained_by for p in run.parameters.values() if optimizers & set(p.trained_by)]
-    return len(held) > len(made) and all(len(numbers) == 1 for numbers in owners)
+def _lines_of_others(run: RecordedRun, optimizers: set[int]) -> set[str]:
+    """Lines that also train another model, made in the same place later, as the folds of a cross-validation are."""
+    made = {held.site for held in run.optimizers if held.number in optimizers and held.site}
+    others = [held for held in run.optimizers if held.number not in optimizers and held.site in made]
+    return {str(line) for held in others for line in held.backward_lines}
 
 
 def _recapture(passes: list[ModelCall], first: dict[int, int]) -> float:
