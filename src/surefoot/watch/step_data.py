@@ -42,7 +42,7 @@ ROWS_OF = 300
 """So many batches are recorded row by row."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
-MOST_PASSES = 4
+MOST_PASSES = 2
 """The beginnings of so many passes are announced: scripts evaluate there, some with gradients on."""
 
 _INPUTS = {
