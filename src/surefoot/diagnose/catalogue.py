@@ -26,6 +26,7 @@ FAMILIES = {
     "model": "what computes",
     "lr": "how far each step goes",
     "optim": "what is updated, and how",
+    "eval": "how the model is judged",
     "clip": "how gradients are limited",
     "accum": "how microbatches add up",
     "precision": "how numbers are rounded",
@@ -215,6 +216,25 @@ _CAUSES = (
         "Take columns that are made from the label, or known only after it, out of the inputs.",
         "Remove near-duplicates as well.",
     ),
+    _cause(
+        "data.worker-seeds",
+        "workers draw the same numbers",
+        "Less variety than the loader promises: augmentation or generated rows come several times.",
+        "The workers of a loader hand out the same batch one after another although each was asked for its own rows: "
+        "a generator that the data set holds was copied to all of them.",
+        "data.repeated-batches repro.unseeded",
+        "Seed the data set's own generator in `worker_init_fn`, from `torch.initial_seed()`, which differs by worker.",
+        "Draw from `torch` or `numpy.random` inside `__getitem__`: both are seeded for each worker.",
+    ),
+    _cause(
+        "data.degenerate-batch",
+        "a batch with nothing to learn from",
+        "Sometimes a spike, sometimes a loss that is too easy for one step; or, if every batch is so, no learning.",
+        "The inputs of a batch are constant or 0, or all of its labels are one although the run's labels are mixed.",
+        "data.bad-batch data.unshuffled data.repeated-batches",
+        "Print that batch before and after each step of the loading, and mend the one that loses its values.",
+        "Check in the collate function that a batch has more than one distinct row, and raise if it has not.",
+    ),
     # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "loss.softmax-before-cross-entropy",
@@ -320,6 +340,26 @@ _CAUSES = (
         "Reweight the terms so that their gradients have similar norms at the start.",
         "Average each term over the same thing (rows, pixels, tokens).",
         "Learn the weights, for example by the uncertainty of each task.",
+    ),
+    _cause(
+        "loss.target-offset",
+        "targets at the wrong offset",
+        "A language model that is too good at once and only repeats its input, or one that stays stuck.",
+        "The targets that reach the loss are, value for value, the input ids at the same positions, and the model sees "
+        "only the inputs so far, or the input ids two positions later; not those one position later.",
+        "mask.leaks-future data.leakage data.labels-uninformative",
+        "Shift once: compare `logits[:, :-1]` with `ids[:, 1:]`, or shift in the data and not in the model.",
+        "Pass the ids themselves as `labels` to models of `transformers`, which shift them inside.",
+    ),
+    _cause(
+        "loss.padding-counted",
+        "padding counts in the loss",
+        "The loss falls fast and to a low level, and samples are poor or end too early.",
+        "A large share of the targets that count is one id, in runs of different lengths at the end of the rows, where "
+        "the input ids are constant as well; the ignore index is another one.",
+        "data.class-collapse loss.no-valid-targets",
+        "Pass the id of the padding as `ignore_index`, or set the targets of the padding to -100.",
+        'With `reduction="none"`, multiply by the mask and divide by its sum.',
     ),
     # ── mask ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
@@ -603,6 +643,19 @@ _CAUSES = (
         "Use AdamW, whose decay does not pass through the moments.",
     ),
     _cause(
+        "optim.not-learning",
+        "nothing was learned",
+        "The loss stays flat, or ends no lower than always giving the same answer would.",
+        "The loss ends at or above that of the best constant answer (the entropy of the labels, the variance of the "
+        "targets), it is not falling any more, and no other cause explains it. The size of the updates and gradients "
+        "of 0 say where to look.",
+        "data.labels-uninformative lr.too-low optim.no-update model.dead-units loss.softmax-before-cross-entropy",
+        "Run `surefoot doctor` on the script: it tries other learning rates and one small batch on copies.",
+        "Train on 16 rows until they are known by heart. If that fails, the fault is in the model or the loss; if it "
+        "works, it is in the data.",
+        "Print inputs, targets and outputs of one batch right before the loss, with their shapes.",
+    ),
+    _cause(
         "optim.no-gradient",
         "a step without any gradient",
         "The optimizer steps and nothing at all happens.",
@@ -621,6 +674,27 @@ _CAUSES = (
         "accum.not-divided accum.uneven-microbatches optim.no-gradient",
         "Clear gradients once per optimizer step, not once per microbatch.",
         "Leave clearing to the stabilizer, which does it when the window is complete.",
+    ),
+    # ── eval ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    _cause(
+        "eval.random-eval",
+        "evaluation is random",
+        "Validation is noisy or worse than training, and differs between two evaluations of the same weights.",
+        "A call that drops at random is active in evaluations, although the dropout modules of the model are switched "
+        "off: a functional dropout without `training=`, or attention with a fixed `dropout_p`.",
+        "model.train-mode-eval data.split-mismatch",
+        "Pass `training=self.training` to the functional dropout, and call `model.eval()` before evaluating.",
+        "Use `nn.Dropout`, which `model.eval()` switches off.",
+    ),
+    _cause(
+        "eval.labels-mismatched",
+        "evaluation labels belong to other rows",
+        "Validation stays at the level of a guess while training goes well.",
+        "The inputs of both splits are alike, training labels can be foretold from similar rows, and the labels of the "
+        "evaluation rows cannot: neither by the model nor by the most similar training rows.",
+        "data.split-mismatch data.labels-uninformative model.train-mode-eval",
+        "Join inputs and labels of the evaluation split again by key, not by position.",
+        "Print a few evaluation rows with their labels and look.",
     ),
     # ── clip ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(

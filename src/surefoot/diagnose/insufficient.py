@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
+from surefoot.diagnose.rules.not_learning import why_unjudged
 from surefoot.record.facts import IncidentEvent
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
             "and loss was not watched."
         )
-    return ""
+    return why_unjudged(run)
 
 
 def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:

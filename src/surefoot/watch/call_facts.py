@@ -17,7 +17,16 @@ from surefoot.watch.deferred import number, own
 from surefoot.watch.layer_calls import LayerCalls
 from surefoot.watch.loss_calls import LossCalls
 from surefoot.watch.numeric_calls import NumericCalls
-from surefoot.watch.operation_names import ACTIVATIONS, LOSSES, NORMS, PARTIAL, RECURRENT, RISKY, WEIGHT_LAYERS
+from surefoot.watch.operation_names import (
+    ACTIVATIONS,
+    DROPOUTS,
+    LOSSES,
+    NORMS,
+    PARTIAL,
+    RECURRENT,
+    RISKY,
+    WEIGHT_LAYERS,
+)
 from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
@@ -48,6 +57,7 @@ class CallFacts:
             layers=layers.layers[:MOST_FACTS],
             activations=layers.activations[:MOST_FACTS],
             embeddings=layers.embeddings[:MOST_FACTS],
+            dropouts=layers.dropouts[:MOST_FACTS],
             softmaxes=layers.softmaxes[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],
@@ -57,6 +67,15 @@ class CallFacts:
             overflows=numbers.overflows[:],
             orders=numbers.orders[:MOST_FACTS],
         )
+
+    def take_evaluated(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record a call of a block without gradients: a loss or dropout. No tensor is kept: no graph would hold it."""
+        with WithoutHooks():
+            if entry.name in LOSSES:
+                self.losses.loss(entry, args, kwargs, out)
+                self.losses.let_labels_go()
+            elif entry.name in DROPOUTS:
+                self.layers.dropout(entry, args, kwargs)
 
     def take(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record what matters about one call."""
@@ -82,6 +101,8 @@ class CallFacts:
                 self.losses.product(entry, args, out)
             elif name == "exp":
                 self.losses.ratio(entry, out)
+            elif name in DROPOUTS and not entry.grad_enabled:
+                self.layers.dropout(entry, args, kwargs)
             elif name in NORMS:
                 self.layers.normalization(entry, args, kwargs)
             elif name in ("clamp", "remainder", "fmod", "__mod__", "clip"):

@@ -1,10 +1,19 @@
-"""Calls without gradients, between the steps: which model, in which mode, on what data."""
+"""Blocks without gradients, between the steps: which model, in which mode, on what data, with which losses.
+
+In some of the blocks the recorder is on as well, until models were called a few times: it sees the losses with their
+targets, and what drops at random. These blocks have a time budget of their own, a part of that of sampled steps.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.record.facts import EvaluationBlock
+from surefoot.watch.call_facts import MOST_FACTS
+from surefoot.watch.loss_graph import pairs_of
+from surefoot.watch.sampling_budget import SamplingBudget
+from surefoot.watch.script_hooks import has_modes_of_its_own
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
@@ -13,6 +22,10 @@ if TYPE_CHECKING:
 
 FIRST_BLOCKS = 12
 MOST_CALLS = 400
+CALLS_OF_BLOCK = 16
+"""Model calls of one block that are kept."""
+SHARE = 0.005
+SECONDS_AT_FIRST = 0.2
 
 
 class Evaluations:
@@ -22,8 +35,11 @@ class Evaluations:
         self._context, self._state = context, context.state
         self._sampled: StepRecording | None = None
         self._depth = 0
+        self._budget = SamplingBudget(SHARE, SECONDS_AT_FIRST)
         self.blocks = 0
         self.calls: list[ModelCall] = []
+        self.recorded: list[EvaluationBlock] = []
+        """What the recorder saw, one entry for each block that it was on in."""
 
     def open(self) -> None:
         """Start watching model calls, unless a sampled step already does."""
@@ -34,9 +50,17 @@ class Evaluations:
         sampled = self.blocks <= FIRST_BLOCKS or self.blocks & (self.blocks - 1) == 0
         if not sampled or len(self.calls) >= MOST_CALLS:
             return
+        use_hooks = not self._state.compiled
+        use_recorder = use_hooks and self._budget.allows() and not has_modes_of_its_own()
         self._sampled = StepRecording(
-            self._context, use_recorder=False, thorough=False, use_hooks=not self._state.compiled
+            self._context,
+            use_recorder=use_recorder and not self._state.sampling_stopped,
+            thorough=False,
+            use_hooks=use_hooks,
+            most_calls=CALLS_OF_BLOCK,
         )
+        self._state.evaluated = self._sampled
+        self._budget.begin()
         self._sampled.begin()
 
     def close(self) -> bool | None:
@@ -55,8 +79,28 @@ class Evaluations:
     def drop(self) -> None:
         """Stop watching and keep the calls."""
         sampled, self._sampled = self._sampled, None
+        self._state.evaluated = None
         self._depth = 0
-        if sampled is not None:
-            sampled.end()
-            calls = sampled.model_calls.calls
-            self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:16]]
+        if sampled is None:
+            return
+        seen = _seen(sampled, self.blocks) if sampled.recorder is not None else None
+        sampled.end()
+        if sampled.recorder is not None:
+            sampled.recorder.forget()
+            self._budget.pay(sampled.seconds)
+        calls = sampled.model_calls.calls
+        self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:CALLS_OF_BLOCK]]
+        if seen is not None and calls and (seen.losses or seen.dropouts):
+            self.recorded.append(seen)
+
+
+def _seen(recording: StepRecording, block: int) -> EvaluationBlock:
+    """What the recorder saw of a block; before its end, which drops the targets."""
+    calls, last = recording.calls, recording.model_calls.last_features
+    return EvaluationBlock(
+        block=block,
+        step=recording.step,
+        losses=calls.losses.losses[:MOST_FACTS],
+        dropouts=calls.layers.dropouts[:MOST_FACTS],
+        pairs=pairs_of(calls.losses, last) if last is not None else None,
+    )

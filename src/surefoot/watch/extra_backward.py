@@ -123,7 +123,8 @@ def ask_causality(
             if entry.name != "embedding" or entry.index not in nodes:
                 continue
             ids = entry.notes.ids
-            if ids is None or ids.dim() != 2 or ids.shape[1] < 4 or not _is_next_token(ids, target):
+            offset = None if ids is None or ids.dim() != 2 or ids.shape[1] < 4 else _offset(ids, target)
+            if ids is None or offset is None:
                 continue
             flow = _flow(out, nodes[out.number], ids, nodes[entry.index])
             applies = flow is not None
@@ -136,8 +137,17 @@ def ask_causality(
                 positions=positions,
                 model=model_call.model,
                 site=loss.site,
+                offset=offset,
             )
     return None
+
+
+def _offset(ids: Tensor, target: Tensor) -> int | None:
+    """By how many positions the targets are ahead of the inputs: 1 or 0; `None` if they are something else."""
+    if _is_next_token(ids, target):
+        return 1
+    is_same = target.numel() == ids.numel() and bool((target.reshape(ids.shape) == ids).float().mean() > 0.99)
+    return 0 if is_same else None
 
 
 def _is_next_token(ids: Tensor, target: Tensor) -> bool:

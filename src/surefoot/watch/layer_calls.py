@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from surefoot.record.facts import ActivationCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.record.facts import ActivationCall, DropoutCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
 from surefoot.watch.deferred import later, number
 from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
@@ -29,6 +29,7 @@ class LayerCalls:
         self.layers: list[LayerCall] = []
         self.activations: list[ActivationCall] = []
         self.embeddings: list[EmbeddingCall] = []
+        self.dropouts: list[DropoutCall] = []
         self.softmaxes: list[SoftmaxCall] = []
         self.normalizations: list[NormalizationCall] = []
 
@@ -64,6 +65,7 @@ class LayerCalls:
                 shape=list(made.shape),
                 dtype=entry.out_dtype,
                 trained_on=entry.out_grad,
+                **_recurrence(entry.name, args),
             )
         )
 
@@ -113,6 +115,16 @@ class LayerCalls:
                 shape=list(ids.shape),
             )
         )
+
+    def dropout(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call that drops at random; nothing is recorded if it is switched off."""
+        if entry.name == "scaled_dot_product_attention":
+            chance, is_on = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0), True
+        else:
+            chance = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            is_on = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+        if is_on and isinstance(chance, (int, float)) and chance > 0:
+            self.dropouts.append(DropoutCall(**self._history.place(entry), p=float(chance)))
 
     def softmax(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A softmax: rows that are masked completely, and the entropy of the result."""
@@ -197,6 +209,19 @@ def _fan_in(name: str, given: list[Tensor]) -> int | None:
     if name.startswith("conv") and len(given) > 1:
         return math.prod(given[1].shape[1:])
     return given[0].shape[-1] if given[0].dim() else None
+
+
+class _Recurrence(TypedDict, total=False):
+    time_steps: int
+    sequences: int
+
+
+def _recurrence(name: str, args: tuple[Any, ...]) -> _Recurrence:
+    """Over how many steps and sequences a recurrent layer runs: with padded sequences, `batch_first` comes last."""
+    if name not in RECURRENT or len(args) != 9 or not isinstance(args[8], bool) or args[0].dim() != 3:
+        return {}
+    first, second = args[0].shape[:2]
+    return {"time_steps": second, "sequences": first} if args[8] else {"time_steps": first, "sequences": second}
 
 
 def _std(tensor: Tensor) -> float | None:

@@ -22,6 +22,7 @@ from surefoot.watch.tensor_summary import (
     sampled,
     summary_of,
 )
+from surefoot.watch.token_alignment import alignments
 
 if TYPE_CHECKING:
     from surefoot.watch.call_history import CallHistory
@@ -78,6 +79,8 @@ class LossCalls:
         self._keep_target(entry.index, target.detach())
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             facts = _with_classes(facts, given, target, kwargs)
+            aligned = alignments(self._history.recorder, target, facts.ignore_index or 0)
+            facts = replace(facts, tokens=aligned)
         elif entry.name in BINARY_LOSSES and given.numel():
             facts = _with_binary(facts, given, target, kwargs)
         elif entry.name in DISTANCE_LOSSES and given.numel() and target.numel():

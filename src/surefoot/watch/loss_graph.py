@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
     from surefoot.watch.loss_calls import LossCalls
-    from surefoot.watch.model_calls import Held
+    from surefoot.watch.model_calls import Features, Held
 
 MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
@@ -108,12 +108,16 @@ def factor_of(recorder: FunctionRecorder, entry: int) -> float:
 
 def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
     """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
-    if not held or not calls.losses or len(held) > 1:
+    if len(held) != 1 or held[-1].features is None:
         return None
-    features = held[-1].features
+    return pairs_of(calls, held[-1].features)
+
+
+def pairs_of(calls: LossCalls, features: Features) -> InputTargetPairs | None:
+    """Rows of a model's input with the labels of the last loss, if there are as many labels as rows."""
+    if not calls.losses or calls.losses[-1].op not in _PAIRED:
+        return None
     loss = calls.losses[-1]
-    if features is None or loss.op not in _PAIRED:
-        return None
     target = calls.targets.get(loss.index)
     if target is None or target.size != features.size:
         return None
@@ -206,7 +210,7 @@ def _first_bad(
     for op, number, given, made in seen:
         was_finite, is_finite = (False not in [next(flags) for _ in range(count)] for count in (given, made))
         if was_finite and not is_finite:
-            entry = recorder.entries[number] if recorder is not None and number is not None else None
+            entry = recorder.entries[number] if recorder is not None and number is not None and number >= 0 else None
             return NonFiniteNode(
                 op=op,
                 call=entry.name if entry is not None else None,

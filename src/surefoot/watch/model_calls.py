@@ -7,6 +7,7 @@ Only the first few tensors of a call are described; the recorder follows what ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 64
 """A step with more model calls than this is not one; further calls are not recorded."""
+MOST_PRINTS = 256
+"""Rows of a batch that get a fingerprint."""
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
@@ -63,11 +66,20 @@ class Held(NamedTuple):
 class ModelCalls:
     """The model calls of one sampled step."""
 
-    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None) -> None:
-        """`marks` is whose numbers the nodes bear, where outputs are requested later."""
+    def __init__(self, step: int, registry: ParameterRegistry, marks: object | None, enough: int | None = None) -> None:
+        """`marks` is whose numbers the nodes bear, where outputs are requested later.
+
+        In an evaluation, `enough` is the number of calls after which nothing more needs to be recorded.
+        """
+        self._enough = enough
+        self.last_features: Features | None = None
+        """A few values of the first input of the last call of an evaluation."""
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks
+        self._has_backward = False
+        self._reached: set[int] = set()
+        """The identities of the calls that a backward of the step went through."""
         self._entered: set[int] = set()
         """The identities of the models that were entered into the registry in this step."""
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
@@ -94,7 +106,7 @@ class ModelCalls:
                 autocast=_autocast(outputs),
                 index=index,
                 **mode_facts(module),
-                **_batch_facts(inputs, outputs),
+                **_batch_facts(inputs, outputs, grad_mode),
             )
             if self._several and grad_mode:
                 call = replace(call, samples=[_few(tensor) for tensor in (inputs[:1] + outputs[:1])])
@@ -105,6 +117,25 @@ class ModelCalls:
             self.calls.append(call)
             if grad_mode:
                 self._hold(call, inputs, outputs)
+            elif self._enough is not None:
+                self.last_features = _features(inputs[0]) if inputs and is_readable(inputs[0]) else None
+
+    def has_enough(self) -> bool:
+        """Whether an evaluation has called models more often than is recorded."""
+        return self._enough is not None and len(self.calls) > self._enough
+
+    def note_reached(self, numbers: set[int | None]) -> None:
+        """A backward begins; its graph has the nodes of these numbers."""
+        self._has_backward = self._marks is not None
+        for held in self.held:
+            if any(output.number in numbers for output in held.outputs):
+                self._reached.add(id(held.call))
+
+    def as_facts(self) -> list[ModelCall]:
+        """All calls; once there was a backward, with whether one went through them."""
+        if not self._has_backward:
+            return self.calls
+        return [replace(call, reached=id(call) in self._reached) if call.trained_on else call for call in self.calls]
 
     def _name_of(self, module: nn.Module) -> str:
         """The name of a model. Once in a step its parameters are looked through."""
@@ -148,11 +179,16 @@ class _BatchFacts(TypedDict, total=False):
     diversity: float
 
 
-def _batch_facts(inputs: list[Tensor], outputs: list[Tensor]) -> _BatchFacts:
-    """Prints of the rows that went in, the scale of each feature, and how different the outputs are."""
+def _batch_facts(inputs: list[Tensor], outputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
+    """Prints of the rows that went in, the scale of each feature, and how different the outputs are.
+
+    Of a large batch that is trained on, these are the first rows, as `step_data` takes them; of an evaluation, rows
+    from all of it.
+    """
     facts: _BatchFacts = {}
     if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
-        facts["rows"] = prints_of_rows(inputs[0], 256)
+        distance = 1 if grad_mode else math.ceil(len(inputs[0]) / MOST_PRINTS)
+        facts["rows"] = prints_of_rows(inputs[0][::distance], MOST_PRINTS)
         facts["features"] = feature_scales(inputs[0])
     out = outputs[0] if outputs and is_readable(outputs[0]) else None
     if out is not None and out.dim() > 1 and len(out) > 1 and out.is_floating_point():

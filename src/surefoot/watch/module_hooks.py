@@ -130,6 +130,8 @@ class ModuleHooks:
             self._safely("memory", self._memory.leave, id(module), self._state.steps)
         if not self._running:
             self._safely("model calls", self._calls.take, module, args, kwargs, out, self._position())
+            if self._calls.has_enough():
+                self.remove()
 
     def _position(self) -> int | None:
         """How many calls were recorded so far."""

@@ -23,6 +23,11 @@ ACTIVATIONS = {
     "relu", "relu_", "leaky_relu", "elu", "gelu", "silu", "sigmoid", "sigmoid_", "tanh", "tanh_", "hardtanh",
     "softplus", "relu6", "hardswish", "mish", "selu", "threshold", "clamp_min", "clamp",
 }  # fmt: skip
+DROPOUTS = {
+    "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+"""Calls that may drop a part of their input at random."""
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 

@@ -62,12 +62,12 @@ class ProbeRunner:
                     return observe(*args)
                 self._is_observing = True
                 compiler = _set_eval_frame(None) if self._state.compiled else None
-                sampled, self._began = self._state.sampled, time.perf_counter()
+                sampled, self._began = self._state.sampled or self._state.evaluated, time.perf_counter()
                 try:
                     return self.originals.call(observe, *args)
                 finally:
                     self._is_observing = False
-                    if sampled is not None and sampled is self._state.sampled:
+                    if sampled is not None and sampled in (self._state.sampled, self._state.evaluated):
                         sampled.seconds += time.perf_counter() - self._began
                     if compiler is not None:
                         _set_eval_frame(compiler)

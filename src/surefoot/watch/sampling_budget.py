@@ -1,7 +1,8 @@
 """How much of a run's time sampled steps may take.
 
 The first few are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
-the first step, and half a second at the beginning, so that short runs are sampled as well. A single step that took very
+the first step, and half a second at the beginning, so that short runs are sampled as well. Evaluations have a smaller
+budget of their own. A single step that took very
 long (garbage was collected, or the machine was busy) counts as a few usual ones. Beyond this budget a step is sampled
 whenever the number of steps has doubled (`step_sampler`).
 """
@@ -24,7 +25,8 @@ EXTRA = 3.0
 class SamplingBudget:
     """What sampled steps have cost, and whether there is time for another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = SHARE, seconds_at_first: float = SECONDS_AT_FIRST) -> None:
+        self._share, self._seconds_at_first = share, seconds_at_first
         self._began: float | None = None
         self._paid = 0
         self._last: list[float] = []
@@ -48,7 +50,7 @@ class SamplingBudget:
         if self._paid < ALWAYS:
             return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
-        return self.spent + cost * self._usual() <= times * (SECONDS_AT_FIRST + SHARE * elapsed)
+        return self.spent + cost * self._usual() <= times * (self._seconds_at_first + self._share * elapsed)
 
     def _usual(self) -> float:
         # Not `statistics.median`: it calls `sorted`, and a script may have replaced that.

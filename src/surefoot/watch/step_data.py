@@ -42,6 +42,8 @@ ROWS_OF = 300
 """So many batches are recorded row by row."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
+MOST_PASSES = 2
+"""The beginnings of so many passes are announced: scripts evaluate there, some with gradients on."""
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
@@ -78,6 +80,10 @@ class StepData:
         """The lines that called `backward` since the last step."""
         self._paths: dict[Any, _DataPaths] = {}
         self._noted = 0
+        self.pass_steps: int | None = None
+        """How many steps a pass over the data takes, once all rows of a batch have come before."""
+        self._passes = 0
+        """How many beginnings of a pass were announced."""
         self._on_their_way: deque[tuple[StepBatch, BatchNumbers | LargestNumbers]] = deque()
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
@@ -123,10 +129,22 @@ class StepData:
 
     def _take(self, batch: StepBatch, numbers: BatchNumbers | LargestNumbers) -> None:
         is_kept = len(self.batches) < MOST_BATCHES
-        for row in numbers.rows():
-            self.rows[batch.line].setdefault(row, batch.backward)
+        rows = numbers.rows()
+        known = self.rows.setdefault(batch.line, {}) if rows else {}
+        if self.pass_steps is None and batch.step and rows and all(row in known for row in rows):
+            self.pass_steps = batch.step
+        for row in rows:
+            known.setdefault(row, batch.backward)
         if is_kept or (len(self.batches) < MOST_WITH_BAD and not numbers.are_finite()):
             self.batches.append(replace(batch, **numbers.as_fields()))
+
+    def begins_pass(self, step: int) -> bool:
+        """Whether one of the first passes over the data begins after so many steps."""
+        length = self.pass_steps
+        if length is None or length < 2 or step % length or self._passes >= MOST_PASSES:
+            return False
+        self._passes += 1
+        return True
 
     def take_lines(self) -> set[int]:
         """The lines since the last step of an optimizer; the next ones are of the next step."""

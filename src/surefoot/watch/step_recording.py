@@ -53,10 +53,13 @@ class StepRecording:
         thorough: bool,
         use_hooks: bool = True,
         eager: EagerStance | None = None,
+        most_calls: int | None = None,
     ) -> None:
+        """With `most_calls`, an evaluation is recorded: losses and dropout, until a model was called more often."""
         self._registry, self._safely = context.registry, context.probes.safely
         self._use_hooks, self.eager = use_hooks, eager
         """`eager` makes compiled code run eagerly meanwhile, and is released together with the hooks."""
+        self._is_evaluation = most_calls is not None
         self._used: set[int] = set()
         self._reached: set[int] = set()
         self.step = context.state.steps
@@ -71,8 +74,8 @@ class StepRecording:
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
         self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
-        marks = self.recorder.mark if thorough and self.recorder is not None else None
-        self.model_calls = ModelCalls(self.step, self._registry, marks)
+        marks = self.recorder.mark if self.recorder is not None and not self._is_evaluation else None
+        self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
@@ -145,7 +148,7 @@ class StepRecording:
         """Everything that was seen."""
         facts = SampledStep(
             step=self.step,
-            model_calls=self.model_calls.calls,
+            model_calls=self.model_calls.as_facts(),
             backward_calls=self.backward_calls,
             updates=self.updates.steps,
             calls=self.calls.as_facts(),
@@ -160,6 +163,10 @@ class StepRecording:
     # Operations
 
     def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any, tensors: list[Tensor]) -> None:
+        if self._is_evaluation:
+            if all(map(is_readable, tensors)):
+                self._safely("evaluation", self.calls.take_evaluated, entry, args, kwargs, out)
+            return
         for tensor in tensors[: len(entry.taken)]:
             if tensor.requires_grad and tensor.is_leaf and (number := self._registry.id_of(tensor)) is not None:
                 self._used.add(number)
@@ -198,6 +205,8 @@ class StepRecording:
                     factor=loss_graph.factor_of(recorder, entry),
                 )
             self.backward_calls.append(call)
+            if recorder is not None:
+                self.model_calls.note_reached({graph.number_of(node, recorder.mark) for node in below})
             if len(below) <= loss_graph.MOST_HOOKED:
                 self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
                 self.hooks.keep(self._node_hooks.register(below))

@@ -81,6 +81,8 @@ class StepSampler:
             return
         if "looking" in self._probes.problems or forbids_waiting():
             return
+        if state.evaluated is not None:
+            state.evaluated.remove_hooks()
         is_asked = state.compiled and self._context.options.eager_looks and EAGER_LOOKS not in self._probes.problems
         is_eager = is_asked and self.eager.take()
         is_plain = is_eager or not state.compiled
@@ -202,7 +204,8 @@ class StepSampler:
             remove_leftover_recorders()
             is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
             is_due = is_rare or state.steps >= self._next_step
-            if (is_due and self._budget.allows()) or state.steps >= self._latest_step:
+            is_new = self._context.data.begins_pass(state.steps) and self._budget.allows(times=EXTRA)
+            if (is_due and self._budget.allows()) or is_new or state.steps >= self._latest_step:
                 self.begin()
             return
         with WithoutHooks():

@@ -54,6 +54,8 @@ class WatchState:
         self.backwards = 0
         self.sampled: StepRecording | None = None
         """The sampled step in progress."""
+        self.evaluated: StepRecording | None = None
+        """The block without gradients, between two steps, that is being recorded."""
         self.sampling_stopped = False
         """Whether a probe that begins or ends sampled steps has failed, so that no more are started."""
         self.backwards_at_closure: int | None = None
@@ -77,7 +79,8 @@ class WatchState:
 
     def stop_sampling(self) -> None:
         """Remove the hooks of the sampled step in progress and start no other one."""
-        sampled, self.sampled = self.sampled, None
+        held, self.sampled, self.evaluated = (self.sampled, self.evaluated), None, None
         self.sampling_stopped = True
-        if sampled is not None:
-            sampled.remove_hooks()
+        for recording in held:
+            if recording is not None:
+                recording.remove_hooks()

@@ -97,3 +97,56 @@ def test_another_scale_is_named_although_one_feature_is_not_finite() -> None:
         assert each.features is not None
         each.features.mean[0] = float("nan")
     assert data_splits.split_mismatch(held) is not None
+
+
+def test_folds_of_a_cross_validation_are_not_in_each_others_training(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        torch.manual_seed(0)
+        x = torch.randn(160, 8)
+        y = x[:, :3].argmax(1)
+        for fold in torch.randperm(160).split(40):
+            rest = torch.tensor([row for row in range(160) if row not in fold.tolist()])
+            model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+            for epoch in range(8):
+                for rows in rest[torch.randperm(120)].split(20):
+                    loss = F.cross_entropy(model(x[rows]), y[rows])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            with torch.no_grad():
+                model(x[fold])
+        """
+    )
+    assert run.causes == []
+
+
+def test_rows_at_the_end_of_a_large_evaluation_are_seen_to_leak(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        torch.manual_seed(0)
+        x = torch.randn(300, 8)
+        y = x[:, :3].argmax(1)
+        held = torch.cat([torch.randn(600, 8), x])
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for epoch in range(8):
+            for rows in torch.randperm(300).split(30):
+                loss = F.cross_entropy(model(x[rows]), y[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            with torch.no_grad():
+                model(held)
+        """
+    )
+    assert run.causes == ["data.leakage"]

@@ -463,7 +463,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     moved = weights_moved(run)
     if moved < 0.2 or _never_spread(run):
         return None
-    pairs = _pairs(run)
+    pairs = known_pairs(run)
     if len(pairs) < 60:
         return None
     verdict = predictability(pairs, stuck.kind == "variance")
@@ -516,7 +516,8 @@ def _never_spread(run: RecordedRun) -> bool:
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
 
-def _pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
+def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
+    """A sample of the rows that were trained on, with their labels, at most 600."""
     seen: dict[tuple[float, ...], float] = {}
     for root in run.sampled.backward_calls:
         held = root.pairs
@@ -585,7 +586,7 @@ def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> 
 RULES: tuple[Rule, ...] = (
     Rule("data.nonfinite-input", "value", nonfinite_input, explains=_CONSEQUENCES),
     Rule("data.label-out-of-range", "crash", label_crash),
-    Rule("data.label-out-of-range", "value", label_beyond, explains=("loss.sign-flipped", "lr.too-high")),
+    Rule("data.label-out-of-range", "wiring", label_beyond, explains=("loss.sign-flipped", "lr.too-high")),
     Rule("data.token-mismatch", "crash", token_crash),
     Rule("data.token-mismatch", "value", token_forced, explains=("data.labels-uninformative",)),
     Rule(

@@ -218,6 +218,35 @@ def _same_within_epoch(run: RecordedRun) -> Claim | None:
     return None
 
 
+def worker_seeds(run: RecordedRun) -> Claim | None:
+    """Workers that hand out the same batch, one after another, though each was asked for rows of its own.
+
+    A stream that is not split between workers repeats its batches too; there, no rows are asked for.
+    """
+    for loader in run.facts.loaders:
+        first = [b for b in run.facts.batches if b.loader == loader.number and b.iteration == 1]
+        count = loader.workers
+        groups = [first[i : i + count] for i in range(0, len(first) - count + 1, count)] if count > 1 else []
+        if len(groups) < 3 or loader.rows is None or loader.sampler == "_InfiniteConstantSampler":
+            continue
+        same = [group for group in groups if len({batch.fingerprint for batch in group}) == 1]
+        if len(same) < 0.8 * len(groups) or len({group[0].fingerprint for group in same}) < 0.8 * len(same):
+            continue
+        return Claim(
+            0.93,
+            f"The {count} workers of the loader at {loader.site} hand out the same batch one after another, in "
+            f"{len(same)} of {len(groups)} rounds of the first pass: they draw the same random numbers.",
+            step=first[0].step,
+            where=where_of(loader.site),
+            evidence={"workers": count, "rounds": len(groups), "same": len(same)},
+            fixes=(
+                "Draw from `torch` or `numpy.random` inside `__getitem__`, which are seeded for each worker; or make a "
+                "generator of the data set's own in `worker_init_fn`, from `torch.initial_seed()`.",
+            ),
+        )
+    return None
+
+
 def _same_shuffle(run: RecordedRun) -> Claim | None:
     """Every epoch has the same batches in the same order, and something that should have mixed them did not."""
     loader = training_loader(run)
@@ -436,6 +465,7 @@ RULES: tuple[Rule, ...] = (
         unshuffled,
         explains=("data.class-collapse", "lr.too-high", "data.labels-uninformative", "data.bad-batch"),
     ),
+    Rule("data.worker-seeds", "wiring", worker_seeds, explains=("data.repeated-batches", "data.leakage")),
     Rule("data.repeated-batches", "wiring", repeated_batches, explains=("data.leakage", "resume.data-replayed")),
     Rule(
         "data.bad-batch",

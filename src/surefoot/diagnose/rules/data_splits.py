@@ -33,6 +33,7 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
     """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
     optimizers = {n for p in run.parameters.values() if p.model == model for n in p.trained_by}
     lines = {str(line) for held in run.optimizers if held.number in optimizers for line in held.backward_lines}
+    lines -= _lines_of_others(run, optimizers)
     held = [entry for line, entry in run.facts.step_data.rows.items() if line in lines]
     first = {row: at for entry in held for row, at in zip(entry.prints, entry.first, strict=True)}
     passes = [n for n in run.sampled.trained_model_calls if n.model == model and _rows(n)]
@@ -47,6 +48,13 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
         for row in _rows(note):
             rows.setdefault(row, position)
     return Known(set(rows), median(shares[-4:]) if len(shares) > 6 else 0.0)
+
+
+def _lines_of_others(run: RecordedRun, optimizers: set[int]) -> set[str]:
+    """Lines that also train another model, made in the same place later, as the folds of a cross-validation are."""
+    made = {held.site for held in run.optimizers if held.number in optimizers and held.site}
+    others = [held for held in run.optimizers if held.number not in optimizers and held.site in made]
+    return {str(line) for held in others for line in held.backward_lines}
 
 
 def _recapture(passes: list[ModelCall], first: dict[int, int]) -> float:

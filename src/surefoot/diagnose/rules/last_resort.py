@@ -1,4 +1,4 @@
-"""What to say of a run that ended with a loss that is not finite, when no rule knows why.
+"""What to say of a run that ended with a loss that is not finite, or learned nothing, when no rule knows why.
 
 Such a run is never healthy, nor is one of which `--guard` had to leave steps out. These claims are asked for only if
 every other rule is silent; they say what was seen and how to find the rest, with a confidence to match.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.not_learning import not_learning
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -200,5 +201,6 @@ LAST_RESORT = (
     Rule("precision.fp16-overflow", "curve", broken_update),
     Rule("loss.undefined-op", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),
+    Rule("optim.not-learning", "curve", not_learning),
 )
 """In this order; the first that claims something is the answer."""

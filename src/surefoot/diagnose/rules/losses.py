@@ -648,7 +648,7 @@ def leaks_future(run: RecordedRun) -> Claim | None:
     """In a next-token model, an earlier output depends on a later input."""
     for root in run.sampled.backward_calls:
         facts = root.causality
-        if facts is None or facts.from_future is None or facts.from_past is None:
+        if facts is None or facts.from_future is None or facts.from_past is None or facts.offset != 1:
             continue
         if facts.applies and facts.from_future > 1e-6 * max(facts.from_past, 1e-30):
             return Claim(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth
+from surefoot.diagnose.rules.wiring import is_far_too_low
 from surefoot.record.facts import STEPS_ONLY, ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
@@ -131,6 +132,26 @@ def too_low(run: RecordedRun) -> Claim | None:
                   "first": curve.start, "last": curve.end},
         fixes=(f"Multiply the learning rate by 10 to 100: {median(run.lr) * 10:.1g} to {median(run.lr) * 100:.1g}.",),
     )  # fmt: skip
+
+
+def hardly_any_rate(run: RecordedRun) -> Claim | None:
+    """A learning rate of 0, or next to it, from the first step to the last."""
+    held = run.main
+    if held is None or run.facts.preflight is not None or not is_far_too_low(held):
+        return None
+    mine = [p for p in run.parameters.values() if held.number in p.optimizers and p.sampled and p.requires_grad]
+    if not mine or any(p.changed for p in mine) or held.steps < 3 or run.facts.loss_scaler.skips:
+        return None
+    rate = max(run.lr)
+    return Claim(
+        0.95,
+        f"The learning rate of {held.type} is {rate:g} throughout: it stepped {held.steps} times and none of its "
+        f"{len(mine)} parameters changed by a bit. The loss stays at {run.curve.end:.4g}.",
+        step=0,
+        where=(held.site,),
+        evidence={"update_to_weight": 0.0, "lr": rate, "steps": held.steps, "parameters": len(mine)},
+        fixes=("Set a learning rate: 1e-3 is usual for Adam, 1e-2 for SGD.",),
+    )
 
 
 def no_warmup(run: RecordedRun) -> Claim | None:
@@ -596,6 +617,8 @@ RULES = (
                    "model.attention-logit-growth", "loss.undefined-op")),
     Rule("lr.no-warmup", "dynamics", no_warmup,
          explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
+    Rule("lr.too-low", "wiring", hardly_any_rate,
+         explains=("model.*", "data.labels-uninformative", "data.class-collapse", "init.*", "optim.epsilon")),
     Rule("lr.too-low", "curve", too_low, explains=("data.labels-uninformative", "data.class-collapse")),
     Rule("optim.epsilon", "value", epsilon, explains=("lr.too-low", "lr.too-high", "data.class-collapse",
                                                          "loss.undefined-op")),

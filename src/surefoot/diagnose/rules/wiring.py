@@ -74,9 +74,8 @@ def no_update(run: RecordedRun) -> Claim | None:
             continue
         if run.facts.guard is not None and run.facts.guard.skipped and not any(p.unchanged for p in trainable):
             continue  # every sampled step was skipped
-        rates = present(held.series.lr)
-        if rates and max(rates) == 0:
-            return _silent(held, trainable, f"its learning rate is {rates[0]:g} throughout", 0.9)
+        if is_far_too_low(held):
+            continue  # `lr.too-low` names it
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
             return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
@@ -84,6 +83,12 @@ def no_update(run: RecordedRun) -> Claim | None:
         if all(p.zero_grad < p.with_grad for p in trainable):
             return _silent(held, trainable, "although they have gradients", 0.8)
     return None
+
+
+def is_far_too_low(held: OptimizerFacts) -> bool:
+    """Whether the learning rate is 0, or so low that no weight of ordinary size would change by a bit."""
+    rates = present(held.series.lr)
+    return bool(rates) and 0 <= max(rates) < 1e-9
 
 
 def _never_moved(run: RecordedRun) -> Claim | None:
@@ -163,7 +168,7 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
     frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = _numel(frozen) / max(1, _numel(mine))
     if share < 0.5 or not run.optimizers or _look_trained(frozen):
-        return None
+        return _frozen_and_left_out(run)
     weak = not run.curve.learned or run.curve.drop < 0.5
     if run.facts.preflight is not None:  # too few steps to tell; a few rows were tried
         weak = (run.facts.preflight.tiny_batch_left or 0.0) > 0.5
@@ -177,6 +182,33 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
         evidence={"share": share, "frozen": [p.label for p in frozen[:50]], "drop": run.curve.drop},
         severity="error" if weak else "info",
         fixes=("Set requires_grad=True on them, or leave them out of the optimizer if they are frozen on purpose.",),
+    )
+
+
+def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
+    """Most of a model is frozen at random values and was given to no optimizer, and the rest does not learn."""
+    trained = {p.model for p in run.parameters.values() if p.optimizers and p.model and p.changed}
+    mine = [p for p in run.parameters.values() if p.model in trained and p.registered]
+    frozen = [
+        p for p in mine
+        if not p.requires_grad and not p.optimizers and not p.loaded and not p.rewritten and not p.moved_alone
+    ]  # fmt: skip
+    frozen = [p for p in frozen if not p.trained_by and len(p.shape) > 1]
+    curve = run.curve
+    share = _numel(frozen) / max(1, _numel(mine))
+    if run.facts.preflight is not None:
+        return None
+    if share < 0.3 or curve.learned or curve.blind or curve.count < 20 or _look_trained(frozen):
+        return None
+    return Claim(
+        0.8,
+        f"{share:.0%} of the weights of `{frozen[0].model}` have requires_grad=False, are in no optimizer and were "
+        f"neither loaded nor trained before: {', '.join(p.label for p in frozen[:4])} stay at random values. The loss "
+        f"went from {curve.start:.3g} to {curve.end:.3g}.",
+        step=0,
+        where=(run.optimizers[-1].site, *[p.label for p in frozen[:6]]),
+        evidence={"share": share, "frozen": [p.label for p in frozen[:50]], "drop": curve.drop},
+        fixes=("Load the weights that were meant to be frozen, or set requires_grad=True and pass them too.",),
     )
 
 
@@ -343,8 +375,8 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     trained = {p.model for p in run.parameters.values() if p.changed}
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
-    if not hot or len(hot) < 0.5 * len(notes) or _repeats_rows(hot):
-        return None
+    if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
+        return _evaluated_with_gradients(run, trained)
     first = hot[0]
     parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
     parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
@@ -362,7 +394,45 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     )  # fmt: skip
 
 
-def _repeats_rows(notes: list[ModelCall]) -> bool:
+def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | None:
+    """Forwards in training mode, between some of the steps, whose outputs no `backward` ever goes through.
+
+    What a script does at every step, such as labels that the model makes for itself, is a part of its training.
+    """
+    windows = [look for look in run.sampled.steps if look.step > 0 and look.backward_calls]
+    hot: list[list[ModelCall]] = []
+    for look in windows:
+        calls = [n for n in look.model_calls if n.model in trained and n.trained_on and n.training]
+        if any(n.reached for n in calls):
+            hot.append([n for n in calls if n.reached is False and (n.dropouts_on or n.batchnorms_on)])
+    passes = [calls for calls in hot if calls]
+    if not passes or len(passes) > 0.5 * len(hot) or run.blind or any(repeats_rows(calls) for calls in passes):
+        return None
+    if sum(map(len, passes)) < 2 or any(_has_trained_rows(run, n) for calls in passes for n in calls):
+        return None
+    first = passes[0][0]
+    parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
+    parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
+    return Claim(
+        0.85,
+        f"`{first.model}` was evaluated at {first.site} in training mode, with {' and '.join(parts)} active: "
+        f"{len(passes[0])} passes before step {first.step} had gradients on, and no backward went through them.",
+        step=first.step,
+        where=(first.model, first.site),
+        evidence={"passes": sum(map(len, passes)), "windows": len(passes), "dropouts": first.dropouts_on,
+                  "batchnorms": first.batchnorms_on},
+        severity="warning",
+        fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
+    )  # fmt: skip
+
+
+def _has_trained_rows(run: RecordedRun, call: ModelCall) -> bool:
+    """Whether a row of a call is among those that were trained on, as far as they are known."""
+    known = {row for held in run.facts.step_data.rows.values() for row in held.prints}
+    return any(row in known for row in call.rows or [])
+
+
+def repeats_rows(notes: list[ModelCall]) -> bool:
     """The same rows several times in one block: an ensemble of dropout masks, on purpose."""
     seen: dict[tuple[int | None, ...], int] = {}
     for note in notes:

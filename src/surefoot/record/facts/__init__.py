@@ -8,6 +8,7 @@ from surefoot.record.facts.calls import (
     ActivationCall,
     CallSite,
     DifferenceCall,
+    DropoutCall,
     EmbeddingCall,
     FeatureScales,
     FoldedIdsCall,
@@ -25,6 +26,7 @@ from surefoot.record.facts.calls import (
     SampledCalls,
     SoftmaxCall,
     TensorSummary,
+    TokenAlignment,
 )
 from surefoot.record.facts.codec import Facts, FactsError
 from surefoot.record.facts.description import OptimizerSetup, RunDescription
@@ -96,6 +98,7 @@ from surefoot.record.facts.run_facts import (
 from surefoot.record.facts.sampled_steps import (
     BackwardCall,
     Causality,
+    EvaluationBlock,
     GraphBreak,
     HistoryCall,
     InputTargetPairs,
@@ -123,7 +126,9 @@ __all__ = [
     "CrashFacts",
     "DifferenceCall",
     "DrawnBatch",
+    "DropoutCall",
     "EmbeddingCall",
+    "EvaluationBlock",
     "Event",
     "ExperimentDevices",
     "ExperimentFacts",
@@ -202,6 +207,7 @@ __all__ = [
     "StepSkippedEvent",
     "StepValues",
     "TensorSummary",
+    "TokenAlignment",
     "UngraphedCall",
     "UnknownLeaf",
     "WeightScale",

@@ -80,6 +80,38 @@ class RowDistribution(Facts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenAlignment(Facts):
+    """How the labels of a loss lie against the token ids that an embedding looked up in the same step.
+
+    Rows are sequences. Ids and labels are compared at the same position, counted from the start of the row; only labels
+    that count (not the ignored one) are compared.
+    """
+
+    index: int
+    """The place of the embedding among the calls of the step."""
+    site: str
+    """The line of the script that looked the ids up."""
+    positions: int
+    """The length of a row of ids."""
+    same: float
+    """Which share of the labels is the id at its own position."""
+    following: float
+    """Which share of the labels is the id one position later."""
+    second: float
+    """Which share of the labels is the id two positions later."""
+    tail_label: int
+    """The most frequent label at the end of a row."""
+    tail_share: float
+    """Which share of the labels that count belongs to a run of that label at the end of its row."""
+    tail_elsewhere: float
+    """Which share of the occurrences of that label lies outside of these runs."""
+    tail_lengths: int
+    """How many different lengths these runs have."""
+    tail_padded: float
+    """At which share of their positions, but for the first of each run, the ids are one constant, too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LossCall(SampledCall):
     """A call of a loss function."""
 
@@ -141,6 +173,8 @@ class LossCall(SampledCall):
     """The variance of the targets over the batch, on average; of distance losses."""
     log_target: bool | None = None
     """Whether the targets are log-probabilities; of `kl_div`."""
+    tokens: list[TokenAlignment] | None = None
+    """The embeddings whose ids have the layout of the labels, at most three; of classification losses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +231,10 @@ class LayerCall(SampledCall):
     """The type of its output."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
+    time_steps: int | None = None
+    """How many steps it runs over; of recurrent layers."""
+    sequences: int | None = item(beside="time_steps")
+    """How many sequences it runs over side by side; of recurrent layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,6 +259,14 @@ class ActivationCall(SampledCall):
     """How many outputs of each unit were seen; of ReLU and its kin."""
     dead_units: list[int] | None = None
     """Which units are 0 for the whole batch, at most 4096; of ReLU and its kin."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropoutCall(SampledCall):
+    """A call that drops a part of its input at random, with gradients off."""
+
+    p: float
+    """The probability with which an element is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,6 +423,8 @@ class SampledCalls(Facts):
     """Activation functions."""
     embeddings: list[EmbeddingCall] = item(factory=list)
     """Look-ups in embedding tables."""
+    dropouts: list[DropoutCall] = item(factory=list)
+    """What drops a part of its input at random, with gradients off."""
     softmaxes: list[SoftmaxCall] = item(factory=list)
     """Softmaxes and attention."""
     products: list[ProductCall] = item(factory=list)
@@ -442,11 +490,13 @@ class ModelCall(Facts):
     batchnorms_frozen: int
     """How many of them have no parameter that is trained."""
     rows: list[int] | None = None
-    """A fingerprint of each row of the first input, at most 256."""
+    """A fingerprint of each row of the first input, at most 256; of a larger evaluation, of every so many rows."""
     features: FeatureScales | None = item(beside="rows")
     """Mean and spread of each feature of the first input."""
     diversity: float | None = None
     """The standard deviation of each output over the batch, on average."""
+    reached: bool | None = None
+    """Whether a `backward` of the step went through an output; only of calls with gradients, where graphs were read."""
     samples: list[list[list[float]] | None] | None = None
     """A few rows of the first input and the first output; only where several optimizers work."""
     block: int | None = None

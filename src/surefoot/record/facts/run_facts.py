@@ -15,7 +15,7 @@ from surefoot.record.facts.calls import ModelCall, TensorSummary
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.events import Event, NonFiniteLoss
 from surefoot.record.facts.preflight import PreflightFacts
-from surefoot.record.facts.sampled_steps import SampledStep
+from surefoot.record.facts.sampled_steps import EvaluationBlock, SampledStep
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -776,6 +776,8 @@ class RunFacts(Facts):
     """What happened, in order."""
     evaluations: list[ModelCall] = item(factory=list, always=True)
     """Calls of models without gradients, between the steps."""
+    evaluation_calls: list[EvaluationBlock] = item(factory=list)
+    """What was called in some of the blocks without gradients: losses, and what drops at random."""
     evaluation_blocks: int = 0
     """How many blocks without gradients there were."""
     seeds: Seeds | None = None

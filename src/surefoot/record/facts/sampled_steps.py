@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from surefoot.record.facts.calls import ModelCall, SampledCalls
+from surefoot.record.facts.calls import DropoutCall, LossCall, ModelCall, SampledCalls
 from surefoot.record.facts.codec import Facts, item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, object]:
+    """Facts as JSON has them, with their step in each call of the lists of these names."""
+    step, dated = value.get("step"), dict(value)
+    for kind in kinds:
+        calls = value.get(kind)
+        if isinstance(calls, list):
+            dated[kind] = [{**each, "step": step} if isinstance(each, dict) else each for each in calls]
+    return dated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +74,7 @@ class LossTerm(Facts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Causality(Facts):
-    """Whether outputs of a next-token model depend on later inputs."""
+    """Whether outputs of a model whose targets are its inputs, perhaps later ones, depend on later inputs."""
 
     applies: bool
     """Whether it could be measured."""
@@ -74,6 +88,8 @@ class Causality(Facts):
     """The name of the model."""
     site: str
     """The line of the script that called the loss function."""
+    offset: int = item(default=1)
+    """By how many positions the targets are ahead of the inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +124,27 @@ class InputTargetPairs(Facts):
     """At most 64 rows of at most 64 features."""
     targets: list[float] = item("y")
     """The target of each row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationBlock(Facts):
+    """What was called in a block without gradients between two steps. Its model calls are `RunFacts.evaluations`."""
+
+    block: int
+    """Which block without gradients it is, as `ModelCall.block` counts them."""
+    step: int
+    """How many steps there had been."""
+    losses: list[LossCall] = item(factory=list)
+    """Calls of loss functions."""
+    dropouts: list[DropoutCall] = item(factory=list)
+    """Calls that dropped something at random."""
+    pairs: InputTargetPairs | None = None
+    """A sample of the inputs of its last model call, with their targets."""
+
+    @classmethod
+    def prepared(cls, value: dict[str, object]) -> dict[str, object]:
+        """Calls carry the number of their step, which is written only once."""
+        return with_step(value, ("losses", "dropouts"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,13 +283,8 @@ class SampledStep(Facts):
     @classmethod
     def prepared(cls, value: dict[str, object]) -> dict[str, object]:
         """Calls carry the number of their step, which is written only once."""
-        notes, step = value.get("notes"), value.get("step")
+        notes = value.get("notes")
         if not isinstance(notes, dict):
             return value
-        dated = {
-            kind: [{**each, "step": step} if isinstance(each, dict) else each for each in calls]
-            if isinstance(calls, list)
-            else calls
-            for kind, calls in notes.items()
-        }
-        return {**value, "notes": dated}
+        dated = with_step({**notes, "step": value.get("step")}, notes)
+        return {**value, "notes": {kind: dated[kind] for kind in notes}}

@@ -163,6 +163,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         if not watcher.state.compiled:
             watcher.state.compiled = True
             watcher.probes.safely("looking", watcher.sampler.end)
+            watcher.probes.safely("evaluation", watcher.evaluations.drop)
             watcher.probes.safely("compiling", begun)
             if watcher.incidents is not None:
                 watcher.probes.safely("incidents", watcher.incidents.compiled)

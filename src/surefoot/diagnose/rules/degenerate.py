@@ -1,0 +1,100 @@
+"""Batches that hold nothing to learn from: inputs that are all the same or all 0, and labels of one kind only.
+
+Most steps leave the size of their inputs and the counts of their labels; the spread of each feature is known of the
+sampled steps. Batches of one label each are another matter: data in sorted order (`data_order`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.data_summary import main_line, where_of
+from surefoot.diagnose.rule import Claim, Rule
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import ModelCall, StepBatch
+
+_FEWEST_ROWS = 8
+_LARGEST_SHARE = 0.25
+"""If more batches than this are alike, that is how the data is drawn."""
+_UNLIKELY = 1e-9
+
+
+def constant_inputs(run: RecordedRun) -> Claim | None:
+    """Every row of every batch is the same, while the labels differ."""
+    calls = [call for call in run.sampled.trained_model_calls if call.rows and len(call.rows) >= _FEWEST_ROWS]
+    same = [call for call in calls if _is_constant(call)]
+    losses = run.sampled.training_losses()
+    differ = [loss for loss in losses if len(loss.labels or {}) > 1 or (loss.target_variance or 0.0) > 0]
+    if len(same) < 3 or len(same) < 0.8 * len(calls) or len(differ) < 0.5 * len(losses) or not losses:
+        return None
+    if run.adversarial or len({row for call in same for row in call.rows or []}) > len(same):
+        return None
+    call, given = same[0], same[0].inputs[0]
+    value = "0" if given.min == given.max == 0 else "the same in every row"
+    return Claim(
+        0.93,
+        f"The input of `{call.model}` at {call.site} is {value} in {len(same)} of {len(calls)} sampled batches of "
+        f"{given.shape[0]} rows, while their labels differ: there is nothing to tell the rows apart by.",
+        step=call.step,
+        where=where_of(call.site, call.model),
+        evidence={"batches": len(calls), "constant": len(same), "range": [given.min, given.max]},
+        fixes=("Print one batch right before the model, and look where its values are lost.",),
+    )
+
+
+def _is_constant(call: ModelCall) -> bool:
+    spread = call.features.std if call.features is not None else None
+    return len(set(call.rows or [])) == 1 and spread is not None and max(spread, default=1.0) == 0.0
+
+
+def degenerate_batch(run: RecordedRun) -> Claim | None:
+    """A few batches are all 0, or have one label, where the others are mixed."""
+    notes = [note for note in main_line(run) if (note.size or 0) >= _FEWEST_ROWS]
+    if run.adversarial or len(notes) < 20:
+        return None
+    zeroed = [note for note in notes if note.input_largest == 0.0]
+    if 0 < len(zeroed) <= _LARGEST_SHARE * len(notes):
+        return _claim(zeroed, len(notes), "The inputs of the batch are all 0", {"input_largest": 0.0})
+    labels: Counter[str] = Counter()
+    for note in notes:
+        labels.update(note.labels or {})
+    total = sum(labels.values())
+    if len(labels) < 2:
+        return None
+    alike = [note for note in notes if note.labels and _is_unlikely(note.labels, labels, total)]
+    if 0 < len(alike) <= 0.1 * len(notes):
+        label = next(iter(alike[0].labels or {}))
+        share = labels[label] / total
+        words = f"All {sum((alike[0].labels or {}).values())} labels of the batch are {label}, which {share:.0%} are"
+        return _claim(alike, len(notes), words, {"label": label, "share": share})
+    return None
+
+
+def _is_unlikely(batch: dict[str, int], labels: Counter[str], total: int) -> bool:
+    """Whether rows drawn at random would hardly ever have one label only."""
+    count = sum(batch.values())
+    return len(batch) == 1 and (labels[next(iter(batch))] / total) ** count * total / count < _UNLIKELY
+
+
+def _claim(found: list[StepBatch], of: int, words: str, evidence: dict[str, object]) -> Claim:
+    first = found[0]
+    more = f" (also at {len(found) - 1} more of {of:,} steps)" if len(found) > 1 else f" (the other {of - 1:,} are not)"
+    return Claim(
+        0.85,
+        f"{words} at step {first.step}{more}: some step of the loading made it.",
+        step=first.step,
+        evidence={"steps": [note.step for note in found[:20]], "batches": of, **evidence},
+        severity="warning",
+        fixes=(f"Draw the batch of step {first.step} again and print it before and after each transform.",),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("data.degenerate-batch", "value", constant_inputs,
+         explains=("model.dead-units", "lr.*", "data.class-collapse", "data.labels-uninformative", "optim.not-learning",
+                   "data.repeated-batches", "data.unscaled-input")),
+    Rule("data.degenerate-batch", "value", degenerate_batch, explains=("data.bad-batch",), dated=True),
+)  # fmt: skip

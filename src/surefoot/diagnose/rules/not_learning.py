@@ -1,0 +1,253 @@
+"""A run that learned nothing, although no rule knows why: it is not called healthy.
+
+The loss is compared with that of the best constant answer, which a model reaches without looking at its inputs: the
+entropy of the labels, or the variance of the targets. Where that is not known, a supervised loss that ends where it
+began counts. These claims come last; `why_unjudged` is the weaker form of them, for losses whose level says little
+(those of metric learning, for instance) and for runs that were still on their way down.
+
+Losses of policies, of adversaries, of parameters that were trained or loaded before, and of very short runs say nothing
+about what was learned: they are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import mean, pstdev
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.data_summary import chance
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import OptimizerFacts
+
+FEWEST = 40
+"""With fewer losses nothing is said about what a run learned."""
+_AT_CONSTANT = 0.98
+"""From this share of the best constant answer's loss on, nothing but that answer was learned."""
+_SUPERVISED = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a loss went, by quarters of the run."""
+
+    first: float
+    """The mean of the first quarter."""
+    third: float
+    last: float
+    error: float
+    """The standard error of the mean of a quarter, from the spread of the last one."""
+    lowest: float
+    """The lowest mean of a tenth of the run."""
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether the last quarter is clearly below the one before."""
+        return self.third - self.last > max(3 * self.error, 0.005 * abs(self.third))
+
+    @property
+    def fell(self) -> bool:
+        """Whether it was ever clearly below where it began."""
+        margin = max(2 * self.error, 0.03 * abs(self.first))
+        return self.first - self.last > margin or self.first - self.lowest > max(6 * self.error, 0.1 * abs(self.first))
+
+
+def course_of(losses: list[float]) -> Course:
+    """The quarters of at least `FEWEST` losses."""
+    quarter, tenth = len(losses) // 4, max(4, len(losses) // 10)
+    last = losses[-quarter:]
+    return Course(
+        first=mean(losses[:quarter]),
+        third=mean(losses[-2 * quarter : -quarter]),
+        last=mean(last),
+        error=pstdev(last) / math.sqrt(quarter),
+        lowest=min(mean(losses[i : i + tenth]) for i in range(0, len(losses) - tenth + 1, tenth)),
+    )
+
+
+def _can_judge(run: RecordedRun) -> bool:
+    """Whether the level of the loss says what was learned, and there is enough of it."""
+    curve = run.curve
+    if run.facts.preflight is not None or run.adversarial or run.nonfinite.seen or run.main is None:
+        return False
+    if curve.blind or curve.continued or curve.around_zero or curve.count < FEWEST or min(curve.finite) < 0:
+        return False
+    return not _was_loaded(run, run.main)
+
+
+def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
+    """Whether most of what an optimizer trains had been learned before."""
+    mine = [p for p in run.parameters.values() if optimizer.number in p.optimizers and p.requires_grad]
+    sizes = {p.id: math.prod(p.shape) for p in mine}
+    before = [p for p in mine if p.loaded or any(number < optimizer.number for number in p.trained_by)]
+    loaded = sum(sizes[p.id] for p in before)
+    return loaded > 0.5 * sum(sizes.values())
+
+
+def constant_answer(run: RecordedRun) -> float | None:
+    """The loss of the best constant answer, if the run minimises one plain loss without weights or smoothing."""
+    if any(call.weighted or call.smoothing for call in run.sampled.training_losses()):
+        return None
+    found = chance(run)
+    level = found.level if found is not None else run.chance
+    return level if level is not None and level > 1e-6 else None
+
+
+def not_learning(run: RecordedRun) -> Claim | None:
+    """The loss ends no lower than that of the best constant answer, or where it began; nothing else explains it."""
+    if not _can_judge(run):
+        return None
+    course, level = course_of(run.curve.finite), constant_answer(run)
+    if course.is_falling and not run.curve.rose:
+        return None
+    if level is not None:
+        if course.last < _AT_CONSTANT * level:
+            return None
+        place = "where the best constant answer is" if course.last < 1.1 * level else "above the best constant answer"
+        words = (
+            f"The loss ended {place}: {course.last:.4g}, where always giving the same answer costs {level:.4g}. It "
+            f"began at {run.curve.start:.4g}, {run.curve.count:,} steps earlier"
+        )
+        return _claim(run, words, course, level, 0.8)
+    if course.fell and not run.curve.rose:
+        return None
+    functions = {root.sign.function for root in run.sampled.backward_calls if root.sign is not None}
+    if not functions or not functions <= _SUPERVISED:
+        return None
+    words = (
+        f"The loss did not fall: its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} steps "
+        f"and {course.last:.4g} over the last"
+    )
+    return _claim(run, words, course, None, 0.6)
+
+
+def _claim(run: RecordedRun, words: str, course: Course, level: float | None, confidence: float) -> Claim:
+    moved = run.sampled.update_ratios()
+    middle = sorted(moved)[len(moved) // 2] if moved else None
+    norms = sorted(run.grad_norms)
+    gradient = norms[len(norms) // 2] if norms else None
+    silent = [p.label for p in run.parameters.values() if p.optimizers and p.sampled and p.with_grad == p.zero_grad]
+    seen = [f"a step changes the weights by {middle:.1e} of their norm"] if middle is not None else []
+    seen += [f"the gradient norm is {gradient:.2g}"] if gradient is not None else []
+    seen += [f"the gradient of {', '.join(silent[:3])} is 0"] if silent else []
+    return Claim(
+        confidence,
+        f"{words}; {', '.join(seen) or 'no update was seen'}. No single cause was found.",
+        step=run.curve.steps[-1],
+        where=(run.main.site if run.main is not None else "", *silent[:3]),
+        evidence={
+            "first": run.curve.start,
+            "last": course.last,
+            "best_constant_answer": level,
+            "update_to_weight": middle,
+            "grad_norm": gradient,
+            "without_gradient": silent[:20],
+        },
+    )
+
+
+def started_over(run: RecordedRun) -> Claim | None:
+    """A new model for every pass over the data: what the last one had learned is thrown away.
+
+    In cross-validation and in searches each model sees its rows many times; here, once.
+    """
+    made = [held for held in run.optimizers if held.series.loss]
+    lives = [held for held in made if held.site and held.site == made[0].site and held.type == made[0].type]
+    if len(lives) < 3 or len(lives) != len(made) or run.adversarial or run.nonfinite.seen:
+        return None
+    lengths = {held.steps for held in lives[:-1]}
+    if len(lengths) != 1 or min(lengths) < 3 or any(_was_loaded(run, held) for held in lives):
+        return None
+    curves = [run.curve_of(held) for held in lives]
+    if any(not curve.finite or curve.blind for curve in curves) or _passes(run, len(lives)) != 1:
+        return None
+    starts, ends = [curve.finite[0] for curve in curves], [curve.finite[-1] for curve in curves]
+    if mean(starts[1:]) < 0.9 * starts[0]:
+        return None
+    return Claim(
+        0.7,
+        f"A new model and a new {lives[0].type} were made {len(lives)} times at {lives[0].site}, each for one pass of "
+        f"{lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} again, "
+        f"although the one before ended at {mean(ends):.3g}.",
+        step=lives[1].created_at_step,
+        where=(lives[0].site,),
+        evidence={"models": len(lives), "steps_each": lives[0].steps, "starts": starts[:10], "ends": ends[:10]},
+        severity="warning",
+        fixes=("Make the model and the optimizer once, before the loop over epochs.",),
+    )
+
+
+def runs_over_the_batch(run: RecordedRun) -> Claim | None:
+    """A recurrent layer takes the rows of the batch for steps of time, and the steps for rows."""
+    found = []
+    for look in run.sampled.steps:
+        losses = [loss for loss in look.calls.losses if loss.trained_on]
+        layers = [layer for layer in look.calls.layers if layer.time_steps and layer.trained_on]
+        rows = losses[0].target.shape[0] if len(losses) == 1 and losses[0].target.shape else 0
+        if not rows or math.prod(losses[0].target.shape) != rows:
+            continue  # several targets per row
+        calls = [call for call in look.model_calls if call.trained_on and call.inputs]
+        given = calls[0].inputs[0].shape[:1] == [rows] if len(calls) == 1 else False
+        found += [
+            layer for layer in layers if given and layer.time_steps == rows and 1 < (layer.sequences or 0) != rows
+        ]
+    if len({layer.step for layer in found}) < 3:
+        return None
+    layer = found[0]
+    return Claim(
+        0.9,
+        f"`{layer.op}` in `{layer.module}` at {layer.site} runs over the {layer.time_steps} rows of the batch as if "
+        f"they were steps of time, and takes the {layer.sequences} steps for rows: every answer depends on rows before "
+        f"it in the batch. The loss is at {run.curve.end:.3g}.",
+        step=layer.step,
+        where=(layer.site, layer.module),
+        evidence={"time_steps": layer.time_steps, "sequences": layer.sequences, "rows": layer.time_steps},
+        fixes=("Make the layer with `batch_first=True`.",),
+    )
+
+
+def _passes(run: RecordedRun, lives: int) -> float | None:
+    """How often each of so many models saw each row, rounded; `None` if not every row is known."""
+    held = list(run.facts.step_data.rows.values())
+    if len(held) != 1 or not held[0].whole or not held[0].prints:
+        return None
+    sizes = [note.size for note in run.facts.step_data.batches]
+    if len(sizes) < run.facts.backwards or any(size is None for size in sizes):
+        return None
+    return round(sum(size or 0 for size in sizes) / len(held[0].prints) / lives)
+
+
+_METRIC = {"triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss", "margin_ranking_loss"}
+"""Losses that compare outputs of the model: their level says little, but most of them fall."""
+
+
+def why_unjudged(run: RecordedRun) -> str:
+    """Why a run without a finding cannot be called healthy as far as its loss goes; empty if it can."""
+    functions = {loss.op for loss in run.sampled.training_losses()}
+    compares = bool(functions) and functions <= _METRIC and run.curve.count >= FEWEST and not run.adversarial
+    if not _can_judge(run) and not compares:
+        return ""
+    course, level = course_of(run.curve.finite), constant_answer(run)
+    if level is not None and course.last >= _AT_CONSTANT * level:
+        return (
+            f"The loss was still falling at the end, at {course.last:.4g}, and always giving the same answer costs "
+            f"{level:.4g}: the run is too short to tell whether it learns."
+        )
+    if level is None and (not course.fell or run.curve.rose):
+        return (
+            f"The loss did not fall (its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} "
+            f"steps and {course.last:.4g} over the last), and whether it should have is not known for this loss."
+        )
+    return ""
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("optim.not-learning", "wiring", runs_over_the_batch,
+         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
+    Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
+)  # fmt: skip
+"""`not_learning` itself is asked last: see `last_resort`."""

@@ -1,0 +1,126 @@
+"""Sequences of tokens: targets at the wrong offset from the inputs, and padding that counts in the loss.
+
+Both are read off the values: the ids that an embedding looked up, and the labels that reached the loss in that step.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.data_summary import where_of
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import CLASS_LOSSES
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import Causality, LossCall, TokenAlignment
+
+_FEWEST = 3
+"""Sampled steps that must agree."""
+_ALL, _FEW = 0.99, 0.9
+
+
+def _aligned(run: RecordedRun) -> dict[str, list[tuple[LossCall, TokenAlignment]]]:
+    """The losses of the run with the ids they are compared with, by the line that looked the ids up."""
+    found: dict[str, list[tuple[LossCall, TokenAlignment]]] = {}
+    for loss in run.sampled.training_losses(*CLASS_LOSSES):
+        for tokens in loss.tokens or []:
+            if loss.valid:
+                found.setdefault(tokens.site + loss.site, []).append((loss, tokens))
+    return {place: pairs for place, pairs in found.items() if len({loss.step for loss, _ in pairs}) >= _FEWEST}
+
+
+def target_offset(run: RecordedRun) -> Claim | None:
+    """Targets that are the inputs themselves, or the inputs two tokens later."""
+    groups = _aligned(run)
+    if any(tokens.following > _ALL for pairs in groups.values() for _, tokens in pairs):
+        return None  # a head for the next token is there: another one may look elsewhere on purpose
+    for pairs in groups.values():
+        tokens = [held for _, held in pairs]
+        if min(held.second for held in tokens) > _ALL and max(held.same for held in tokens) < _FEW:
+            return _two_later(run, *pairs[0])
+        if min(held.same for held in tokens) > _ALL and max(held.following for held in tokens) < _FEW:
+            causal = _causal(run)
+            if causal is not None:
+                return _not_shifted(run, *pairs[0], causal)
+    return None
+
+
+def _causal(run: RecordedRun) -> Causality | None:
+    """What shows that a model whose targets are its inputs sees nothing but the inputs so far.
+
+    A model that sees the whole row is an autoencoder, or one that fills masked tokens: it is given its own inputs as
+    targets on purpose.
+    """
+    for root in run.sampled.backward_calls:
+        facts = root.causality
+        if facts is not None and facts.applies and facts.offset == 0 and facts.from_past:
+            return facts if (facts.from_future or 0.0) <= 1e-6 * facts.from_past else None
+    return None
+
+
+def _two_later(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Claim:
+    return Claim(
+        0.93,
+        f"The targets of `{loss.op}` at {loss.site} are the input ids of {tokens.site} two tokens later in "
+        f"{tokens.second:.1%} of the positions (one token later in {tokens.following:.1%}): they are shifted twice, in "
+        f"the data and in the model. The loss is at {run.curve.end:.3g}.",
+        step=loss.step,
+        where=where_of(loss.site, tokens.site),
+        evidence=tokens.to_json(),
+        fixes=("Shift once: pass the unshifted ids as labels to a model that shifts them itself.",),
+    )
+
+
+def _not_shifted(run: RecordedRun, loss: LossCall, tokens: TokenAlignment, causal: Causality) -> Claim:
+    return Claim(
+        0.93,
+        f"The targets of `{loss.op}` at {loss.site} are the input ids of {tokens.site} at the same positions "
+        f"({tokens.same:.1%} of them; the next id in {tokens.following:.1%}), and `{causal.model}` sees only the "
+        f"inputs so far: it learns to repeat the token that it is given. The loss is at {run.curve.end:.3g}.",
+        step=loss.step,
+        where=where_of(loss.site, tokens.site),
+        evidence=tokens.to_json() | {"causality": causal.to_json()},
+        fixes=("Shift the targets by one: `logits[:, :-1]` against `ids[:, 1:]`.",),
+    )
+
+
+def padding_counted(run: RecordedRun) -> Claim | None:
+    """Rows that end in runs of one label, where the inputs are constant too, and these labels count."""
+    for pairs in _aligned(run).values():
+        plain = [(loss, held) for loss, held in pairs if loss.reduction != "none" and not loss.weighted]
+        padded = [(loss, held) for loss, held in plain if _ends_in_padding(held)]
+        if len(padded) < max(_FEWEST, 0.8 * len(pairs)) or len({held.tail_label for _, held in padded}) != 1:
+            continue
+        share = median(held.tail_share for _, held in padded)
+        if share < 0.2:
+            continue
+        loss, tokens = padded[0]
+        label = tokens.tail_label
+        unmatched = "" if loss.ignore_index == -100 else f", and the ignore index ({loss.ignore_index}) matches nothing"
+        return Claim(
+            0.88 if share > 0.3 else 0.75,
+            f"{share:.0%} of the targets that count in `{loss.op}` at {loss.site} are the padding at the end of the "
+            f"rows: the label {label}, in runs of {tokens.tail_lengths} different lengths where the input ids are "
+            f"constant as well{unmatched}. The loss ({run.curve.end:.3g}) is mostly that of an easy token.",
+            step=loss.step,
+            where=where_of(loss.site, tokens.site),
+            evidence=tokens.to_json() | {"ignore_index": loss.ignore_index, "share": share},
+            severity="warning",
+            fixes=(f"Leave it out of the loss: `ignore_index={label}`, or set the labels of the padding to -100.",),
+        )
+    return None
+
+
+def _ends_in_padding(tokens: TokenAlignment) -> bool:
+    """Whether the last label of the rows is one of padding: in runs of their own lengths, and nearly nowhere else."""
+    is_run = tokens.tail_share > 0.1 and tokens.tail_elsewhere < 0.05 and tokens.tail_lengths >= 3
+    return is_run and tokens.tail_padded > 0.95
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("loss.target-offset", "wiring", target_offset,
+         explains=("mask.leaks-future", "lr.*", "data.labels-uninformative", "optim.not-learning")),
+    Rule("loss.padding-counted", "value", padding_counted, explains=("data.class-collapse",)),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""How the labels of a loss lie against token ids: at which offset they are the inputs, and where rows end in padding.
+
+Labels often arrive flattened, so their rows are found through the ids that embeddings looked up before in the same
+step: with the same number of sequences, the rows of labels are as long as those of the ids, or one or two shorter (a
+model that shifts them itself drops the last ones). Everything is compared by value; large tensors are cut to their
+first rows. Ids that are not in a matrix of sequences, and labels of images, are left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from surefoot.record.facts import TokenAlignment
+from surefoot.watch.deferred import later, own
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+
+MOST_EMBEDDINGS = 3
+"""Embeddings that the labels of one loss are compared with."""
+MOST_LABELS = 1 << 16
+"""Labels that are compared; of more, the first rows …"""
+MOST_ROWS = 1024
+"""… and never more rows than this: the most frequent of so few values is found without waiting for a device."""
+SHORTEST = 4
+"""Shorter rows are no sequences."""
+
+
+def alignments(recorder: FunctionRecorder | None, target: Tensor, ignore: int) -> list[TokenAlignment] | None:
+    """The labels against the ids of the last embeddings whose layout fits; `None` if there is none."""
+    if recorder is None or target.is_floating_point() or target.dim() not in (1, 2) or not target.numel():
+        return None
+    found: list[TokenAlignment] = []
+    seen: set[int] = set()
+    for entry in reversed(recorder.entries):
+        ids = entry.notes.ids
+        if ids is None or ids.data_ptr() in seen or ids.device != target.device:
+            continue
+        seen.add(ids.data_ptr())
+        rows = _rows(ids, target.detach())
+        if rows is not None:
+            found.append(_aligned(entry, *rows, ignore))
+        if len(found) == MOST_EMBEDDINGS:
+            break
+    return found or None
+
+
+def _rows(ids: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Ids and labels as matrices with one sequence per row; `None` if they do not fit together."""
+    if ids.dim() != 2 or min(ids.shape) < 2:
+        return None
+    for turned in (False, True):  # the second: time comes first
+        given = ids.t() if turned else ids
+        count, length = given.shape
+        width = target.numel() // count
+        if target.numel() % count or not max(SHORTEST, length - 2) <= width <= length:
+            continue
+        if target.dim() == 2 and list(target.shape) != ([width, count] if turned else [count, width]):
+            continue
+        goals = target.reshape(width, count).t() if turned else target.reshape(count, width)
+        most = min(MOST_ROWS, max(1, MOST_LABELS // length))
+        return given[:most], goals[:most]
+    return None
+
+
+def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> TokenAlignment:
+    valid = goals != ignore
+    count, width = valid.sum().clamp_min(1), goals.shape[1]
+    shares = []
+    for offset in range(3):
+        size = min(width, ids.shape[1] - offset)
+        same = (goals[:, :size] == ids[:, offset : offset + size]) & valid[:, :size]
+        shares.append(same.sum() / valid[:, :size].sum().clamp_min(1))
+    label = goals[:, -1].mode().values
+    is_label = goals == label
+    lengths = is_label.flip(1).long().cumprod(1).sum(1)
+    places = torch.arange(width, device=goals.device)
+    inner = places > width - lengths[:, None]
+    constant = ids[:, :width] == ids[:, -1].mode().values
+    padded = (constant & inner).sum() / inner.sum().clamp_min(1)
+    tail = (lengths.sum() * (label != ignore)) / count
+    elsewhere = (is_label.sum() - lengths.sum()) / is_label.sum().clamp_min(1)
+    values = torch.stack([*shares, label.to(tail.dtype), tail, elsewhere, padded]).double()
+    return later(partial(_facts, entry.index, entry.site, ids.shape[1]), values, own(lengths))
+
+
+def _facts(index: int, site: str, positions: int, values: Tensor, lengths: Tensor) -> TokenAlignment:
+    same, following, second, label, tail, elsewhere, padded = values.tolist()
+    return TokenAlignment(
+        index=index,
+        site=site,
+        positions=positions,
+        same=same,
+        following=following,
+        second=second,
+        tail_label=int(label),
+        tail_share=tail,
+        tail_elsewhere=elsewhere,
+        tail_lengths=len(set(lengths.tolist())),
+        tail_padded=padded,
+    )

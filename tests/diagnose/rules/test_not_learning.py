@@ -1,0 +1,210 @@
+"""Runs that learned nothing, although no rule knows why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surefoot.diagnose.rules.not_learning import course_of
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(600, 8)
+y = x[:, :3].argmax(1)
+"""
+
+TRAIN = """
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(10):
+    for rows in torch.randperm(600).split(50):
+        loss = loss_of(rows)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+CLASSES = """
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+def loss_of(rows):
+    return F.cross_entropy(model(GIVEN), y[rows])
+"""
+
+
+FLAT = """
+y = torch.rand(600, 1)
+model = nn.Linear(8, 1)
+model.weight.data.mul_(0.15)
+model.bias.data.fill_(0.5)
+"""
+"""Targets that say nothing, and a model that begins with the best constant answer."""
+
+
+def test_a_loss_at_the_best_constant_answer_is_named_with_both_numbers(watch: Nursery) -> None:
+    """A linear model cannot learn which of two signs differ."""
+    run = watch(
+        START,
+        "y = (x[:, 0] * x[:, 1] > 0).float()\nmodel = nn.Linear(8, 1)\n",
+        "def loss_of(rows):\n    return F.binary_cross_entropy_with_logits(model(x[rows]).squeeze(1), y[rows])\n",
+        TRAIN,
+    )
+    assert run.first.cause in ("optim.not-learning", "data.labels-uninformative")
+    if run.first.cause == "optim.not-learning":
+        assert "always giving the same answer costs 0.69" in run.first.summary
+
+
+def test_a_softmax_over_one_output_ends_above_the_best_constant_answer(watch: Nursery) -> None:
+    run = watch(
+        START,
+        "y = (x[:, 0] > 0).float()\nmodel = nn.Sequential(nn.Linear(8, 1), nn.Softmax(1))\n",
+        "def loss_of(rows):\n    return F.binary_cross_entropy(model(x[rows]).squeeze(1), y[rows])\n",
+        TRAIN,
+    )
+    assert run.causes == ["optim.not-learning"]
+    assert run.diagnosis.verdict == "broken"
+    assert run.first.evidence["without_gradient"] == ["0.weight", "0.bias"]
+
+
+def test_a_run_that_learns_is_healthy(watch: Nursery) -> None:
+    assert watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN).diagnosis.verdict == "healthy"
+
+
+def test_a_supervised_loss_that_stays_where_it_was_is_named(watch: Nursery) -> None:
+    """The best constant answer of an absolute error is not known."""
+    run = watch(
+        START,
+        FLAT,
+        "def loss_of(rows):\n    return F.l1_loss(model(x[rows]), y[rows])\n",
+        TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3"),
+    )
+    assert run.causes == ["optim.not-learning"]
+    assert "The loss did not fall" in run.first.summary
+
+
+def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> None:
+    run = watch(
+        START,
+        "model = nn.Linear(8, 4)\n",
+        "def loss_of(rows):\n    a, b, c = model(x).chunk(3)\n    return F.triplet_margin_loss(a, b, c)\n",
+        TRAIN.replace("1e-2", "1e-6"),
+    )
+    assert run.causes == []
+    assert run.diagnosis.verdict == "unknown"
+    assert "The loss did not fall" in run.diagnosis.reason
+
+
+@pytest.mark.parametrize("factor", ["model.load_state_dict(model.state_dict())\n", ""])
+def test_weights_that_were_loaded_need_not_learn(watch: Nursery, factor: str) -> None:
+    run = watch(
+        START,
+        FLAT,
+        factor,
+        "def loss_of(rows):\n    return F.l1_loss(model(x[rows]), y[rows])\n",
+        TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3"),
+    )
+    assert (run.causes == []) == bool(factor)
+
+
+# ── rows and steps exchanged ─────────────────────────────────────────────────────────────────────────────────────────
+
+RECURRENT = """
+x = torch.randn(600, 9, 2)
+y = (x.sum((1, 2)) > 0).long()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(2, 12SETTING), nn.Linear(12, 2)
+    def forward(self, given):
+        return self.out(self.rnn(given)[0][:, -1])
+model = Net()
+def loss_of(rows):
+    return F.cross_entropy(model(x[rows]), y[rows])
+"""
+
+
+def test_a_recurrent_layer_that_runs_over_the_batch_is_named(watch: Nursery) -> None:
+    run = watch(START, RECURRENT.replace("SETTING", ""), TRAIN)
+    first = run.names_first("optim.not-learning", step=0, at="|self.rnn(given)", evidence={"time_steps", "sequences"})
+    assert (first.evidence["time_steps"], first.evidence["sequences"]) == (50, 9)
+    assert "batch_first=True" in first.fixes[0]
+
+
+def test_a_recurrent_layer_that_runs_over_time_is_not(watch: Nursery) -> None:
+    assert watch(START, RECURRENT.replace("SETTING", ", batch_first=True"), TRAIN).causes == []
+
+
+# ── a new model for every pass ───────────────────────────────────────────────────────────────────────────────────────
+
+AGAIN = """
+for life in range(LIVES):
+    torch.manual_seed(life)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for epoch in range(PASSES):
+        for rows in torch.randperm(600).split(50):
+            loss = F.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+"""
+
+
+def test_a_new_model_for_every_pass_is_named(watch: Nursery) -> None:
+    run = watch(START, AGAIN.replace("LIVES", "6").replace("PASSES", "1"))
+    assert run.causes == ["optim.not-learning"]
+    assert "each for one pass of 12 steps" in run.first.summary
+
+
+def test_several_models_that_each_see_the_rows_often_are_meant(watch: Nursery) -> None:
+    assert watch(START, AGAIN.replace("LIVES", "4").replace("PASSES", "12")).causes == []
+
+
+# ── the course of a loss ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_loss_that_still_falls_is_told_from_one_that_has_stopped() -> None:
+    assert course_of([5.0 - 0.02 * step for step in range(100)]).is_falling
+    assert not course_of([max(2.0, 5.0 - 0.2 * step) for step in range(100)]).is_falling
+
+
+def test_a_loss_that_only_wavers_has_not_fallen() -> None:
+    assert not course_of([1.0 + 0.2 * (-1) ** step for step in range(100)]).fell
+    assert course_of([1.0 + 0.2 * (-1) ** step - 0.004 * step for step in range(100)]).fell
+
+
+# ── rates and weights that leave nothing to learn with ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rate", ["0.0", "1e-12"])
+def test_a_rate_of_zero_is_the_extreme_of_too_low(watch: Nursery, rate: str) -> None:
+    run = watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN.replace("Adam", "SGD").replace("1e-2", rate))
+    first = run.names_first("lr.too-low", step=0, at="|optimizer = ", evidence={"lr", "steps"})
+    assert "none of its 4 parameters changed by a bit" in first.summary
+
+
+FROZEN = """
+model = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Linear(64, 4), nn.Sigmoid(), nn.Linear(4, 3))
+LOADED
+model[:3].requires_grad_(False)
+def loss_of(rows):
+    return F.cross_entropy(model(x[rows]), y[rows])
+"""
+HEAD_ONLY = TRAIN.replace("model.parameters()", "model[4].parameters()").replace("1e-2", "1e-3")
+
+
+def test_random_weights_that_are_frozen_and_left_out_are_named(watch: Nursery) -> None:
+    run = watch(START, FROZEN.replace("LOADED", ""), HEAD_ONLY)
+    assert run.first.cause == "optim.frozen-parameters"
+    assert "0.weight, 2.weight stay at random values" in run.first.summary
+
+
+def test_weights_that_were_loaded_may_be_frozen_and_left_out(watch: Nursery) -> None:
+    run = watch(START, FROZEN.replace("LOADED", "model.load_state_dict(model.state_dict())"), HEAD_ONLY)
+    assert "optim.frozen-parameters" not in run.causes

@@ -1,0 +1,143 @@
+"""Targets at the wrong offset from the inputs, and padding that counts in the loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+VOCAB, LENGTH = 17, 12
+walks = (torch.randint(VOCAB, (300, 1)) + torch.randint(1, 5, (300, LENGTH + 3)).cumsum(1)) % VOCAB
+
+class Lm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(VOCAB, 16), nn.GRU(16, 32, batch_first=True)
+        self.out = nn.Linear(32, VOCAB)
+    def forward(self, ids):
+        return self.out(self.rnn(self.embed(ids))[0])
+
+model = Lm()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+LOOP = """
+for step in range(40):
+    rows = walks[torch.randint(len(walks), (16,))]
+    loss = loss_of(rows)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def loss_of(goals: str, given: str = "rows[:, :LENGTH]") -> str:
+    return f"""
+def loss_of(rows):
+    ids, goals = {given}, {goals}
+    return F.cross_entropy(model(ids)[:, :goals.shape[1]].reshape(-1, VOCAB), goals.reshape(-1))
+"""
+
+
+def test_targets_that_are_the_inputs_of_a_causal_model_are_not_shifted(watch: Nursery) -> None:
+    run = watch(MODEL, loss_of("rows[:, :LENGTH]"), LOOP)
+    first = run.names_first("loss.target-offset", step=0, at="|return F.cross_entropy", evidence={"same", "following"})
+    assert first.evidence["same"] == 1.0
+    assert "`ids[:, 1:]`" in first.fixes[0]
+
+
+@pytest.mark.parametrize("goals", ["rows[:, 2:LENGTH + 2]", "rows[:, 2:LENGTH + 1]"])
+def test_targets_two_tokens_later_are_shifted_twice(watch: Nursery, goals: str) -> None:
+    run = watch(MODEL, loss_of(goals), LOOP)
+    first = run.names_first("loss.target-offset", step=0, at="|return F.cross_entropy", evidence={"second"})
+    assert first.evidence["second"] == 1.0
+
+
+@pytest.mark.parametrize("goals", ["rows[:, 1:LENGTH + 1]", "rows[:, 1:LENGTH]"])
+def test_targets_one_token_later_are_right(watch: Nursery, goals: str) -> None:
+    run = watch(MODEL, loss_of(goals), LOOP)
+    assert run.causes == []
+    assert run.loaded[0].sampled_steps[0].calls.losses[0].tokens is not None
+
+
+def test_a_model_that_sees_the_whole_row_may_have_its_inputs_as_targets(watch: Nursery) -> None:
+    """An autoencoder, or one that fills masked tokens."""
+    both_ways = MODEL.replace("batch_first=True", "batch_first=True, bidirectional=True").replace(
+        "nn.Linear(32", "nn.Linear(64"
+    )
+    assert watch(both_ways, loss_of("rows[:, :LENGTH]"), LOOP).causes == []
+
+
+def test_a_second_head_may_look_two_tokens_ahead(watch: Nursery) -> None:
+    two_heads = """
+second = nn.Linear(32, VOCAB)
+optimizer.add_param_group({"params": second.parameters()})
+def loss_of(rows):
+    hidden = model.rnn(model.embed(rows[:, :LENGTH]))[0]
+    one = F.cross_entropy(model.out(hidden).reshape(-1, VOCAB), rows[:, 1:LENGTH + 1].reshape(-1))
+    two = F.cross_entropy(second(hidden).reshape(-1, VOCAB), rows[:, 2:LENGTH + 2].reshape(-1))
+    return one + two
+"""
+    assert "loss.target-offset" not in watch(MODEL, two_heads, LOOP).causes
+
+
+# ── padding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PADDED = """
+lengths = torch.randint(3, 9, (300, 1))
+walks = torch.where(torch.arange(LENGTH + 3) < lengths, walks.clamp_min(1), 0)
+"""
+
+
+def padded_loss(call: str) -> str:
+    return f"""
+def loss_of(rows):
+    logits, goals = model(rows[:, :-1]).reshape(-1, VOCAB), rows[:, 1:].reshape(-1)
+    return {call}
+"""
+
+
+def test_padding_at_the_end_of_the_rows_that_counts_is_named_with_its_share(watch: Nursery) -> None:
+    run = watch(MODEL, PADDED, padded_loss("F.cross_entropy(logits, goals)"), LOOP)
+    first = run.names_first("loss.padding-counted", step=0, at="|return F.cross_entropy", evidence={"share"})
+    assert 0.4 < float(str(first.evidence["share"])) < 0.8
+    assert "`ignore_index=0`" in first.fixes[0]
+
+
+def test_an_ignore_index_that_matches_nothing_is_named(watch: Nursery) -> None:
+    run = watch(MODEL, PADDED, padded_loss("F.cross_entropy(logits, goals, ignore_index=-1)"), LOOP)
+    assert run.first.cause == "loss.padding-counted"
+    assert "the ignore index (-1) matches nothing" in run.first.summary
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "F.cross_entropy(logits, goals, ignore_index=0)",
+        "(F.cross_entropy(logits, goals, reduction='none') * (goals != 0)).sum() / (goals != 0).sum()",
+        "F.cross_entropy(logits[goals != 0], goals[goals != 0])",
+        "F.cross_entropy(logits, goals, weight=torch.tensor([0.0] + [1.0] * (VOCAB - 1)))",
+    ],
+)
+def test_padding_that_does_not_count_is_no_fault(watch: Nursery, call: str) -> None:
+    assert watch(MODEL, PADDED, padded_loss(call), LOOP).causes == []
+
+
+def test_rows_that_end_in_one_label_while_the_inputs_go_on_are_no_padding(watch: Nursery) -> None:
+    """The label says whether something has happened: it stays, once it has."""
+    happened = """
+def loss_of(rows):
+    ids = rows[:, :LENGTH]
+    goals = (ids == 3).long().cummax(1).values
+    return F.cross_entropy(model(ids).reshape(-1, VOCAB), goals.reshape(-1))
+"""
+    assert "loss.padding-counted" not in watch(MODEL, happened, LOOP).causes
