@@ -403,6 +403,8 @@ _CAUSES = (
         "Use ReLU-like activations and an initialisation that fits them.",
         "Add normalisation layers.",
         "Add residual connections; for sequences use gates (LSTM, GRU) or attention.",
+        "Use fewer layers.",
+        cured_by={"smaller-model": "Use fewer layers"},
     ),
     _cause(
         "model.exploding-gradient",
@@ -412,8 +414,8 @@ _CAUSES = (
         "lr.too-high init.too-large data.bad-batch",
         "Clip the gradient norm at 1.0.",
         "Initialise recurrent weights as orthogonal matrices, or shorten the stretch that is propagated through.",
-        "Use gates, residual connections or normalisation.",
-        cured_by={"clip": "Clip the gradient norm at 1.0"},
+        "Use gates, residual connections or normalisation, or fewer layers.",
+        cured_by={"clip": "Clip the gradient norm at 1.0", "smaller-model": "fewer layers"},
     ),
     _cause(
         "model.batchnorm-tiny-batch",
