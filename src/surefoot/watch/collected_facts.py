@@ -29,6 +29,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         sampled_steps=watcher.sampler.sampled_steps,
         events=watcher.events.events,
         evaluations=read_each(watcher.evaluations.calls),
+        evaluation_passes=watcher.evaluation_losses.as_facts(),
         evaluation_blocks=watcher.evaluations.blocks,
         seeds=Seeds(**calls.seeds),
         reseeds=calls.reseeds,
