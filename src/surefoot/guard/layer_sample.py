@@ -88,7 +88,7 @@ def _histogram(step: int, kind: Kind, name: str, row: Sequence[int], part: str) 
 class OutputMoments(NamedTuple):
     """Numbers of one call of one module, on the host."""
 
-    count: int
+    size: int
     """How many values the first two and the last are of."""
     mean: float
     variance: float
@@ -98,14 +98,14 @@ class OutputMoments(NamedTuple):
 
 def pooled(calls: Sequence[OutputMoments]) -> OutputMoments:
     """Those of all calls of a module together."""
-    total = sum(call.count for call in calls)
+    total = sum(call.size for call in calls)
     if len(calls) == 1 or not total:
         return calls[0]
-    mean = sum(call.count * call.mean for call in calls) / total
-    variance = sum(call.count * (call.variance + (call.mean - mean) ** 2) for call in calls) / total
+    mean = sum(call.size * call.mean for call in calls) / total
+    variance = sum(call.size * (call.variance + (call.mean - mean) ** 2) for call in calls) / total
     broken = any(math.isnan(call.largest) for call in calls)  # `max` passes over a NaN that is not the first
     largest = math.nan if broken else max(call.largest for call in calls)
-    return OutputMoments(total, mean, variance, largest, sum(call.count * call.saturated for call in calls) / total)
+    return OutputMoments(total, mean, variance, largest, sum(call.size * call.saturated for call in calls) / total)
 
 
 class LayerSample:

@@ -1,9 +1,9 @@
 """What the layers of a model put out, seen through forward hooks that are on for one forward pass.
 
 `ActivationWatch.begin` puts a hook on every leaf module, `end` takes them off again and hands over what they saw: for
-each call a sample of the output (`observe/histograms.py`) and its mean, variance and largest value; for ReLU-like layers
-how many units are dead, that is zero for the whole batch; for sigmoid, tanh and their piecewise linear forms which share
-of the values is at a bound. A hook computes beside the graph, returns nothing and so changes no bit.
+each call a sample of the output (`observe/histograms.py`) and its mean, variance and largest value; for ReLU-like
+layers how many units are dead, that is zero for the whole batch; for sigmoid, tanh and their piecewise linear forms
+which share of the values is at a bound. A hook computes beside the graph, returns nothing and so changes no bit.
 
 It keeps quiet wherever looking could be noticed: in other threads (`DataParallel`'s replicas among them), in evaluation
 (`eval()` and no gradients), while a checkpointed part is computed again, while torch compiles, traces, transforms or

@@ -218,8 +218,10 @@ class LayerMetrics:
     every_steps: int = 1
     """Every how many steps parameters and updates are measured."""
     activations: bool = True
-    """Mean, deviation, largest value, dead and saturated share of each layer's outputs, with a histogram, on the sampled
-    steps of a run with a log. Forward hooks are on the layers during those steps alone."""
+    """Mean, deviation, largest value, dead and saturated share of each layer's outputs, with a histogram.
+
+    They are taken on the sampled steps of a run with a log. Forward hooks are on the layers during those steps alone.
+    """
     sample_every_steps: int = 4_999
     """The longest distance between two sampled steps, of which the log has activations and histograms. The first ones
     are steps 0, 1, 2, 3, 5, 8, 12, 18 and so on, each 1.5 times the one before."""

@@ -33,7 +33,7 @@ MOST_SETS = 4
 
 
 @dataclass
-class _Block:
+class _LossBlock:
     """The calls of one loss function in one block without gradients."""
 
     number: int
@@ -54,7 +54,7 @@ class EvaluationLosses:
     def __init__(self, state: WatchState, evaluations: Evaluations) -> None:
         self._state, self._evaluations = state, evaluations
         self._step = 0
-        self._blocks: list[_Block] = []
+        self._blocks: list[_LossBlock] = []
         self._passes: list[EvaluationPass] = []
         self._last: Callable[[], object | None] = _nothing
 
@@ -72,13 +72,13 @@ class EvaluationLosses:
             if rows:
                 self._block(function).add(value / rows if is_sum else value, rows)
 
-    def _block(self, function: str) -> _Block:
+    def _block(self, function: str) -> _LossBlock:
         if self._state.steps != self._step:
             self._finish()
             self._step = self._state.steps
         number = self._evaluations.opened
         if not self._blocks or (self._blocks[-1].number, self._blocks[-1].function) != (number, function):
-            self._blocks.append(_Block(number, function))
+            self._blocks.append(_LossBlock(number, function))
         return self._blocks[-1]
 
     def _finish(self) -> None:
@@ -94,9 +94,11 @@ class EvaluationLosses:
         """The passes since the last step."""
         blocks = self._blocks
         if len(blocks) > MOST_SETS and all(block.calls == 1 for block in blocks):
-            merged: dict[str, _Block] = {}
+            merged: dict[str, _LossBlock] = {}
             for block in blocks:
-                merged.setdefault(block.function, _Block(0, block.function)).add(block.total / block.rows, block.rows)
+                merged.setdefault(block.function, _LossBlock(0, block.function)).add(
+                    block.total / block.rows, block.rows
+                )
             blocks = list(merged.values())
         with WithoutHooks():
             return [
@@ -104,7 +106,9 @@ class EvaluationLosses:
                     step=self._step,
                     number=i,
                     function=block.function,
-                    loss=number(block.total / block.rows) if isinstance(block.total, Tensor) else block.total / block.rows,
+                    loss=number(block.total / block.rows)
+                    if isinstance(block.total, Tensor)
+                    else block.total / block.rows,
                     rows=block.rows,
                     calls=block.calls,
                 )
