@@ -60,7 +60,7 @@ def test_validation_that_was_never_learned_is_not_overfitting() -> None:
 
 def test_jumps_of_the_validation_loss_are_erratic_only_while_training_is_smooth() -> None:
     jumping = [1.0 + (0.9 if i % 2 else 0.0) for i in range(16)]
-    slow = [2.0 - 0.08 * i for i in range(16)]
+    slow = [2.0 - 0.03 * i for i in range(16)]
     claim = FIND["fit.erratic-validation"](trained(jumping, slow))
     assert claim is not None
     assert claim.evidence["jump_share"] > 0.5
