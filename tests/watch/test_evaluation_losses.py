@@ -14,8 +14,8 @@ for epoch in range(3):
 """
 
 
-def passes(watch, *lines):
-    ran = watch(CLASSES, NET, LOOP, *lines)
+def passes(watch, evaluation):
+    ran = watch(CLASSES, NET, LOOP + evaluation)
     told = [float(word) for word in ran.output.split()]
     return ran.facts.get("evaluation_passes", []), told
 
