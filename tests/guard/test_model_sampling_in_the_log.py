@@ -88,3 +88,41 @@ def test_without_a_log_nobody_looks():
     model = nn.Linear(2, 2)
     stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters()))
     assert stabilizer._run.guard.guarded._sampler is None
+
+
+def saturating(tmp_path, **settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(20)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1e-9), log=tmp_path, **settings)
+    given = []
+    for _ in range(7):
+        given.append(torch.randn(32, 6))
+        stabilizer.backward(model(given[-1]).square().mean())
+        stabilizer.step()
+    stabilizer.log.close()
+    rows = [row for row in sf.load_run(tmp_path).layers.to_pylist() if row["activation_std"] is not None]
+    return model, given, rows
+
+
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+def test_the_rows_of_a_module_tell_what_its_outputs_were_like(tmp_path, decide_on):
+    model, given, rows = saturating(tmp_path, decide_on=decide_on)
+    assert sorted({row["step"] for row in rows}) == [1, 2, 3, 5]
+    with torch.no_grad():
+        linear = model[0](given[5])
+    tanh = linear.tanh()
+    found = {row["layer"]: row for row in rows if row["step"] == 5}
+    assert found["0"]["activation_mean"] == pytest.approx(linear.mean().item(), rel=1e-4)
+    assert found["0"]["activation_std"] == pytest.approx(linear.std(correction=0).item(), rel=1e-4)
+    assert found["0"]["activation_largest"] == pytest.approx(linear.abs().max().item(), rel=1e-4)
+    assert found["0"]["saturated_share"] is None
+    assert found["1"]["saturated_share"] == pytest.approx((tanh.abs() >= 0.99).float().mean().item(), abs=1e-3)
+    assert found["1"]["saturated_share"] > 0.5
+
+
+def test_activations_can_be_left_out_and_sampled_more_often(tmp_path):
+    assert saturating(tmp_path / "off", watch=sf.LayerMetrics(activations=False))[2] == []
+    every = saturating(tmp_path / "all", watch=sf.LayerMetrics(sample_every_steps=1))[2]
+    assert sorted({row["step"] for row in every}) == [1, 2, 3, 4, 5, 6]

@@ -24,3 +24,13 @@ def test_a_file_fits_with_further_numbers_and_not_with_other_types(table):
     assert not fits(table, schema_of(table).append(pa.field("more", pa.string())))
     assert not fits(table, schema_of(table).remove(0))
     assert not fits(table, schema_of(table).append(schema_of(table).field(0)))
+
+
+def test_a_log_without_a_newer_number_fits_and_one_without_its_steps_does_not():
+    older = schema_of("layers")
+    for name in ("activation_mean", "activation_std", "activation_largest", "saturated_share"):
+        older = older.remove(older.get_field_index(name))
+    assert fits("layers", older)
+    assert not fits("layers", older.remove(older.get_field_index("layer")))
+    wrong = older.set(older.get_field_index("grad_norm"), pa.field("grad_norm", pa.string()))
+    assert not fits("layers", wrong)

@@ -37,6 +37,7 @@ FAMILIES = {
     "rl": "policies and rewards",
     "gan": "generators and discriminators",
     "device": "what the accelerator ends a script with",
+    "fit": "what holds for new data",
     "hw": "the machine",
 }
 """The first part of a code, and what it covers, in the order of the catalogue."""
@@ -443,6 +444,8 @@ _CAUSES = (
         "Use ReLU-like activations and an initialisation that fits them.",
         "Add normalisation layers.",
         "Add residual connections; for sequences use gates (LSTM, GRU) or attention.",
+        "Use fewer layers.",
+        cured_by={"smaller-model": "Use fewer layers"},
     ),
     _cause(
         "model.exploding-gradient",
@@ -452,8 +455,8 @@ _CAUSES = (
         "lr.too-high init.too-large data.bad-batch",
         "Clip the gradient norm at 1.0.",
         "Initialise recurrent weights as orthogonal matrices, or shorten the stretch that is propagated through.",
-        "Use gates, residual connections or normalisation.",
-        cured_by={"clip": "Clip the gradient norm at 1.0"},
+        "Use gates, residual connections or normalisation, or fewer layers.",
+        cured_by={"clip": "Clip the gradient norm at 1.0", "smaller-model": "fewer layers"},
     ),
     _cause(
         "model.batchnorm-tiny-batch",
@@ -976,6 +979,43 @@ _CAUSES = (
         "Split the batch: accumulate over microbatches, or use `run_microbatches` of a `TrainingStabilizer`.",
         "Recompute activations (`torch.utils.checkpoint`), or train in bf16.",
     ),
+    # ── fit ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    _cause(
+        "fit.overfitting",
+        "the model learns its training data by heart",
+        "The training loss goes on falling while that of the validation set rises.",
+        "The validation loss has a lowest point in the middle of the run and rises steadily after it by a good part "
+        "of what was learned, and the training loss falls meanwhile. The finding has the step to stop at.",
+        "data.split-mismatch data.leakage fit.erratic-validation fit.forgetting",
+        "Stop at the step of the lowest validation loss, or use the checkpoint of that step.",
+        "Add weight decay, dropout or data augmentation.",
+        "Use a smaller model, or more data. If the validation accuracy still rises, the model is only too sure of its "
+        "answers: label smoothing or a temperature is enough.",
+    ),
+    _cause(
+        "fit.erratic-validation",
+        "the validation loss jumps up and down",
+        "Which checkpoint is best is a matter of luck.",
+        "From one pass to the next the validation loss moves by a large share of all that was learned, up and down, "
+        "while the training loss falls smoothly.",
+        "model.train-mode-eval model.batchnorm-tiny-batch lr.too-high fit.overfitting",
+        "Evaluate more rows, the same ones each time, in evaluation mode.",
+        "Let the learning rate decay to 0, or evaluate an average of the weights (`torch.optim.swa_utils`).",
+        "Replace BatchNorm by GroupNorm or LayerNorm: its running statistics lag behind the weights.",
+    ),
+    _cause(
+        "fit.forgetting",
+        "fine-tuning overwrites what the model knew",
+        "The new task is learned, and the old one is lost.",
+        "The loaded model has a low loss on a validation set before the first step. That loss rises while the training "
+        "loss falls.",
+        "fit.overfitting data.split-mismatch lr.too-high resume.state-missing",
+        "Divide the learning rate by 10.",
+        "Mix rows of the old task into the batches.",
+        "Train adapters (LoRA) or the last layers alone, and keep the other parameters frozen.",
+        cured_by={"lr-10": "Divide the learning rate"},
+    ),
+    # ── hw ───────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "hw.silent-corruption",
         "the machine computed wrongly",

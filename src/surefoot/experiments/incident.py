@@ -191,6 +191,8 @@ class _AfterIncident:
             return "the loss of the step itself does not stand out, so no row of it can"
         if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
             return "what the loss should be then is not known"
+        if change.name == "smaller-model":
+            return "the captured weights were trained with all blocks"
         seen = baseline.recorded.seen
         if change.name == "reset-moments" and seen is not None and not seen.has_state:
             return "the optimizer keeps no moments"

@@ -42,6 +42,7 @@ CHANGES: tuple[Change, ...] = (
     Change("skip-batch", "batch skipped"),
     Change("reset-moments", "moments reset"),
     Change("eps", "eps changed"),
+    Change("smaller-model", "half the blocks"),
     Change("deterministic", "deterministic kernels"),
     Change("other-seed", "other seed", "probe"),
     Change("tiny-batch", "tiny batch", "probe"),

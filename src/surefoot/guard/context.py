@@ -21,6 +21,8 @@ from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.guard.step_decision import StepDecider, StepPolicy
 from surefoot.guard.validation import as_scaler, split_clip
 from surefoot.observe.parameters import BackwardOrder
+from surefoot.observe.sampling import Sampling
+from surefoot.observe.tensors import LayerMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.guard.validation import Precision
     from surefoot.observe.parameters import Layout
-    from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Incident, LossScaler, Shaper, StepRecord
 
@@ -87,13 +88,13 @@ def build_guard(
     """Build the parts of a guard and connect them.
 
     The arguments are those of `TrainingStabilizer` and `attach`. With `acts=False` steps are measured and decided, and
-    nothing is changed. `samples_model` adds histograms and dead units of sampled steps to the log.
+    nothing is changed. `samples_model` adds histograms and activations of sampled steps to the log.
     """
     home, together = layout.home, find_group(models)
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
     ranks = Ranks(together if acts else None, home)  # watching starts no collective
     run_log = open_log(log, Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
-    sampler = ModelSampler(models) if run_log is not None and samples_model else None
+    sampler = _sampler(models, watch or LayerMetrics()) if run_log is not None and samples_model else None
     rows = None if run_log is None else LogRows(run_log, sampler, keeps_incidents=keeps_incidents)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
@@ -111,6 +112,10 @@ def build_guard(
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
         on_step=call_each(rows.step if rows else None, on_step),
     )  # fmt: skip
+
+
+def _sampler(models: Sequence[nn.Module], watch: LayerMetrics) -> ModelSampler:
+    return ModelSampler(models, Sampling(every_steps=watch.sample_every_steps), activations=watch.activations)
 
 
 def _policy(

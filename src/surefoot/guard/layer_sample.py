@@ -6,6 +6,7 @@ tensors lie; two copies bring it over, one of counts and one of numbers.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -72,9 +73,39 @@ def histograms(step: int, kind: Kind, names: Sequence[str], counts: Tensor, part
     return [_histogram(step, kind, name, row, part) for name, row in zip(names, counts.tolist(), strict=True)]
 
 
+def output_histograms(step: int, names: Sequence[str], counts: Tensor, part: str) -> list[Histogram]:
+    """Those of the outputs of modules, all calls of one together; `names` are of the rows of `counts`."""
+    calls = calls_by_module(names)
+    combined = [counts[own].sum(0) for own in calls.values()]
+    return histograms(step, "activation", list(calls), torch.stack(combined), part) if combined else []
+
+
 def _histogram(step: int, kind: Kind, name: str, row: Sequence[int], part: str) -> Histogram:
     nan, positive_inf, negative_inf = row[COUNT:]
     return Histogram(step, kind, name, row[:COUNT], nan, positive_inf, negative_inf, part)
+
+
+class OutputMoments(NamedTuple):
+    """Numbers of one call of one module, on the host."""
+
+    size: int
+    """How many values the first two and the last are of."""
+    mean: float
+    variance: float
+    largest: float
+    saturated: float
+
+
+def pooled(calls: Sequence[OutputMoments]) -> OutputMoments:
+    """Those of all calls of a module together."""
+    total = sum(call.size for call in calls)
+    if len(calls) == 1 or not total:
+        return calls[0]
+    mean = sum(call.size * call.mean for call in calls) / total
+    variance = sum(call.size * (call.variance + (call.mean - mean) ** 2) for call in calls) / total
+    broken = any(math.isnan(call.largest) for call in calls)  # `max` passes over a NaN that is not the first
+    largest = math.nan if broken else max(call.largest for call in calls)
+    return OutputMoments(total, mean, variance, largest, sum(call.size * call.saturated for call in calls) / total)
 
 
 class LayerSample:
@@ -95,6 +126,8 @@ class LayerSample:
         self._shown = [each.name for each in shown]
         self._outputs = [each.name for each in activations]
         self._units = [(each.name, each.units) for each in activations if each.dead is not None]
+        self._saturates = {each.name for each in activations if each.saturates}
+        self._sizes = [each.sample.values.numel() for each in activations]
         unscaled = [each.sample for each in shown] + [each.sample for each in activations]
         self._counts = counted(unscaled, [each.sample for each in gradients], divide)
         self._measured = _norms(self._taken)
@@ -108,7 +141,9 @@ class LayerSample:
             with WithoutHooks():
                 measured = self._measured | _ratios(self._taken)
                 dead = [each.dead.reshape(1) for each in self._activations if each.dead is not None]
-                numbers = [each.to(self._counts.device, torch.float32) for each in (*measured.values(), *dead)]
+                moments = [each.moments for each in self._activations]
+                found = (*measured.values(), *dead, *moments)
+                numbers = [each.to(self._counts.device, torch.float32) for each in found]
                 empty = self._counts.new_zeros(0, dtype=torch.float32)
                 self._readings = begin_reading(self._counts), begin_reading(torch.cat([empty, *numbers]))
             self._columns = tuple(measured)
@@ -132,11 +167,9 @@ class LayerSample:
             return []
         sizes = [len(self._shown), len(self._outputs), len(self._gradients)]
         weights, outputs, gradients = torch.split(self._readings[0].wait(), sizes)
-        calls = calls_by_module(self._outputs)
-        combined = [outputs[own].sum(0) for own in calls.values()]
         return [
             *histograms(self.step, "weight", self._shown, weights, part),
-            *histograms(self.step, "activation", list(calls), torch.stack(combined) if combined else outputs, part),
+            *output_histograms(self.step, self._outputs, outputs, part),
             *histograms(self.step, "gradient", self._gradients, gradients, part),
             *self._layers(part),
         ]
@@ -144,11 +177,28 @@ class LayerSample:
     def _layers(self, part: str) -> list[LayerRows]:
         columns = {} if self._columns_taken else self._by_column()
         found = [LayerRows(self.step, self._weights, columns, part)] if columns else []
-        shares = self._dead_shares(self._numbers()[len(self._columns) * len(self._weights) :].tolist())
-        if shares:
-            column = torch.tensor(list(shares.values()), dtype=torch.float32, device="cpu")
-            found.append(LayerRows(self.step, list(shares), {"dead_share": column}, part))
+        if self._outputs:
+            found.append(LayerRows(self.step, *self._activation_columns(), part))
         return found
+
+    def _activation_columns(self) -> tuple[list[str], dict[str, list[float | None]]]:
+        """The modules, and what their outputs were like."""
+        rest = self._numbers()[len(self._columns) * len(self._weights) :].tolist()
+        shares = self._dead_shares(rest[: len(self._units)])
+        moments = [
+            OutputMoments(count, *rest[place : place + 4])
+            for count, place in zip(self._sizes, range(len(self._units), len(rest), 4), strict=True)
+        ]
+        calls = calls_by_module(self._outputs)
+        outputs = {name: pooled([moments[i] for i in own]) for name, own in calls.items()}
+        columns: dict[str, list[float | None]] = {
+            "activation_mean": [each.mean for each in outputs.values()],
+            "activation_std": [math.sqrt(each.variance) for each in outputs.values()],
+            "activation_largest": [each.largest for each in outputs.values()],
+            "dead_share": [shares.get(name) for name in outputs],
+            "saturated_share": [each.saturated if name in self._saturates else None for name, each in outputs.items()],
+        }
+        return list(outputs), columns
 
     def _numbers(self) -> Tensor:
         assert self._readings is not None

@@ -1,4 +1,4 @@
-"""Detailed statistics of a model in training: histograms, update ratios and dead units on a few sampled steps.
+"""Detailed statistics of a model in training: histograms, update ratios and activations on a few sampled steps.
 
 `ModelSampler` follows one optimizer. The loop calls it at each stage of a step, and logs what it returns:
 
@@ -18,7 +18,7 @@ On all other steps each call is one comparison. On a sampled one everything is c
 to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the sampling with
 one warning, never the training.
 
-`ArrivingHistograms` is the same for weights and gradients at once, without a sampler.
+`ArrivingHistograms` is the same for tensors at once, without a sampler.
 
 The activations of the very first step are left out: models are compiled, copied and wrapped before it, and hooks would
 be in the way.
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.core.device_copies import begin_reading
-from surefoot.guard.layer_sample import LayerSample, counted, gradients_of, histograms, weights_of
+from surefoot.guard.layer_sample import LayerSample, counted, gradients_of, histograms, output_histograms, weights_of
 from surefoot.observe.activations import ActivationWatch
 from surefoot.observe.sampling import Sampling
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from surefoot.observe.histograms import Sample
     from surefoot.record.messages import Histogram, LayerRows
     from surefoot.types import NamedParameter
 
@@ -53,8 +54,16 @@ log = logging.getLogger("surefoot")
 class ModelSampler:
     """Looks closely at sampled steps of one optimizer; see the module's docstring for the calls it needs."""
 
-    def __init__(self, models: Sequence[nn.Module], sampling: Sampling | None = None, part: str = "") -> None:
-        self._sampling, self._part = sampling or Sampling(), part
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        sampling: Sampling | None = None,
+        part: str = "",
+        *,
+        activations: bool = True,
+    ) -> None:
+        """Without `activations` no module gets a hook."""
+        self._sampling, self._part, self._hooks = sampling or Sampling(), part, activations
         self._activations = ActivationWatch(models)
         weakref.finalize(self, self._activations.end)  # hooks must not outlive the sampler
         self._now: LayerSample | None = None
@@ -64,7 +73,7 @@ class ModelSampler:
 
     def before_forward(self, step: int) -> None:
         """The forward pass of `step` is next."""
-        if self._active and self._sampling.due(step):
+        if self._active and self._hooks and self._sampling.due(step):
             self._observes_forward = True
             self._safely(self._activations.begin)
 
@@ -131,7 +140,7 @@ def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> 
 
 
 class ArrivingHistograms:
-    """Histograms of weights and gradients, on their way to the host.
+    """Histograms of weights, gradients and outputs of layers, on their way to the host.
 
     >>> import torch
     >>> from surefoot.types import NamedParameter
@@ -141,20 +150,33 @@ class ArrivingHistograms:
     ('weight', 2, 1)
     """
 
-    def __init__(self, named: Sequence[NamedParameter], step: int, part: str = "") -> None:
-        """Begin to copy those of the weights and gradients as they are now, without waiting."""
+    def __init__(
+        self,
+        named: Sequence[NamedParameter],
+        step: int,
+        part: str = "",
+        outputs: Sequence[tuple[str, Sample]] = (),
+    ) -> None:
+        """Begin to copy those of the weights and gradients as they are now, without waiting.
+
+        `outputs` are samples of what layers returned, by name.
+        """
         weights, gradients = weights_of(named), gradients_of(named)
-        counts = counted([each.sample for each in weights], [each.sample for each in gradients], None)
+        samples = [*(each.sample for each in weights), *(sample for _, sample in outputs)]
+        counts = counted(samples, [each.sample for each in gradients], None)
         self._step, self._part = step, part
         self._weights, self._gradients = [each.name for each in weights], [each.name for each in gradients]
+        self._outputs = [name for name, _ in outputs]
         self._copy = None if counts is None else begin_reading(counts)
 
     def messages(self) -> list[Histogram]:
         """All of them. Waits for those that have not arrived."""
         if self._copy is None:
             return []
-        of_weights, of_gradients = torch.split(self._copy.wait(), [len(self._weights), len(self._gradients)])
+        sizes = [len(self._weights), len(self._outputs), len(self._gradients)]
+        of_weights, of_outputs, of_gradients = torch.split(self._copy.wait(), sizes)
         return [
+            *output_histograms(self._step, self._outputs, of_outputs, self._part),
             *histograms(self._step, "weight", self._weights, of_weights, self._part),
             *histograms(self._step, "gradient", self._gradients, of_gradients, self._part),
         ]

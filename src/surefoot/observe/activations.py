@@ -1,8 +1,9 @@
 """What the layers of a model put out, seen through forward hooks that are on for one forward pass.
 
 `ActivationWatch.begin` puts a hook on every leaf module, `end` takes them off again and hands over what they saw: for
-each call a sample of the output (`observe/histograms.py`), and for ReLU-like layers how many units are dead, that is
-zero for the whole batch. A hook computes beside the graph, returns nothing and so changes no bit.
+each call a sample of the output (`observe/histograms.py`) and its mean, variance and largest value; for ReLU-like
+layers how many units are dead, that is zero for the whole batch; for sigmoid, tanh and their piecewise linear forms
+which share of the values is at a bound. A hook computes beside the graph, returns nothing and so changes no bit.
 
 It keeps quiet wherever looking could be noticed: in other threads (`DataParallel`'s replicas among them), in evaluation
 (`eval()` and no gradients), while a checkpointed part is computed again, while torch compiles, traces, transforms or
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from surefoot.core.device import is_capturing
 from surefoot.core.nested import leaves
-from surefoot.observe.histograms import Sample, take_sample
+from surefoot.observe.histograms import Sample, largest_of, take_sample
 from surefoot.observe.parameters import plain_name
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 
@@ -41,6 +42,8 @@ _PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd
 _RELUS = (nn.ReLU, nn.ReLU6, nn.Threshold)
 _LEAKY = ("leakyrelu", "prelu", "rrelu")
 """Named like a ReLU, but never stuck at zero."""
+SATURATED_WITHIN = 0.01
+"""An output of a sigmoid or tanh is saturated if it is so close to one of the bounds."""
 
 
 class LayerOutput(NamedTuple):
@@ -51,6 +54,11 @@ class LayerOutput(NamedTuple):
     dead: Tensor | None
     """How many of its units are dead; `None` for layers that are not ReLU-like."""
     units: int
+    moments: Tensor
+    """Mean and variance of the sample, the largest absolute value of the whole output, and the saturated share of the
+    sample: NaN for layers without bounds."""
+    saturates: bool
+    """Whether the layer has bounds."""
 
 
 class ActivationWatch:
@@ -107,7 +115,9 @@ class ActivationWatch:
         if sample is None:
             return
         dead, units = self._count_dead(values) if is_relu_like(module) else (None, 0)
-        self._seen.append(LayerOutput(name, sample, dead, units))
+        bounds = _bounds(module)
+        moments = _moments(sample.values, largest_of(values), bounds)
+        self._seen.append(LayerOutput(name, sample, dead, units, moments, bounds is not None))
 
     def _count_dead(self, values: Tensor) -> tuple[Tensor | None, int]:
         """How many units are zero all over the batch, and how many there are."""
@@ -195,6 +205,29 @@ def is_relu_like(module: nn.Module) -> bool:
     """Whether a unit of this module can get stuck at zero: torch's ReLUs, and what people name after them."""
     name = type(module).__name__.lower()
     return isinstance(module, _RELUS) or ("relu" in name and not any(other in name for other in _LEAKY))
+
+
+def _bounds(module: nn.Module) -> tuple[float, float] | None:
+    """At or below the first, and at or above the second, an output is saturated; `None` for layers without bounds."""
+    if isinstance(module, nn.Sigmoid):
+        return SATURATED_WITHIN, 1 - SATURATED_WITHIN
+    if isinstance(module, nn.Tanh):
+        return SATURATED_WITHIN - 1, 1 - SATURATED_WITHIN
+    if isinstance(module, nn.Hardsigmoid):
+        return 0.0, 1.0
+    if isinstance(module, nn.Hardtanh) and not is_relu_like(module):
+        return float(module.min_val), float(module.max_val)
+    return None
+
+
+def _moments(sample: Tensor, largest: Tensor | None, bounds: tuple[float, float] | None) -> Tensor:
+    """Four numbers on the device of the sample; see `LayerOutput.moments`."""
+    if largest is None:
+        return sample.new_full((4,), torch.nan, dtype=torch.float32)
+    variance, mean = torch.var_mean(sample, correction=0)
+    at_bound = None if bounds is None else (sample <= bounds[0]) | (sample >= bounds[1])
+    share = mean.new_full((), torch.nan) if at_bound is None else at_bound.to(mean.dtype).mean()
+    return torch.stack([each.to(torch.float32) for each in (mean, variance, largest, share)])
 
 
 def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:

@@ -52,6 +52,16 @@ def take_sample(tensor: Tensor, most: int = SAMPLE) -> Sample | None:
         return Sample(_copied(thinned(flat, most)), _broken(flat))
 
 
+def largest_of(tensor: Tensor) -> Tensor | None:
+    """The largest absolute value of a tensor, NaN if one is; `None` for one that is empty or cannot be looked at."""
+    with WithoutHooks():
+        plain = _plain(tensor)
+        if plain is None or not plain.numel():
+            return None
+        low, high = torch.aminmax(plain if plain.dtype in _PLAIN_FLOATS else plain.float())
+        return torch.maximum(low.abs(), high.abs())
+
+
 def sample_again(tensor: Tensor, most: int = SAMPLE) -> Tensor | None:
     """The values a sample of the tensor has now, without a look at the rest."""
     with WithoutHooks():

@@ -216,9 +216,20 @@ class LayerMetrics:
     and state; otherwise the parameters of a watched step are copied.
     """
     every_steps: int = 1
+    """Every how many steps parameters and updates are measured."""
+    activations: bool = True
+    """Mean, deviation, largest value, dead and saturated share of each layer's outputs, with a histogram.
+
+    They are taken on the sampled steps of a run with a log. Forward hooks are on the layers during those steps alone.
+    """
+    sample_every_steps: int = 4_999
+    """The longest distance between two sampled steps, of which the log has activations and histograms. The first ones
+    are steps 0, 1, 2, 3, 5, 8, 12, 18 and so on, each 1.5 times the one before."""
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
+        got = self.sample_every_steps
+        require(got >= 1, f"`sample_every_steps` must be at least 1; got {got}.")
 
     def due(self, step: int) -> bool:
         """Whether this step is measured."""

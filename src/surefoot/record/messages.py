@@ -64,7 +64,11 @@ class LayerRows:
     step: int
     names: Sequence[str]
     columns: Mapping[str, Any]
-    """Arrays or CPU tensors: `grad_norm`, `grad_largest`, `nonfinite`, `param_norm`, `update_ratio`, `dead_share`."""
+    """Arrays or CPU tensors.
+
+    Of parameters: `grad_norm`, `grad_largest`, `nonfinite`, `param_norm`, `update_ratio`. Of the outputs of modules:
+    `activation_mean`, `activation_std`, `activation_largest`, `dead_share`, `saturated_share`.
+    """
     part: str = ""
 
 

@@ -25,7 +25,10 @@ TABLES: tuple[TableName, ...] = ("scalars", "layers", "histograms", "device")
 SIGNAL = "signal."
 """What the names of the user's own signals begin with, as columns of `scalars`."""
 STEP_NUMBERS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")
-LAYER_NUMBERS = ("grad_norm", "grad_largest", "nonfinite", "param_norm", "update_ratio", "dead_share")
+LAYER_NUMBERS = (
+    *("grad_norm", "grad_largest", "nonfinite", "param_norm", "update_ratio", "dead_share"),
+    *("activation_mean", "activation_std", "activation_largest", "saturated_share"),
+)
 DEVICE_NUMBERS = (
     *("memory_used", "memory_total", "allocated", "reserved", "peak"),
     *("temperature", "power", "power_limit", "sm_clock", "memory_clock", "utilization"),
@@ -70,7 +73,11 @@ def schema_of(table: TableName, extra: Iterable[str] = ()) -> pa.Schema:
 
 
 def fits(table: TableName, schema: pa.Schema) -> bool:
-    """Whether a file with this schema can be a piece of the table: its columns are there, all others are numbers."""
+    """Whether a file with this schema can be a piece of the table.
+
+    It has the columns that identify a row; those it has of the table's numbers are of their types, and all others are
+    numbers. A log that was written before a number was added has no column of it: readers get nulls there.
+    """
     import pyarrow as pa
 
     expected = schema_of(table)
@@ -79,7 +86,8 @@ def fits(table: TableName, schema: pa.Schema) -> bool:
     except UnicodeDecodeError:  # a name that has rotted
         return False
     further = [found[name] for name in found if name not in expected.names]
-    same = all(found.get(field.name) == field.type for field in expected)
+    may_lack = {"scalars": STEP_NUMBERS, "layers": LAYER_NUMBERS}.get(table, ())
+    same = all(found.get(each.name, each.type if each.name in may_lack else None) == each.type for each in expected)
     return same and len(found) == len(schema) and all(each == pa.float64() for each in further)
 
 

@@ -30,6 +30,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         events=watcher.events.events,
         evaluations=read_each(watcher.evaluations.calls),
         evaluation_calls=read_each(watcher.evaluations.recorded),
+        evaluation_passes=watcher.evaluation_losses.as_facts(),
         evaluation_blocks=watcher.evaluations.blocks,
         seeds=Seeds(**calls.seeds),
         reseeds=calls.reseeds,

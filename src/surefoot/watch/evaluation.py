@@ -37,6 +37,8 @@ class Evaluations:
         self._depth = 0
         self._budget = SamplingBudget(SHARE, SECONDS_AT_FIRST)
         self.blocks = 0
+        self.opened = 0
+        """How many blocks were opened, those before the first step and inside sampled steps included."""
         self.calls: list[ModelCall] = []
         self.recorded: list[EvaluationBlock] = []
         """What the recorder saw, one entry for each block that it was on in."""
@@ -44,6 +46,7 @@ class Evaluations:
     def open(self) -> None:
         """Start watching model calls, unless a sampled step already does."""
         self._depth += 1
+        self.opened += self._depth == 1
         if self._depth > 1 or self._state.sampled is not None or self._sampled is not None or not self._state.steps:
             return
         self.blocks += 1

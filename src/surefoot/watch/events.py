@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from surefoot.observe.histograms import Sample
     from surefoot.record.facts import Event, SampledStep, StepSkippedEvent
     from surefoot.watch.log_rows import WatchLog
     from surefoot.watch.probe_runner import ProbeRunner
@@ -59,10 +60,10 @@ class EventRecorder:
         """`log_step` for one optimizer."""
         return partial(self.log_step, optimizer)
 
-    def log_sampled_tensors(self, facts: SampledStep) -> None:
-        """Write how weights and gradients are spread at the end of a sampled step."""
+    def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
+        """Write how weights, gradients and the outputs of layers are spread at the end of a sampled step."""
         if self.log is not None:
-            self._probes.safely("run log", self.log.sampled_tensors, facts)
+            self._probes.safely("run log", self.log.sampled_tensors, facts, outputs)
 
     def log_sampled_step(self, facts: SampledStep) -> None:
         """Write what a sampled step saw of each layer."""

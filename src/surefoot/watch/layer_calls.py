@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import torch
 from torch import Tensor
 
+from surefoot.observe.histograms import take_sample
 from surefoot.record.facts import ActivationCall, DropoutCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
 from surefoot.watch.deferred import later, number
 from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
@@ -17,8 +18,18 @@ from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from surefoot.observe.histograms import Sample
     from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
+
+
+MOST_OUTPUTS = 200
+"""Outputs whose samples are kept of one sampled step."""
+
+
+def output_name(module: str, operation: str) -> str:
+    """What the run log calls the output of an operation inside a module."""
+    return f"{module}.{operation}"
 
 
 class LayerCalls:
@@ -32,6 +43,8 @@ class LayerCalls:
         self.dropouts: list[DropoutCall] = []
         self.softmaxes: list[SoftmaxCall] = []
         self.normalizations: list[NormalizationCall] = []
+        self.outputs: list[tuple[str, Sample]] = []
+        """Samples of what layers and activation functions returned, for histograms."""
 
     def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A layer with weights: the scale of what goes in and of what comes out."""
@@ -52,6 +65,7 @@ class LayerCalls:
         first = self._input(entry.name, given)
         values = sampled(first).float() if first.is_floating_point() else None
         results = sampled(made).float()
+        self._keep_sample(entry, made)
         self.layers.append(
             LayerCall(
                 **self._history.place(entry),
@@ -65,9 +79,14 @@ class LayerCalls:
                 shape=list(made.shape),
                 dtype=entry.out_dtype,
                 trained_on=entry.out_grad,
+                out_mean=number(results.mean()) if made.numel() else None,
                 **_recurrence(entry.name, args),
             )
         )
+
+    def _keep_sample(self, entry: RecordedCall, made: Tensor) -> None:
+        if len(self.outputs) < MOST_OUTPUTS and made.numel() and (sample := take_sample(made)) is not None:
+            self.outputs.append((output_name(entry.module, entry.name), sample))
 
     def _input(self, name: str, given: list[Tensor]) -> Tensor:
         """What goes into a layer: the first operand, or the second of a product whose first one is the weight."""
@@ -79,9 +98,17 @@ class LayerCalls:
         """An activation function: which share of its units is saturated or dead."""
         place = self._history.place(entry)
         values = sampled(out).float()
-        facts = ActivationCall(**place, shape=list(out.shape), std=_spread(values), trained_on=entry.out_grad)
         if not values.numel():
             return
+        self._keep_sample(entry, out)
+        facts = ActivationCall(
+            **place,
+            shape=list(out.shape),
+            std=_spread(values),
+            trained_on=entry.out_grad,
+            mean=number(values.mean()),
+            largest=number(values.abs().max()),
+        )
         if entry.name in ("sigmoid", "sigmoid_"):
             facts = replace(facts, saturated=number(((values < 0.01) | (values > 0.99)).float().mean()))
         elif entry.name in ("tanh", "tanh_", "hardtanh"):

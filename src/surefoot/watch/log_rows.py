@@ -21,13 +21,15 @@ from surefoot.record.facts import (
 )
 from surefoot.record.messages import LayerRows
 from surefoot.types import NamedParameter
+from surefoot.watch.layer_calls import output_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.guard.model_sampling import ArrivingHistograms
+    from surefoot.observe.histograms import Sample
     from surefoot.record.facts import Event, ParameterUpdate, SampledStep
     from surefoot.record.log import RunLog
     from surefoot.record.messages import EventName
@@ -46,6 +48,8 @@ class WatchLog:
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
+        self._outputs_at = 0
+        """The next step that histograms are made of, of each part's parameters and of the layers' outputs."""
         self._arriving: list[ArrivingHistograms] = []
         """The histograms of sampled steps that are not on the host yet."""
         self._parts: dict[int, str] = {}
@@ -95,13 +99,21 @@ class WatchLog:
             self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
-    def sampled_tensors(self, facts: SampledStep) -> None:
-        """How weights and gradients are spread at the end of a sampled step, whose numbers may not be read yet."""
+    def sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]] = ()) -> None:
+        """How weights, gradients and the outputs of layers are spread at the end of a sampled step.
+
+        The step's numbers may not be read yet.
+        """
         if self.log is None:
             return
         for update in facts.updates:
             names = [self._registry.label(self._registry.parameters[row.parameter]) for row in update.rows]
             self._histograms(facts.step, update.rows, names, self._part(update.optimizer))
+        if outputs and facts.step >= self._outputs_at:
+            from surefoot.guard.model_sampling import ArrivingHistograms
+
+            self._outputs_at = max(facts.step + 1, 2 * facts.step)
+            self._arriving.append(ArrivingHistograms([], facts.step, outputs=outputs))
 
     def sampled_step(self, facts: SampledStep) -> None:
         """What a sampled step saw of each parameter and each activation, all numbers read."""
@@ -121,10 +133,9 @@ class WatchLog:
             }
             part = self._part(update.optimizer)
             log.take(LayerRows(facts.step, names, columns, part))
-        dying = [call for call in facts.calls.activations if call.units]
-        shares = {f"{call.module}.{call.op}": (call.dead or 0) / (call.units or 1) for call in dying}
-        if shares:
-            log.take(LayerRows(facts.step, list(shares), {"dead_share": list(shares.values())}))
+        names, columns = _activations(facts)
+        if names:
+            log.take(LayerRows(facts.step, names, columns))
 
     def _histograms(self, step: int, rows: list[ParameterUpdate], names: list[str], part: str) -> None:
         """How weights and gradients are spread, at some of the sampled steps."""
@@ -198,6 +209,18 @@ class WatchLog:
         summary = f"{diagnosis.verdict}; exit code {code if code is not None else 0}"
         log.event("end", diagnosis.steps, summary)
         log.close()
+
+
+def _activations(facts: SampledStep) -> tuple[list[str], dict[str, list[Any]]]:
+    """Layers and activation functions by name, and what they returned; of several calls of one the last."""
+    rows: dict[str, tuple[Any, ...]] = {}
+    for layer in facts.calls.layers:
+        rows[output_name(layer.module, layer.op)] = layer.out_mean, layer.out_std, layer.out_largest, None, None
+    for call in facts.calls.activations:
+        dead = (call.dead or 0) / call.units if call.units else None
+        rows[output_name(call.module, call.op)] = call.mean, call.std, call.largest, dead, call.saturated
+    names = ("activation_mean", "activation_std", "activation_largest", "dead_share", "saturated_share")
+    return list(rows), {name: [row[i] for row in rows.values()] for i, name in enumerate(names)}
 
 
 def part_name(optimizer: int, registry: ParameterRegistry) -> str:

@@ -14,6 +14,7 @@ from surefoot.watch.compiled_inputs import CompiledInputs
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.device_memory import DeviceMemory
 from surefoot.watch.evaluation import Evaluations
+from surefoot.watch.evaluation_losses import EvaluationLosses
 from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.indexed_calls import IndexedCalls
@@ -43,6 +44,7 @@ class Watcher:
         self.saver = FactsSaver(context, self.as_facts)
         self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
         self.evaluations = Evaluations(context)
+        self.evaluation_losses = EvaluationLosses(context.state, self.evaluations)
         self.loss_scale = LossScale(context)
         self.indexed_calls = IndexedCalls(context)
         self.memory = DeviceMemory(context.state)

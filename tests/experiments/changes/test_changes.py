@@ -237,3 +237,47 @@ def test_shuffled_labels_are_the_same_labels_for_other_rows(watch: Nursery) -> N
 def test_deterministic_kernels_are_on(watch: Nursery) -> None:
     end = "print(torch.are_deterministic_algorithms_enabled())"
     assert said(watch.under({"change": "deterministic"}, *LEARN, end)) == ["True"]
+
+
+BLOCKS = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(5)), nn.Linear(8, 2)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+TRAIN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 8), torch.randint(0, 2, (16,))
+for _ in range(6):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print([i for i, block in enumerate(getattr(model, "blocks", [])) if block.linear.weight.grad is None])
+"""
+
+
+def test_a_smaller_model_leaves_out_every_second_of_its_equal_blocks(watch: Nursery) -> None:
+    run = watch.under({"change": "smaller-model"}, BLOCKS, "model = Net()", TRAIN)
+    assert run.output.strip() == "[1, 3]"
+    assert told(run)["acted"] == 2
+    assert told(run)["notes"] == ["2 of 5 repeated blocks return their inputs"]
+
+
+def test_a_model_without_equal_blocks_cannot_be_made_smaller(watch: Nursery) -> None:
+    different = "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))"
+    assert told(watch.under({"change": "smaller-model"}, BLOCKS, different, TRAIN))["acted"] == 0

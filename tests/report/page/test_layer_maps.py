@@ -55,5 +55,15 @@ def test_many_steps_share_columns_and_a_column_begins_at_its_first_step():
     assert columns[[0, 999, 1_000, 9_999]].tolist() == [0, 0, 1, 9]
 
 
+def test_activations_have_maps_and_a_mean_below_zero_has_a_place_in_its_own():
+    columns = {"activation_mean": [-2.0, 2.0], "activation_std": [1.0, 1.0], "saturated_share": [0.5, None]}
+    found = {each["id"]: each for each in layer_maps(pa.table({"step": [0, 1], "layer": ["a", "b"], **columns}))}
+    assert set(found) == {"activation_mean", "activation_std", "saturated_share"}
+    assert found["activation_mean"]["rows"] == ["a", "b"]
+    cells = cells_of(found["activation_mean"])
+    assert cells[0][0] == cells[1][1] < NONFINITE
+    assert found["saturated_share"]["rows"] == ["a"]
+
+
 def test_no_rows_no_maps():
     assert layer_maps(pa.table({})) == []

@@ -6,8 +6,8 @@ anything, so that the changes lie inside of what is watched; `follow` comes afte
 the script made them. Every change says how often it could do something: one that found nothing to change is no
 experiment.
 
-`rates`, `gradients`, `state`, `precision`, `order`, `inputs` and `kernels` hold the changes, `outputs` keeps the
-script's files safe, `experiment` counts and ends the run. Without the order in the environment nothing of this is
+`rates`, `gradients`, `state`, `precision`, `order`, `inputs`, `depth` and `kernels` hold the changes, `outputs` keeps
+the script's files safe, `experiment` counts and ends the run. Without the order in the environment nothing of this is
 imported.
 """
 

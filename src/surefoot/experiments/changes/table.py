@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from surefoot.experiments.changes.depth import halve_blocks
 from surefoot.experiments.changes.gradients import clip, skip_batches
 from surefoot.experiments.changes.inputs import shuffle_labels, synthesize_inputs
 from surefoot.experiments.changes.kernels import use_deterministic_kernels
@@ -29,6 +30,7 @@ INSTALL: dict[str, Callable[[Experiment], None]] = {
     "skip-batch": skip_batches,
     "reset-moments": reset_moments,
     "eps": change_eps,
+    "smaller-model": halve_blocks,
     "deterministic": use_deterministic_kernels,
     "other-seed": change_seed,
     "tiny-batch": repeat_tiny_batch,

@@ -235,6 +235,8 @@ class LayerCall(SampledCall):
     """How many steps it runs over; of recurrent layers."""
     sequences: int | None = item(beside="time_steps")
     """How many sequences it runs over side by side; of recurrent layers."""
+    out_mean: float | None = None
+    """The mean of its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,6 +249,10 @@ class ActivationCall(SampledCall):
     """The standard deviation of its output."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
+    mean: float | None = None
+    """The mean of its output."""
+    largest: float | None = None
+    """The largest absolute output."""
     saturated: float | None = None
     """Which share of the outputs is within 0.01 of a bound; of sigmoid and tanh."""
     zeros: float | None = None

@@ -517,6 +517,24 @@ class PolicyDivergence(Facts):
     """The mean divergence."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPass(Facts):
+    """One pass over a validation set: calls of a loss function without gradients, between two steps."""
+
+    step: int
+    """How many steps had been made."""
+    number: int
+    """Which of the passes after that step it is."""
+    function: str
+    """The loss function."""
+    loss: float | None = item(null=True)
+    """The mean over the rows."""
+    rows: int
+    """How many rows the predictions had."""
+    calls: int
+    """How many calls there were."""
+
+
 class RetainedGraphs(NamedTuple):
     """How many graphs of earlier steps were still held."""
 
@@ -778,6 +796,8 @@ class RunFacts(Facts):
     """Calls of models without gradients, between the steps."""
     evaluation_calls: list[EvaluationBlock] = item(factory=list)
     """What was called in some of the blocks without gradients: losses, and what drops at random."""
+    evaluation_passes: list[EvaluationPass] = item(factory=list)
+    """The losses of evaluation passes."""
     evaluation_blocks: int = 0
     """How many blocks without gradients there were."""
     seeds: Seeds | None = None

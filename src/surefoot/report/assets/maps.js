@@ -1,8 +1,8 @@
-// Layer-by-time maps: gradient norm, update-to-weight ratio, dead share. Names beside the rows, a scale above.
+// Layer-by-time maps: gradient norm, update-to-weight ratio, dead and saturated share, activations. Names beside the rows, a scale above.
 
 const [NONE, ZERO, NONFINITE, MISSING] = [65532, 65533, 65534, 65535];
 const CODES = 65000;
-const MAP_RAMPS = { grad_norm: "amount", update_ratio: "balance", dead_share: "share" };
+const MAP_RAMPS = { grad_norm: "amount", update_ratio: "balance", dead_share: "share", saturated_share: "share" };
 const USUAL_RATIO = -3; // decades: an update of a thousandth of the weights is where most healthy layers are
 
 function layerMap(spec, parent) {
@@ -135,5 +135,5 @@ function showCellTip(chart, x, y, step, top) {
 
 function cellValue(spec, code) {
   const value = decoded(spec, code);
-  return spec.id === "dead_share" ? percent(value) : number(value, 3);
+  return spec.id.endsWith("_share") ? percent(value) : number(value, 3);
 }

@@ -30,6 +30,10 @@ _MAPS = (
     ("grad_norm", "Gradient norm by layer", True, "Each cell is the largest of its steps."),
     ("update_ratio", "Update-to-weight ratio by layer", True, "Around 10⁻³ is usual; blue learns slowly, red jumps."),
     ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
+    ("saturated_share", "Saturated activations by layer", False, "Share of outputs at a bound of a sigmoid or tanh."),
+    ("activation_std", "Deviation of activations by layer", True, "Healthy layers stay within a few decades of 1."),
+    ("activation_largest", "Largest activation by layer", True, "The largest absolute value; fp16 ends at 65,504."),
+    ("activation_mean", "Mean activation by layer", True, "The absolute value of the mean."),
 )
 
 
@@ -46,6 +50,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
         column = measured(table, name)
         if column is None:
             continue
+        values = np.abs(column[0]) if name == "activation_mean" else column[0]
         here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
         if name == "update_ratio":
             here = column[1] & ~_from_zero(table, column[0])
@@ -53,7 +58,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
         if none.any():
             here = column[1] | none
         bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
-        cells = _cells(steps[here], rows[here], column[0][here], bad_here, none[here], len(names))
+        cells = _cells(steps[here], rows[here], values[here], bad_here, none[here], len(names))
         found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
     return [a_map for a_map in found if a_map["rows"]]
 

@@ -16,6 +16,7 @@ from surefoot.watch.patches.clipping import wrap_clipping
 from surefoot.watch.patches.data import wrap_data
 from surefoot.watch.patches.hooks import Hooks
 from surefoot.watch.patches.indexing import wrap_indexing
+from surefoot.watch.patches.losses import wrap_losses
 from surefoot.watch.patches.modes import wrap_compiling, wrap_modes
 from surefoot.watch.patches.optimizers import wrap_optimizers
 from surefoot.watch.patches.policies import wrap_policies
@@ -51,6 +52,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     wrap_data(watcher, wrapping)
     wrap_states(watcher, wrapping)
     wrap_modes(watcher, wrapping)
+    wrap_losses(watcher, wrapping)
     wrap_compiling(watcher, wrapping)
     wrap_policies(watcher, wrapping)
     watcher.steps.guard.install(wrapping)

@@ -1,0 +1,118 @@
+"""The curves of validation sets, beside that of the training loss.
+
+A run may evaluate several sets after each epoch. Passes belong to one set if they come in the same place after their
+step, use the same loss function and have the same number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+
+
+@dataclass(frozen=True)
+class ValidationCurve:
+    """The losses of one validation set, and those of the training between its passes."""
+
+    function: str
+    rows: int
+    steps: list[int]
+    losses: list[float]
+    start: float
+    """The training loss at the beginning."""
+    training: list[float]
+    """The median of the training losses since the pass before; NaN where there was no step."""
+
+    @cached_property
+    def smooth(self) -> list[float]:
+        """The median of each loss and its two neighbours."""
+        padded = [self.losses[0], *self.losses, self.losses[-1]]
+        return [median(padded[i : i + 3]) for i in range(len(self.losses))]
+
+    @cached_property
+    def best_at(self) -> int:
+        """Which pass is the lowest, smoothed."""
+        return min(range(len(self.smooth)), key=self.smooth.__getitem__)
+
+    @property
+    def best(self) -> float:
+        """The lowest level."""
+        return self.smooth[self.best_at]
+
+    @property
+    def end(self) -> float:
+        """The level at the end."""
+        return median(self.losses[-3:])
+
+    @property
+    def learned(self) -> float:
+        """How far the best pass is below the training loss at the beginning."""
+        return self.start - self.best
+
+    @cached_property
+    def jump(self) -> float:
+        """How far the loss typically moves from one pass to the next."""
+        return median(abs(b - a) for a, b in pairwise(self.losses))
+
+    def training_at(self, place: int) -> float:
+        """The level of training around a pass."""
+        near = [value for value in self.training[max(0, place - 1) : place + 2] if math.isfinite(value)]
+        return median(near) if near else math.nan
+
+    @property
+    def training_end(self) -> float:
+        """The level of training at the end."""
+        last = [value for value in self.training[-3:] if math.isfinite(value)]
+        return median(last) if last else math.nan
+
+
+def validation_curves(run: RecordedRun, fewest: int) -> list[ValidationCurve]:
+    """The sets with at least so many passes, all of them finite, while the main optimizer trained."""
+    main = run.main
+    if main is None or run.adversarial or run.curve.blind or not run.curve.finite:
+        return []
+    since = main.created_at_step
+    series = main.series
+    at = [since + own if step is None else step for own, step in zip(series.step, _run_steps(run), strict=True)]
+    trained = [(step, loss) for step, loss in zip(at, series.loss, strict=False) if loss is not None]
+    sets: dict[tuple[int, str, int], list[tuple[int, float]]] = {}
+    for each in run.facts.evaluation_passes:
+        if each.step >= since and each.loss is not None:
+            sets.setdefault((each.number, each.function, each.rows), []).append((each.step, each.loss))
+    return [
+        ValidationCurve(
+            function=function,
+            rows=rows,
+            steps=[step for step, _ in passes],
+            losses=[loss for _, loss in passes],
+            start=run.curve.start,
+            training=_between([step for step, _ in passes], trained),
+        )
+        for (_, function, rows), passes in sets.items()
+        if len(passes) >= fewest and all(math.isfinite(loss) for _, loss in passes)
+    ]
+
+
+def _run_steps(run: RecordedRun) -> list[int | None]:
+    series = run.series
+    return list(series.at) if series.at else [None] * len(series.step)
+
+
+def _between(passes: list[int], trained: list[tuple[int, float]]) -> list[float]:
+    """The median training loss of the steps before each pass, back to the pass before it."""
+    found, place = [], 0
+    for step in passes:
+        mine = []
+        while place < len(trained) and trained[place][0] < step:
+            mine.append(trained[place][1])
+            place += 1
+        finite = [value for value in mine if math.isfinite(value)]
+        found.append(median(finite) if finite else math.nan)
+    return found

@@ -1,0 +1,38 @@
+"""Torch's loss functions where gradients are off, which is how scripts compute the loss of a validation set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.watcher import Watcher
+
+PROBE = "evaluation losses"
+FUNCTIONS = (
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+)
+_WHY = "the loss of a validation set, where gradients are off"
+_gradients_on = torch.is_grad_enabled
+
+
+def wrap_losses(watcher: Watcher, wrapping: Hooks) -> None:
+    """The loss functions, each call without gradients."""
+    here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.evaluation_losses.take
+
+    def observe(name: str) -> None:
+        def before(args: Any, kwargs: Any) -> Any:
+            return None if _gradients_on() else (args[0], any(isinstance(each, str) and each == "sum" for each in args))
+
+        def after(token: Any, result: Any) -> None:
+            if here():
+                safely(PROBE, take, name, token[0], result, token[1])
+
+        wrapping.add(functional, name, PROBE, _WHY, before, after)
+
+    for name in FUNCTIONS:
+        observe(name)
