@@ -56,6 +56,7 @@ from surefoot.record.facts.preflight import (
     RateProbe,
     SplitComparison,
 )
+from surefoot.record.facts.ranks import Fingerprints, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.run_facts import (
     STEPS_ONLY,
     CapturedBatch,
@@ -133,6 +134,7 @@ __all__ = [
     "FeatureScales",
     "FileLoadedEvent",
     "FileSavedEvent",
+    "Fingerprints",
     "FoldedIdsCall",
     "GraphBreak",
     "GroupSettings",
@@ -172,9 +174,13 @@ __all__ = [
     "PolicyEntropy",
     "PreflightFacts",
     "ProductCall",
+    "RankLoader",
+    "RankOptimizer",
+    "RankSetup",
     "RateProbe",
     "RatioCall",
     "RepeatedDraws",
+    "ReplicaLook",
     "RetainedGraphs",
     "RiskyCall",
     "RowDistribution",
