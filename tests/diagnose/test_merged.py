@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -109,6 +110,12 @@ def test_the_folder_of_several_ranks_is_judged_as_one_run(tmp_path):
     assert diagnosis.findings[0].cause == "dist.replicas-diverged"
     assert diagnosis.findings[0].evidence["ranks"] == [1]
     assert diagnosis.verdict == "broken"
+
+
+def test_a_rank_that_left_no_folder_is_missed(tmp_path):
+    shutil.rmtree(run_of(tmp_path, 3) / "rank2")
+    diagnosis = diagnose_folder(tmp_path)
+    assert (diagnosis.verdict, diagnosis.summary) == ("unknown", "Only 2 of 3 ranks have been recorded.")
 
 
 def test_the_findings_of_many_ranks_are_read_as_they_were_written(tmp_path):

@@ -67,7 +67,7 @@ def diagnose_ranks(folders: Sequence[Path], strict: bool = False) -> Diagnosis:
     found = [each for each in judged if each is not None]
     if not found:
         raise UsageError(f"{folders[0].parent} holds {len(folders)} ranks, and none of them has been recorded yet.")
-    return merge(found, rank_claims(comparison), len(folders))
+    return merge(found, rank_claims(comparison), comparison.world_size)
 
 
 def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> Diagnosis:

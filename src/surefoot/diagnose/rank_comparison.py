@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FingerprintKind = Literal["parameters", "gradients", "moments"]
-_SETUP = ("torch", "python", "device", "seed", "initialized")
+_SETUP = ("torch", "python", "device", "seed", "initialized", "world_size")
 _HELD = 64
 """So many ranks are listed for each value."""
 
@@ -173,6 +173,13 @@ class RankComparison:
         self._groups: dict[tuple[int, str, tuple[int, ...] | None], ComparedOptimizer] = {}
         for rank, folder in self.folders.items():
             self._take(rank, folder)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there should be, as far as is known."""
+        said = self.setups["world_size"]
+        known = said.usual if said.count else 0
+        return max(len(self.folders), known if isinstance(known, int) else 0)
 
     @property
     def optimizers(self) -> list[ComparedOptimizer]:
