@@ -11,7 +11,7 @@ from ranked import MadeRank, prints, write_ranks, write_run
 from recorded import facts_of
 from surefoot.diagnose.engine import diagnose_folder
 from surefoot.diagnose.findings import Diagnosis, Finding
-from surefoot.diagnose.merged import JUDGED_AGAIN, RankDiagnosis, merge
+from surefoot.diagnose.merged import JUDGED_AGAIN, RankDiagnosis, finding_of, merge
 from surefoot.errors import UsageError
 
 
@@ -132,7 +132,7 @@ def test_the_findings_of_many_ranks_are_read_as_they_were_written(tmp_path):
 
 def test_a_finding_is_read_back_as_it_was_written():
     made = finding("lr.too-high", step=7)
-    assert Finding.from_json(json.loads(json.dumps(made.as_json()))) == made
+    assert finding_of(json.loads(json.dumps(made.as_json()))) == made
 
 
 def test_ranks_that_left_nothing_are_an_error_that_says_so(tmp_path):

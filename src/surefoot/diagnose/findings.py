@@ -29,20 +29,6 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fixes: tuple[str, ...] = ()
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Finding:
-        """A finding that was written in the contract's form. Raises `KeyError` without cause, severity or summary."""
-        return cls(
-            cause=value["cause"],
-            severity=value["severity"],
-            confidence=value.get("confidence") or 0.0,
-            summary=value["summary"],
-            step=value.get("step"),
-            where=tuple(value.get("where") or ()),
-            evidence=value.get("evidence") or {},
-            fixes=tuple(value.get("fixes") or ()),
-        )
-
     def as_json(self) -> dict[str, Any]:
         """The contract's form."""
         return {

@@ -27,7 +27,7 @@ from surefoot.diagnose.rank_rules import rank_claims
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from surefoot.diagnose.findings import Outlook
@@ -112,10 +112,24 @@ def _written(folder: Path) -> Diagnosis | None:
     """What a rank wrote as its diagnosis, if it came to its end."""
     try:
         held = FINDINGS.read(json.loads(read_file(folder / "findings.json")), str(folder), ValueError, unmarked=1)
-        findings = tuple(Finding.from_json(each) for each in held["findings"])
+        findings = tuple(map(finding_of, held["findings"]))
         return Diagnosis(held["verdict"], int(held["steps"]), findings, reason=str(held.get("summary", "")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def finding_of(value: Mapping[str, Any]) -> Finding:
+    """A finding that was written in the contract's form. Raises `KeyError` without cause, severity or summary."""
+    return Finding(
+        cause=value["cause"],
+        severity=value["severity"],
+        confidence=value.get("confidence") or 0.0,
+        summary=value["summary"],
+        step=value.get("step"),
+        where=tuple(value.get("where") or ()),
+        evidence=value.get("evidence") or {},
+        fixes=tuple(value.get("fixes") or ()),
+    )
 
 
 def _by_cause(ranks: Sequence[RankDiagnosis]) -> list[_Located]:

@@ -147,7 +147,7 @@ class ReplicaLooks:
 
     def install(self, hooks: Hooks) -> None:
         """Called once, before the script begins."""
-        if not self._is_on:
+        if not self._is_on or not dist.is_available():
             return
 
         def forward_began(args: Any, kwargs: Any) -> None:
