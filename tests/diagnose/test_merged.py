@@ -54,6 +54,11 @@ def test_at_the_same_step_the_stronger_evidence_is_the_cause():
     assert causes(merged) == ["data.nonfinite-input"]
 
 
+def test_at_the_same_step_a_cause_that_explains_the_other_is_the_cause():
+    ranks = [rank(0, finding("loss.undefined-op", step=20)), rank(1, finding("data.nonfinite-input", step=20))]
+    assert causes(merge(ranks, [], 2)) == ["data.nonfinite-input"]
+
+
 def test_ranks_that_only_saw_another_one_leave_are_a_consequence():
     left = finding("dist.collective-failed", step=4)
     merged = merge([rank(0, left), rank(1, finding("data.label-out-of-range", step=4)), rank(2, left)], [], 3)

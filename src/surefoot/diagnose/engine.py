@@ -227,7 +227,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         if claim.severity == "info":
             continue
         for other, claimed in found:
-            covered = other.code != rule.code and _covers(rule.explains, other.code)
+            covered = other.code != rule.code and covers(rule.explains, other.code)
             covered = covered and not (other.dated and _before(claimed, claim))
             if covered and other.code not in explained and explained.get(rule.code) != other.code:
                 explained[other.code] = rule.code
@@ -266,7 +266,8 @@ def _before(one: Claim, other: Claim) -> bool:
     return one.step is not None and other.step is not None and one.step < other.step
 
 
-def _covers(patterns: tuple[str, ...], code: str) -> bool:
+def covers(patterns: tuple[str, ...], code: str) -> bool:
+    """Whether a code is among those that a rule explains."""
     return any(code == p or (p.endswith("*") and code.startswith(p[:-1])) for p in patterns)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS
 from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.diagnose.engine import EVIDENCE_RANK, diagnose, load_one
+from surefoot.diagnose.engine import EVIDENCE_RANK, covers, diagnose, load_one
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.rank_comparison import RankComparison
 from surefoot.diagnose.rank_rules import rank_claims
@@ -155,7 +155,7 @@ def _with_consequences(located: list[_Located], ranks: Sequence[RankDiagnosis]) 
     """The causes, with those that another rank's cause explains as remarks; each names the ranks that have it."""
     every = {each.rank for each in ranks}
     partial = [each for each in located if each.finding.severity != "info" and set(each.ranks) != every]
-    first = min(partial, key=_order, default=None)
+    first = _first_of(partial)
     named = []
     for each in located:
         if first is not None and each is not first and each in partial and _follows(each, first):
@@ -164,6 +164,21 @@ def _with_consequences(located: list[_Located], ranks: Sequence[RankDiagnosis]) 
             each = replace(each, finding=_on_ranks(each.finding, each.ranks, len(every)))
         named.append(each)
     return named
+
+
+def _first_of(partial: list[_Located]) -> _Located | None:
+    """The cause of the others: the first, or one of the same step that explains it.
+
+    A NaN that begins on one rank reaches the averaged gradients of all ranks in the same step.
+    """
+    first = min(partial, key=_order, default=None)
+    if first is None:
+        return None
+    together = [each for each in partial if each.finding.step == first.finding.step]
+    explaining = _explained()
+    return next(
+        (each for each in together if covers(explaining.get(each.finding.cause, ()), first.finding.cause)), first
+    )
 
 
 def _order(each: _Located) -> tuple[bool, float, int, int]:
@@ -219,6 +234,13 @@ def _finding(code: str, claim: Claim, is_explained: bool) -> Finding:
         evidence=claim.evidence,
         fixes=(*claim.fixes, *(fix for fix in CATALOGUE[code].fixes if fix not in claim.fixes)),
     )
+
+
+def _explained() -> dict[str, tuple[str, ...]]:
+    """What each cause explains."""
+    from surefoot.diagnose.rules import RULES
+
+    return {rule.code: rule.explains for rule in RULES}
 
 
 def _kinds() -> dict[str, int]:
