@@ -43,3 +43,8 @@ def calls() -> Iterator[list[str]]:
         yield made
     finally:
         sys.setprofile(before)
+
+
+def collectives_of(group: Any) -> int:
+    """How many collectives this rank has started in a process group so far."""
+    return int(group._get_sequence_number_for_group())

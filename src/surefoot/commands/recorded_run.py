@@ -34,14 +34,12 @@ def diagnose(
     json: bool = typer.Option(False, "--json", help="As JSON on stdout, for other programs."),
 ) -> None:
     """Say what was wrong with a recorded run, with all the evidence."""
-    from surefoot.diagnose.engine import diagnose as judge
-    from surefoot.diagnose.engine import load
+    from surefoot.diagnose.engine import judge_folder
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.record.run_folder import as_json
 
     folder = _chosen(folder)
-    facts, description = load(folder)
-    diagnosis = judge(facts, description)
+    diagnosis, description = judge_folder(folder)
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
     if not json and description.exit_code is None:
         typer.echo(

@@ -401,6 +401,8 @@ class RunSession:
             say(f"the first bad step is kept: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
+        if folder is not None and self._world_size > 1 and self._rank == 0:
+            say(f"all ranks together, once they have ended: surefoot diagnose {folder.parent}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace

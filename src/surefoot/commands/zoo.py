@@ -28,7 +28,7 @@ def _zoo(context: typer.Context) -> None:
 
 @app.command("list")
 def list_scripts(
-    half: str = typer.Option("both", help="tuning, testing or both."),
+    half: str = typer.Option("both", help="tuning, testing, both, or ranks: the scripts for several processes."),
     only: str = typer.Option("", help="Only scripts with this in their name."),
 ) -> None:
     """List the scripts with their true causes."""
@@ -47,16 +47,21 @@ def run(
 ) -> None:
     """Run one script as `surefoot run` would, and say what is true about it."""
     from surefoot.commands.run import main
-    from surefoot.zoo import find
+    from surefoot.zoo import RANKS, find
 
     specimen = find(name)
+    if specimen.half == RANKS:
+        raise UsageError(
+            f"{specimen.name} needs several processes. Run it with: torchrun --nproc-per-node 2 -m surefoot run "
+            f"{specimen.path} {seed}"
+        )
     typer.echo(f"surefoot: the truth is {specimen.truth}", err=True)
     main([*(["--out", str(out)] if out is not None else []), str(specimen.path), str(seed)])
 
 
 @app.command()
 def score(
-    half: str = typer.Option("both", help="tuning, testing or both."),
+    half: str = typer.Option("both", help="tuning, testing, both, or ranks: the scripts for several processes."),
     seeds: str = typer.Option(SEEDS, help="Seeds, with commas between. With --from: all that were recorded."),
     jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Scripts that run at the same time."),
     only: str = typer.Option("", help="Only scripts with this in their name."),
@@ -118,8 +123,8 @@ def _on_device(name: str) -> Callable[..., list[Result]]:
 
 
 def _check_half(half: str) -> None:
-    if half not in ("tuning", "testing", "both"):
-        raise UsageError(f"--half must be tuning, testing or both; got {half!r}.")
+    if half not in ("tuning", "testing", "both", "ranks"):
+        raise UsageError(f"--half must be tuning, testing, both or ranks; got {half!r}.")
 
 
 def _seeds(words: str) -> list[int]:

@@ -215,6 +215,13 @@ FINDINGS = Format(
     "`surefoot run`, `surefoot bisect`",
     "`load_run`, `surefoot report`, `watch` and `serve`",
 )
+RANK = Format(
+    "rank",
+    1,
+    "`rank*/rank.jsonl`",
+    "`surefoot run` with several ranks",
+    "`surefoot diagnose`, `report` and `watch`",
+)
 INCIDENT = Format(
     "incident",
     1,
@@ -233,7 +240,7 @@ REPLAY = Format("replay", 1, "`surefoot replay --json`", "`surefoot replay`", ""
 SCORES = Format("scores", 1, "`surefoot zoo score --json FILE`", "`surefoot zoo score`", "")
 
 FORMATS: tuple[Format, ...] = (
-    *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, INCIDENT, EXPERIMENTS),
+    *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, RANK, INCIDENT, EXPERIMENTS),
     *(STANDARDIZER, EXAMINATION, REPLAY, SCORES),
 )
 """All of them. `docs/formats.md` shows this table."""

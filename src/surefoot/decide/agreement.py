@@ -92,17 +92,27 @@ def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def agree_and_average(
-    flags: Sequence[Scalar], value: Scalar | None, device: torch.device, group: dist.ProcessGroup
+    flags: Sequence[Scalar],
+    value: Scalar | None,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """True where any rank has True, and the mean of a value over the ranks that have one; one collective for both.
 
-    Neither waits for the device. The mean is NaN if no rank has the value.
+    Neither waits for the device. The mean is NaN if no rank has the value. `more` is a vector of further numbers, as
+    many on every rank, which are replaced by their sums over the ranks.
     """
     dtype = torch.float64 if device.type == "cpu" else torch.float32
     numbers = [*flags, 0.0 if value is None else value, float(value is not None)]
     shared = torch.stack([_placed(number, device, dtype) for number in numbers])
+    count = len(numbers)
+    if more is not None:
+        shared = torch.cat([shared, more.to(dtype)])
     dist.all_reduce(shared, group=group)
-    return shared[:-2] > 0, shared[-2] / shared[-1]
+    if more is not None:
+        more.copy_(shared[count:])
+    return shared[: count - 2] > 0, shared[count - 2] / shared[count - 1]
 
 
 def _placed(number: Scalar, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -236,6 +236,17 @@ _CAUSES = (
         "Print that batch before and after each step of the loading, and mend the one that loses its values.",
         "Check in the collate function that a batch has more than one distinct row, and raise if it has not.",
     ),
+    _cause(
+        "data.not-sharded",
+        "every rank trains on the same data",
+        "More GPUs make an epoch no faster, and the result is that of one GPU with one GPU's batch.",
+        "Fingerprints of the batches are the same on all ranks at every step that was compared, and change from step "
+        "to step.",
+        "data.repeated-batches dist.gradients-not-averaged",
+        "Give the loader `sampler=DistributedSampler(dataset)` and call `sampler.set_epoch(epoch)` in each epoch.",
+        "If each rank makes its own data, seed the generator of the data with the rank added.",
+        "Split files or shards of a stream by rank: `files[rank::world_size]`.",
+    ),
     # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "loss.softmax-before-cross-entropy",
@@ -806,7 +817,7 @@ _CAUSES = (
         "dist.gradients-not-averaged repro.unseeded hw.silent-corruption",
         "Broadcast the parameters from rank 0 at the start, which DDP does.",
         "Look for parameters changed outside the optimizer, or on one rank only.",
-        "Check that each rank applies the same steps: one that skips alone drifts away.",
+        "Check that each rank takes the same steps: one that skips a step alone drifts away.",
     ),
     _cause(
         "dist.gradients-not-averaged",
@@ -825,6 +836,16 @@ _CAUSES = (
         "precision.fp16-overflow dist.replicas-diverged",
         "Agree on overflow before the step: the largest `found_inf` over all ranks.",
         "Use bf16, which needs no scale.",
+    ),
+    _cause(
+        "dist.config-disagrees",
+        "ranks run with different settings",
+        "The ranks drift apart, or one of them behaves differently from the others.",
+        "Learning rate, optimizer, code, number of rows or versions differ between ranks that train one model.",
+        "dist.replicas-diverged dist.scale-disagrees dist.gradients-not-averaged",
+        "Set learning rate and optimizer from one configuration, without a condition on the rank.",
+        "Start every rank from the same checkout, the same environment and the same copy of the data.",
+        "Step the scheduler on every rank, and with the same number: reduce a metric over the ranks first.",
     ),
     _cause(
         "dist.collective-failed",

@@ -28,6 +28,7 @@ from surefoot.diagnose.run import RecordedRun
 from surefoot.diagnose.trainer_fixes import trainer_fixes
 from surefoot.errors import UsageError
 from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
+from surefoot.record.rank_file import rank_folders
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 STRICT = "SUREFOOT_STRICT"
 """The environment variable that makes a rule that fails raise."""
-_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
+EVIDENCE_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
+"""How strong each kind of evidence is."""
 
 
 class Claims:
@@ -131,21 +133,44 @@ def claims_of(facts: RunFacts, codes: Container[str]) -> dict[str, Finding]:
 def diagnose_folder(folder: str | Path) -> Diagnosis:
     """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
 
-    Raises `UsageError` for what is not the folder of a run.
+    The ranks of a run are judged together. Raises `UsageError` for what is not the folder of a run.
     """
-    return diagnose(*load(folder))
+    return judge_folder(folder)[0]
+
+
+def judge_folder(folder: str | Path) -> tuple[Diagnosis, RunDescription]:
+    """The diagnosis and the description of a recorded run.
+
+    Of several ranks the description is that of the first; of one that has not ended, if there is one.
+    """
+    from surefoot.diagnose.merged import diagnose_ranks
+
+    ranks = rank_folders(Path(folder))
+    if ranks:
+        return diagnose_ranks(ranks), _description_of(ranks)
+    facts, description = load(folder)
+    return diagnose(facts, description), description
+
+
+def _description_of(ranks: list[Path]) -> RunDescription:
+    described = [_description(path, _json(path / "run.json")) for path in ranks if (path / "run.json").is_file()]
+    return min(described, key=lambda each: each.exit_code is not None, default=RunDescription())
 
 
 def load(folder: str | Path) -> tuple[RunFacts, RunDescription]:
-    """The facts and the description of a run, from its folder; of several ranks, of the first.
-
-    The folder of a stabilizer has no `facts.json`: its facts are read from the run log.
-    """
+    """The facts and the description of a run, from its folder; of several ranks, of the first."""
     path = Path(folder)
     if not path.is_dir():
         raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` or a stabilizer wrote.")
-    if not _is_recorded(path) and _is_recorded(path / "rank0"):
-        path = path / "rank0"
+    recorded = [rank for rank in rank_folders(path) if _is_recorded(rank)]
+    return load_one(recorded[0] if recorded else path)
+
+
+def load_one(path: Path) -> tuple[RunFacts, RunDescription]:
+    """The facts and the description of one process.
+
+    The folder of a stabilizer has no `facts.json`: its facts are read from the run log.
+    """
     try:
         if not (path / "facts.json").exists() and (path / "telemetry").is_dir():
             return _load_log(path)
@@ -202,7 +227,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         if claim.severity == "info":
             continue
         for other, claimed in found:
-            covered = other.code != rule.code and _covers(rule.explains, other.code)
+            covered = other.code != rule.code and covers(rule.explains, other.code)
             covered = covered and not (other.dated and _before(claimed, claim))
             if covered and other.code not in explained and explained.get(rule.code) != other.code:
                 explained[other.code] = rule.code
@@ -211,7 +236,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         severity, confidence = claim.severity, claim.confidence
         if rule.code in explained and explained[rule.code] in codes:
             severity, confidence = "info", confidence * 0.5
-        rank = (severity != "info", severity == "error", _RANK[rule.kind], confidence)
+        rank = (severity != "info", severity == "error", EVIDENCE_RANK[rule.kind], confidence)
         fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
         judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
         ranked.append((rank, _finding(rule.code, judged)))
@@ -241,7 +266,8 @@ def _before(one: Claim, other: Claim) -> bool:
     return one.step is not None and other.step is not None and one.step < other.step
 
 
-def _covers(patterns: tuple[str, ...], code: str) -> bool:
+def covers(patterns: tuple[str, ...], code: str) -> bool:
+    """Whether a code is among those that a rule explains."""
     return any(code == p or (p.endswith("*") and code.startswith(p[:-1])) for p in patterns)
 
 

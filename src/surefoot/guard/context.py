@@ -17,6 +17,7 @@ from surefoot.detect.combine import Combined, tolerated
 from surefoot.guard.guarded_optimizer import GuardedOptimizer
 from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.model_sampling import ModelSampler
+from surefoot.guard.replica_check import replica_check
 from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.guard.step_decision import StepDecider, StepPolicy
 from surefoot.guard.validation import as_scaler, split_clip
@@ -101,7 +102,7 @@ def build_guard(
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
-    decider = StepDecider(policy, ranks.group)
+    decider = StepDecider(policy, ranks.group, replicas := replica_check(models, optimizer, layout, ranks))
     guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
@@ -110,7 +111,7 @@ def build_guard(
     return GuardContext(
         layout=layout, policy=policy, decider=decider, guarded=guarded, history=history, order=order, ranks=ranks,
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
-        on_step=call_each(rows.step if rows else None, on_step),
+        on_step=call_each(rows.step if rows else None, replicas.report_to(history) if replicas else None, on_step),
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.act.loss_scale import GradScalerState
     from surefoot.core.state_tree import Packed
     from surefoot.detect.combine import Combined
+    from surefoot.guard.replica_check import ReplicaCheck
     from surefoot.types import Clipper, Detector, LossScaler, NamedParameter, OptimizerSetting
 
 log = logging.getLogger("surefoot")
@@ -260,8 +261,10 @@ def _warn_of_other_scaling(then: str | None, now: str) -> None:
 class StepDecider:
     """Decides one step after the other, and advances the policy's states."""
 
-    def __init__(self, policy: StepPolicy, group: dist.ProcessGroup | None) -> None:
-        self.policy, self.group = policy, group
+    def __init__(
+        self, policy: StepPolicy, group: dist.ProcessGroup | None, replicas: ReplicaCheck | None = None
+    ) -> None:
+        self.policy, self.group, self._replicas = policy, group, replicas
         self._home, self._tensors = policy.home, policy.on_device
         self.rule_names: tuple[str, ...] = ()
         """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
@@ -388,7 +391,10 @@ class StepDecider:
         # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
         alone = [] if self._averages_loss else self._recovery_notices(signals)
         shared_flags = [*flags, overflow, *alone, self.stop_wanted]
-        shared, mean = agree_and_average(shared_flags, signals.loss, self._home, self.group)
+        replica = self._replicas.numbers(signals.step) if self._replicas is not None else None
+        shared, mean = agree_and_average(shared_flags, signals.loss, self._home, self.group, replica)
+        if self._replicas is not None and replica is not None:
+            self._replicas.take(signals.step, replica)
         agreed, loss = (list(shared.unbind()), mean) if self._tensors else (shared.tolist(), float(mean))
         count = len(flags)
         together = self._recovery_notices(replace(signals, loss=loss)) if self._averages_loss else []

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.errors import UsageError
+from surefoot.record.rank_file import rank_folders
 from surefoot.record.reading import is_run_folder
 from surefoot.report.page.diagnosis import findings_of, serious, steps_of, verdict_of
-from surefoot.report.page.source import rank_folders, read_json
+from surefoot.report.page.source import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -57,7 +57,7 @@ class LossScale:
         if not isinstance(scale, Tensor):
             return
         if self._held is None or self._held() is not scale:
-            self._held = weakref.ref(scale)
+            self._held = self._run.scale = weakref.ref(scale)
             if len(self._state.made_at) < MOST_SCALERS:
                 self._state.made_at.append(self._state.attempts)
         if scale.device.type == "cpu":

@@ -21,6 +21,8 @@ from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
+from surefoot.watch.replica_looks import PROBE as RANKS
+from surefoot.watch.replica_looks import ReplicaLooks
 from surefoot.watch.unmeasured_steps import UnmeasuredSteps
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
@@ -56,6 +58,7 @@ class StepObserver:
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._unmeasured = UnmeasuredSteps(context)
+        self.ranks = ReplicaLooks(context)
         self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
     # Optimizers
@@ -110,6 +113,8 @@ class StepObserver:
             record.zeroed_before_step += 1
             record.zero_site = self._zero_site
         record.row = {}
+        if not has_closure:
+            self._safely(RANKS, self.ranks.before_step, record, optimizer)
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
@@ -151,6 +156,7 @@ class StepObserver:
         state = self._state
         record = self.record_of(optimizer)
         state.backwards_at_closure = None
+        self._safely(RANKS, self.ranks.after_step, record, optimizer)
         row, record.row = record.row, {}
         evaluations = state.backwards - record.backwards_at_start
         self._sampler.leave_step(record, evaluations)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.core.device import forbids_waiting
-from surefoot.watch.arriving_steps import ArrivingSteps
+from surefoot.watch.arriving_steps import Arriving
 from surefoot.watch.data_origin import origin_of_data, ways_of_data
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
@@ -57,7 +57,7 @@ class StepSampler:
         self._most = context.options.most_sampled_steps
         self._order = OptimizerOrder()
         self.sampled_steps: list[SampledStep] = []
-        self._arriving = ArrivingSteps(self._keep)
+        self._arriving: Arriving[SampledStep] = Arriving(self._keep)
         self._budget = SamplingBudget()
         self.eager = EagerStance()
         """What makes compiled code run eagerly in a sampled step, if the run was asked to."""
@@ -141,7 +141,7 @@ class StepSampler:
 
     def settle(self, wait: bool) -> None:
         """Keep the facts of sampled steps whose numbers have arrived from the device; with `wait`, of all."""
-        if self._arriving.steps:
+        if self._arriving.waiting:
             self._probes.safely("looking", self._arriving.settle, wait)
 
     def sample_soon(self) -> None:

@@ -40,7 +40,7 @@ def is_users(filename: str) -> bool:
 def _judge(filename: str) -> bool:
     if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
         return False
-    zoo = os.path.join(_HERE, "zoo", "t")
+    zoo = tuple(os.path.join(_HERE, "zoo", name) for name in ("t", "ranks"))
     if filename.startswith(_HERE + os.sep) and not filename.startswith(zoo):
         return False
     if filename.startswith(zoo):

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 from surefoot.record.facts import LossScalerFacts
 
 if TYPE_CHECKING:
+    import weakref
+
+    from torch import Tensor
+
     from surefoot.watch.step_recording import StepRecording
 
 
@@ -67,6 +71,8 @@ class WatchState:
         self.has_stepped = False
         """Whether an optimizer has stepped."""
         self.scaler = LossScalerState()
+        self.scale: weakref.ref[Tensor] | None = None
+        """The scale of the last scaler itself, which may be on a device."""
 
     def is_repeated_evaluation(self) -> bool:
         """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""

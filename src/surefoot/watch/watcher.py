@@ -19,6 +19,7 @@ from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.indexed_calls import IndexedCalls
 from surefoot.watch.loss_scale import LossScale
+from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
 
@@ -69,6 +70,8 @@ class Watcher:
             self.probes.safely("evaluation", self.evaluations.drop)
         self.probes.safely("backward", self.backward.settle)
         self.sampler.settle(wait=True)
+        if at_end:
+            self.probes.safely(RANKS, self.steps.ranks.settle)
         self.probes.safely("series", self.steps.guard.settle)
         self.probes.safely("scaler", self.loss_scale.read)
         for record in self.optimizers.all:

@@ -3,6 +3,9 @@
 `tuning/CODE/NAME.py` were looked at while the rules were written, `testing/CODE/NAME.py` were not. The name of the
 folder is the truth: a code of the catalogue, or `healthy`. The scripts are as users write them and know nothing of
 surefoot.
+
+`ranks/CODE/NAME.py` train on several processes, as under `torchrun`. They are run when they are asked for
+(`--half ranks`) and are no part of the other two.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from pathlib import Path
 from surefoot.errors import UsageError
 
 HALVES = ("tuning", "testing")
+RANKS = "ranks"
+"""The scripts that several processes run together."""
 HEALTHY = "healthy"
 _HERE = Path(__file__).parent
 
@@ -32,11 +37,11 @@ class Specimen:
 
 
 def specimens(half: str = "both", only: str = "", root: Path = _HERE) -> list[Specimen]:
-    """The scripts of one half or both, those with `only` in their name."""
+    """The scripts of one half or both, or those for several ranks; of these the ones with `only` in their name."""
     found = [
         Specimen(part, path.parent.name, path)
-        for part in HALVES
-        if half in (part, "both")
+        for part in (*HALVES, RANKS)
+        if half == part or (half == "both" and part in HALVES)
         for path in sorted((root / part).glob("*/*.py"))
         if not path.name.startswith("_")
     ]
@@ -45,7 +50,7 @@ def specimens(half: str = "both", only: str = "", root: Path = _HERE) -> list[Sp
 
 def find(name: str, root: Path = _HERE) -> Specimen:
     """The one script that a name, or a part of it, fits."""
-    every = specimens(root=root)
+    every = [*specimens(root=root), *specimens(RANKS, root=root)]
     wanted = name.removesuffix(".py")
     exact = [held for held in every if wanted in (held.name, held.path.stem)]
     fitting = exact or [held for held in every if wanted in held.name]

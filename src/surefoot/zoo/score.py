@@ -4,7 +4,9 @@ A faulty run counts as top-1 if its truth is the first finding above `info`, as 
 (where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. Run
 folders that were kept can be scored again without running anything, which is how rules are tuned.
 
-`surefoot.zoo.device_runs` runs the scripts on another device. Those that cannot run there are listed and not counted.
+`surefoot.zoo.rank_runs` starts the scripts for several ranks; their run folder holds one folder per rank, and one
+diagnosis is made of them. `surefoot.zoo.device_runs` runs the scripts on another device. Those that cannot run there
+are listed and not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.core.formats import SCORES
 from surefoot.errors import UsageError
-from surefoot.zoo import HALVES, HEALTHY, Specimen
+from surefoot.zoo import HALVES, HEALTHY, RANKS, Specimen
+from surefoot.zoo.rank_runs import COUNT, run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -109,6 +112,11 @@ def prepare(folder: Path) -> None:
 
 def _run_one(specimen: Specimen, seed: int, root: Path, timeout_s: float) -> Result:
     folder = folder_of(root, specimen, seed)
+    if specimen.half == RANKS:
+        for rank in range(COUNT):
+            prepare(folder / f"rank{rank}")
+        trouble = run_ranks(specimen.path, seed, folder, timeout_s)
+        return read(folder, specimen.half, specimen.truth, specimen.path.stem, seed, trouble)
     prepare(folder)
     source = str(Path(__file__).parents[2])
     environment = os.environ | {
@@ -138,14 +146,14 @@ def recorded(root: Path, half: str = "both", only: str = "", seeds: Iterable[int
     wanted = set(seeds) if seeds is not None else None
     for folder in sorted(root.glob("*/*/*/*")):
         part, truth, script, seed = folder.relative_to(root).parts
-        known = part in HALVES and half in (part, "both") and seed.isdigit()
+        known = (half == part or (half == "both" and part in HALVES)) and seed.isdigit()
         if known and only in f"{part}/{truth}/{script}" and (wanted is None or int(seed) in wanted):
             yield read(folder, part, truth, script, int(seed))
 
 
 def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: str = "") -> Result:
     """Diagnose one run folder."""
-    from surefoot.diagnose.engine import diagnose, load
+    from surefoot.diagnose.engine import diagnose_folder, load
 
     result = Result(half, truth, script, seed, trouble=trouble)
     if (folder / DEVICE_FILE).exists():
@@ -158,7 +166,7 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
     except UsageError as error:
         result.trouble = str(error)
         return result
-    diagnosis = diagnose(facts, description)
+    diagnosis = diagnose_folder(folder)
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     result.named = [finding.cause for finding in serious or diagnosis.findings]
     result.alarms = [f"{f.severity} {f.cause} {f.confidence:.2f}: {f.summary}" for f in serious]
@@ -208,7 +216,7 @@ def _share(hits: list[bool]) -> float | None:
 
 def by_half(results: list[Result]) -> dict[str, list[Result]]:
     """The results of each half that has any."""
-    found = {half: [result for result in results if result.half == half] for half in HALVES}
+    found = {half: [result for result in results if result.half == half] for half in (*HALVES, RANKS)}
     return {half: held for half, held in found.items() if held}
 
 

@@ -6,7 +6,8 @@ import pytest
 
 import report_runs
 from surefoot.errors import UsageError
-from surefoot.report.page.source import describe_rank, rank_folders, read_json, read_source
+from surefoot.record.rank_file import rank_folders
+from surefoot.report.page.source import describe_rank, read_json, read_source
 
 
 def test_a_run_is_read_with_its_tables_events_and_findings(tmp_path):
@@ -25,6 +26,19 @@ def test_of_several_ranks_the_first_is_read(tmp_path):
     source = read_source(tmp_path)
     assert source.scalars.num_rows == 10
     assert [rank["name"] for rank in source.ranks] == ["rank0", "rank2", "rank10"]
+
+
+def test_the_charts_are_those_of_the_rank_that_had_the_cause_first(tmp_path):
+    for rank, steps in ((0, 10), (1, 30), (2, 20)):
+        folder = report_runs.quiet(tmp_path / f"rank{rank}", steps=steps)
+        if rank == 1:
+            report_runs.write_findings(folder, {**report_runs.FINDING, "step": 4})
+    source = read_source(tmp_path)
+    assert source.folder == tmp_path
+    assert source.findings["verdict"] == "broken"
+    assert source.findings["findings"][0]["evidence"]["rank"] == 1
+    assert source.scalars.num_rows == 30
+    assert source.rank_table.ranks == [0, 1, 2]
 
 
 def test_a_rank_is_described_by_its_main_finding(tmp_path):

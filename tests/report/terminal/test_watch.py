@@ -185,6 +185,30 @@ def test_each_rank_has_a_line(tmp_path):
     assert "rank2  step 21" in said
 
 
+def test_the_slowest_rank_is_named_while_ranks_run(tmp_path):
+    logs = [sf.RunLog(tmp_path / "run" / f"rank{rank}", device_seconds=None) for rank in range(3)]
+    for rank, log in enumerate(logs):
+        log.event("start", 0, "begins")
+        for step in range(40 if rank != 1 else 25):
+            log.take(StepRow(step, 1e9 + step, loss=1.0))
+        log.flush()
+    said = once(tmp_path / "run").stdout
+    for log in logs:
+        log.close()
+    assert "slowest: rank1, step 24, 15 steps behind" in said
+
+
+def test_the_verdict_of_several_ranks_is_one_for_all_of_them(tmp_path):
+    for rank in range(2):
+        write_run(tmp_path / "run" / f"rank{rank}", steps=20)
+        finding = {"cause": "loss.broadcast", "severity": "error", "summary": "Shapes differ.", "step": 3}
+        held = {"schema": 1, "verdict": "broken" if rank else "healthy", "steps": 20, "findings": [finding] * rank}
+        (tmp_path / "run" / f"rank{rank}" / "findings.json").write_text(json.dumps(held))
+    said = once(tmp_path / "run").stdout
+    assert "finished: broken" in said
+    assert "On rank 1: Shapes differ." in said
+
+
 @pytest.mark.parametrize(("make", "words"), [("nothing", "no run at"), ("file", "is a file")])
 def test_wrong_use_is_one_line_and_code_2(tmp_path, make, words):
     path = tmp_path / make

@@ -58,6 +58,7 @@ from surefoot.record.facts.preflight import (
     RateProbe,
     SplitComparison,
 )
+from surefoot.record.facts.ranks import Fingerprints, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.run_facts import (
     STEPS_ONLY,
     CapturedBatch,
@@ -141,6 +142,7 @@ __all__ = [
     "FeatureScales",
     "FileLoadedEvent",
     "FileSavedEvent",
+    "Fingerprints",
     "FoldedIdsCall",
     "GraphBreak",
     "GroupSettings",
@@ -181,9 +183,13 @@ __all__ = [
     "PolicySignal",
     "PreflightFacts",
     "ProductCall",
+    "RankLoader",
+    "RankOptimizer",
+    "RankSetup",
     "RateProbe",
     "RatioCall",
     "RepeatedDraws",
+    "ReplicaLook",
     "RetainedGraphs",
     "RiskyCall",
     "RowDistribution",

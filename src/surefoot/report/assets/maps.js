@@ -12,7 +12,7 @@ function layerMap(spec, parent) {
     tabindex: 0,
     role: "application",
     "aria-roledescription": "heat map",
-    "aria-label": `${spec.title}, ${counted(spec.rows.length, "layer")}. Arrow keys read values, plus and minus zoom all charts.`,
+    "aria-label": `${spec.title}, ${counted(spec.rows.length, spec.id.startsWith("rank_") ? "rank" : "layer")}. Arrow keys read values, plus and minus zoom all charts.`,
   });
   chart.tools = make("div", { class: "tools" });
   chart.names = make("div", { class: "names" });

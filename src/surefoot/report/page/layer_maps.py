@@ -59,7 +59,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
             here = column[1] | none
         bad_here = broken[here] if name == "grad_norm" else np.zeros_like(broken[here])
         cells = _cells(steps[here], rows[here], values[here], bad_here, none[here], len(names))
-        found.append({"id": name, "title": title, "caption": caption, **_as_map(cells, names, logarithmic)})
+        found.append({"id": name, "title": title, "caption": caption, **as_map(cells, names, logarithmic)})
     return [a_map for a_map in found if a_map["rows"]]
 
 
@@ -133,7 +133,15 @@ def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
     return values[new], np.cumsum(new, dtype=np.int32) - 1
 
 
-def _as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> MapCells:
+def as_map(cells: tuple[Numbers, Numbers, Numbers, Numbers], names: list[str], logarithmic: bool) -> MapCells:
+    """The cells of a map, packed.
+
+    Args:
+        cells: where columns begin, the value of each cell (minus infinity for none), whether it is not finite, and
+            whether it lacks a gradient.
+        names: what the rows are called.
+        logarithmic: whether the scale is.
+    """
     starts, values, odd, without = cells
     seen = np.flatnonzero((np.isfinite(values) | odd | without).any(axis=1))
     values, odd, without = values[seen], odd[seen], without[seen]

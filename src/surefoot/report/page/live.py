@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.follow import RunFollower
+from surefoot.record.rank_file import rank_folders
 from surefoot.report.page.encode import as_text
 from surefoot.report.page.payload import sections
-from surefoot.report.page.source import RunFolder, describe_rank, rank_folders, read_json
+from surefoot.report.page.source import RunFolder, describe_rank, merged_findings, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,7 @@ class LiveRun:
         self._stamps: dict[str, int] = {}
         self._run: dict[str, Any] = {}
         self._findings: dict[str, Any] | None = None
+        self._merged: dict[str, Any] | None = None
 
     def page_data(self) -> dict[str, object]:
         """All sections, for the page itself."""
@@ -82,6 +84,9 @@ class LiveRun:
         if folder != self.folder:
             self._forget(folder)
         changed = self._read()
+        if ranks and self._rank_findings_touched(ranks):
+            self._merged = merged_findings(ranks)
+            changed |= {"findings"}
         if changed or not self._texts:
             source = self._source(tuple(describe_rank(rank) for rank in ranks))
             self._number += 1
@@ -121,17 +126,21 @@ class LiveRun:
             changed.add("events")
         return changed
 
-    def _touched(self, name: str) -> bool:
+    def _touched(self, name: str, path: Path | None = None) -> bool:
         """Whether a file is another than at the last look."""
         try:
-            stamp = (self.folder / name).stat().st_mtime_ns
+            stamp = (path or self.folder / name).stat().st_mtime_ns
         except OSError:
             stamp = 0
         before, self._stamps[name] = self._stamps.get(name, 0), stamp
         return stamp != before
 
+    def _rank_findings_touched(self, ranks: list[Path]) -> bool:
+        """Whether a rank has written its diagnosis since the last look."""
+        touched = [self._touched(f"findings.json of {rank.name}", rank / "findings.json") for rank in ranks]
+        return any(touched)
+
     def _source(self, ranks: tuple[RankRow, ...]) -> RunFolder:
         dropped = sum(count for event in self._events if isinstance(count := event.evidence.get("dropped", 0), int))
-        return RunFolder(
-            self.folder, self._run, self._events, self._findings, **self._tables, dropped=dropped, ranks=ranks
-        )
+        findings = self._merged if ranks and self._merged is not None else self._findings
+        return RunFolder(self.folder, self._run, self._events, findings, **self._tables, dropped=dropped, ranks=ranks)

@@ -15,6 +15,7 @@ from surefoot.report.page.diagnosis import findings_of
 from surefoot.report.page.experiments import experiments_of
 from surefoot.report.page.histograms import layer_histograms
 from surefoot.report.page.layer_maps import layer_maps
+from surefoot.report.page.rank_maps import rank_maps
 from surefoot.report.page.summary import event_cards, head
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     "event_cards": (lambda source: event_cards(source.events), frozenset({"events"})),
     "events": (lambda source: _events(list(source.events)), frozenset({"events"})),
     "charts": (lambda source: scalar_charts(source.scalars, marked_steps(source)), frozenset({"scalars", "events"})),
-    "maps": (lambda source: layer_maps(source.layers), frozenset({"layers"})),
+    "maps": (
+        lambda source: [*rank_maps(source.rank_table), *layer_maps(source.layers)],
+        frozenset({"layers", "rank_table"}),
+    ),
     "histograms": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
     "facts": (lambda source: description_rows(source.run), frozenset({"run"})),

@@ -1,20 +1,22 @@
 """A run folder as the page needs it: its tables, events, findings and description, whatever wrote them.
 
-A folder of several ranks is shown through its first rank, with the verdicts of the others beside it. A folder of
-`surefoot bisect` is shown through its baseline, with the table of its experiments.
+A folder of several ranks has one diagnosis, maps of its ranks, and the charts of the rank that had the cause first, or
+else of the first. A folder of `surefoot bisect` is shown through its baseline, with the table of its experiments.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
 from surefoot.core.formats import EXPERIMENTS, FACTS, FINDINGS, RUN
+from surefoot.diagnose.merged import diagnose_ranks
 from surefoot.errors import UsageError
+from surefoot.record.rank_file import rank_folders
+from surefoot.record.rank_table import RankTable, read_rank_table
 from surefoot.record.reading import RunTables, load_run
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
 
@@ -33,6 +35,8 @@ class RunFolder(RunTables):
 
     ranks: Sequence[RankRow] = ()
     """One entry per rank of a run of several: its name and its verdict."""
+    rank_table: RankTable | None = None
+    """The numbers of the ranks side by side; `None` for a run of one process."""
     experiments: Mapping[str, object] | None = None
     """What `surefoot bisect` tried, where the folder is one of its."""
 
@@ -47,26 +51,44 @@ def read_source(folder: str | Path) -> RunFolder:
         findings = read_json(top / "findings.json")
         return replace(read_source(top / "baseline"), folder=top, findings=findings, experiments=bisected)
     ranks = rank_folders(top)
+    if any(map(_is_recorded, ranks)):
+        return _source_of_ranks(top, [rank for rank in ranks if _is_recorded(rank)])
     path = ranks[0] if ranks else top
-    described = tuple(describe_rank(rank) for rank in ranks)
     if not _is_recorded(path):
         raise UsageError(
             f"{path} has neither telemetry/ nor run.json: either it is not a run folder, or the run was killed before "
             "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
         )
-    return RunFolder(**vars(load_run(path)), ranks=described)
+    return RunFolder(**vars(load_run(path)))
+
+
+def _source_of_ranks(top: Path, ranks: list[Path]) -> RunFolder:
+    """Several ranks as one run."""
+    findings = merged_findings(ranks)
+    shown = shown_rank(ranks, findings)
+    described = tuple(describe_rank(rank) for rank in ranks)
+    tables = vars(load_run(shown)) | {"folder": top, "findings": findings}
+    return RunFolder(**tables, ranks=described, rank_table=read_rank_table(ranks))
+
+
+def merged_findings(ranks: Sequence[Path]) -> dict[str, Any] | None:
+    """The one diagnosis of several ranks; `None` while there is none."""
+    try:
+        return diagnose_ranks(ranks).as_json()
+    except UsageError:
+        return None
+
+
+def shown_rank(ranks: Sequence[Path], findings: Mapping[str, Any] | None) -> Path:
+    """The rank whose charts are shown: the one that had the cause first, or else the first."""
+    main = serious(findings_of(findings))[:1]
+    number = main[0].get("evidence", {}).get("rank") if main else None
+    return next((path for path in ranks if path.name == f"rank{number}"), ranks[0])
 
 
 def _is_recorded(path: Path) -> bool:
     """Whether a run was written here: its log, or at least its description."""
     return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file() or (path / "run.json").is_file()
-
-
-def rank_folders(top: Path) -> list[Path]:
-    """The folders of a run's ranks, in order; none for a run of one process."""
-    found = [path for path in top.glob("rank*") if path.is_dir() and re.fullmatch(r"rank\d+", path.name)]
-    alone = (top / "run.json").is_file() or (top / "telemetry").is_dir()
-    return [] if alone else sorted(found, key=lambda path: int(path.name[4:]))
 
 
 def describe_rank(folder: Path) -> RankRow:

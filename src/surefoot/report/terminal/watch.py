@@ -4,7 +4,8 @@ Only files are read, so the run may be on another machine that shares the disk, 
 resumed. The folder is read twice a second. In a terminal the view fills the screen until the run is over, `q` or
 Ctrl-C; the last view stays on the screen. Elsewhere, plain lines are printed at intervals.
 
-Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full and the others on a line each.
+Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full, the others on a line each, and the slowest
+is named. Their diagnosis is one for all of them, once every rank has ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN
 from surefoot.errors import UsageError
 from surefoot.record.messages import Batch, StepRow
+from surefoot.report.page.source import merged_findings
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
 from surefoot.report.terminal.keyboard import ended_by_signal, keys_of_terminal
@@ -140,6 +142,8 @@ class RunFollowerView:
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         self._ascii = not can_show_blocks(sys.stdout.encoding)
         self._plain = PlainLines(ascii_only=self._ascii)
+        self._merged: Mapping[str, Any] | None = None
+        """The diagnosis of several ranks."""
 
     @property
     def has_begun(self) -> bool:
@@ -232,25 +236,51 @@ class RunFollowerView:
             late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
             lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
         left_out = len(self.runs) - 1 - len(others)
-        return finished_lines(
-            [*lines, *([[(f"and {left_out:,} more ranks", "dim")]] if left_out > 0 else [])], width, self._ascii
-        )
+        if left_out > 0:
+            lines.append([(f"and {left_out:,} more ranks", "dim")])
+        slowest = slowest_rank(self.runs)
+        return finished_lines([*lines, *([[(slowest, "")]] if slowest else [])], width, self._ascii)
 
     def _verdict(self, width: int) -> list[Text]:
-        """What the diagnosis says, if there is one."""
-        found = next((run for run in self.runs if run.findings is not None), None)
-        if found is None or found.findings is None:
+        """What the diagnosis says, if there is one; of several ranks, once all have ended."""
+        held, folder = self._findings()
+        if held is None:
             return []
-        verdict = one_line(found.findings.get("verdict", "no verdict"))
+        verdict = one_line(held.get("verdict", "no verdict"))
         lines = [[("finished: ", ""), (verdict, _VERDICT_STYLE.get(verdict, "bold"))]]
         if verdict == "unknown":
-            lines.append([(f"  {one_line(found.findings.get('summary', ''))}", "")])
-        findings = [finding for finding in found.findings.get("findings") or [] if isinstance(finding, dict)]
+            lines.append([(f"  {one_line(held.get('summary', ''))}", "")])
+        findings = [finding for finding in held.get("findings") or [] if isinstance(finding, dict)]
         for finding in [finding for finding in findings if finding.get("severity") != "info"][:_FINDINGS]:
             cause, words = one_line(finding.get("cause", "")), one_line(finding.get("summary", ""))
             lines.append([(f"  {cause}: ", "bold"), (words, "")])
-        lines.append([(f"  more: surefoot diagnose {one_line(found.folder)}", "dim")])
+        lines.append([(f"  more: surefoot diagnose {one_line(folder)}", "dim")])
         return finished_lines(lines, width, self._ascii)
+
+    def _findings(self) -> tuple[Mapping[str, Any] | None, Path]:
+        """The diagnosis of the run, and the folder it is of."""
+        if len(self.runs) == 1:
+            return self.runs[0].findings, self.runs[0].folder
+        if self._merged is None and all(run.findings is not None for run in self.runs):
+            self._merged = merged_findings([run.folder for run in self.runs])
+        return self._merged, self.folder
+
+
+def slowest_rank(runs: Sequence[WatchedRun]) -> str:
+    """The rank that is furthest behind, or where all are at the same step the one with the fewest steps per second."""
+    going = [run for run in runs if run.view.step is not None and not run.view.over]
+    if len(going) < 2:
+        return ""
+    steps = {run.folder.name: run.view.step or 0 for run in going}
+    last = min(steps, key=lambda name: steps[name])
+    behind = max(steps.values()) - steps[last]
+    paces = {run.folder.name: pace for run in going if (pace := run.view.steps_per_second)}
+    if behind > 1:
+        return f"slowest: {last}, step {steps[last]:,}, {behind:,} steps behind"
+    if len(paces) < 2:
+        return ""
+    slow = min(paces, key=lambda name: paces[name])
+    return f"slowest: {slow}, {number(paces[slow])} steps per second; the fastest makes {number(max(paces.values()))}"
 
 
 def _findings_of(folder: Path, view: RunView) -> Mapping[str, Any] | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.watch.guard import WHY_REPLICAS
 from surefoot.watch.process_exit import WHY
+from surefoot.watch.replica_looks import COLLECTIVES, WHY_COLLECTIVES, WHY_WRAPPER
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
@@ -18,8 +19,9 @@ def table(wrapping: Hooks) -> str:
     """As Markdown."""
     rows = [(held.name, OBSERVED, held.why) for held in wrapping.hooked]
     rows.append(("os._exit", REPLACED, WHY))
-    rows.append(
-        ("torch.nn.parallel.distributed.DistributedDataParallel.__init__", f"{OBSERVED} by `--guard`", WHY_REPLICAS)
-    )
+    wrapper = "torch.nn.parallel.distributed.DistributedDataParallel"
+    rows.append((f"{wrapper}.__init__", f"{OBSERVED} by `--guard`", WHY_REPLICAS))
+    rows.append((f"{wrapper}._pre_forward", OBSERVED, WHY_WRAPPER))
+    rows.extend((f"torch.distributed.{name}", OBSERVED, WHY_COLLECTIVES) for name in COLLECTIVES)
     lines = ["| function | | what is learned |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])

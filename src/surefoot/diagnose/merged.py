@@ -1,0 +1,250 @@
+"""One diagnosis for a run of several ranks.
+
+Each rank has a diagnosis of its own, and a comparison of the ranks shows what none of them can see alone
+(`rank_rules`). The merged one has each cause once, as the rank that had it first states it. What happens on one rank
+reaches the others through the averaged gradients one step later at most, so a cause that some ranks have and others
+have not is compared with the first one by its step: what came with it or later on other ranks is its consequence, and
+only a remark.
+
+Of many ranks the findings are read as each rank wrote them; of a few, and where there are none, the facts are judged
+again. Nothing but findings is held of a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.core.files import read_file
+from surefoot.core.formats import FINDINGS
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.engine import EVIDENCE_RANK, covers, diagnose, load_one
+from surefoot.diagnose.findings import Diagnosis, Finding
+from surefoot.diagnose.rank_comparison import RankComparison
+from surefoot.diagnose.rank_rules import rank_claims
+from surefoot.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from surefoot.diagnose.findings import Outlook
+    from surefoot.diagnose.rule import Claim
+
+JUDGED_AGAIN = 8
+"""Of so many ranks the facts are judged again, as those of a single process are."""
+_LEFT_BEHIND = "dist.collective-failed"
+"""What the other ranks end with when one of them has ended."""
+
+
+@dataclass(frozen=True)
+class RankDiagnosis:
+    """The diagnosis of one rank."""
+
+    rank: int
+    diagnosis: Diagnosis
+    has_ended: bool = True
+    """Whether the script came to an end, by itself or by an error."""
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A finding, and the ranks that have it."""
+
+    finding: Finding
+    ranks: tuple[int, ...]
+    """The one that had it first is the first."""
+    kind: int
+    """The rank of the kind of evidence it rests on."""
+
+
+def diagnose_ranks(folders: Sequence[Path], strict: bool = False) -> Diagnosis:
+    """The one diagnosis of a run whose ranks wrote these folders, in the order of their numbers."""
+    comparison = RankComparison(folders)
+    judged = [_diagnosis_of(folder, len(folders) <= JUDGED_AGAIN, strict) for folder in folders]
+    found = [each for each in judged if each is not None]
+    if not found:
+        raise UsageError(f"{folders[0].parent} holds {len(folders)} ranks, and none of them has been recorded yet.")
+    return merge(found, rank_claims(comparison), comparison.world_size)
+
+
+def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> Diagnosis:
+    """One diagnosis from those of the ranks, and from what a comparison of the ranks claims."""
+    located = _with_consequences(_by_cause(ranks), ranks)
+    compared = _compared(claims)
+    serious = {finding.cause for finding in compared if finding.severity != "info"}
+    if serious & _BREAKS_RANKS:  # what single ranks say then is about models that do not belong together
+        located = [_as_remark(each) if each.kind <= EVIDENCE_RANK["dynamics"] else each for each in located]
+    every = [*compared, *(each.finding for each in located)]
+    findings = tuple(sorted(every, key=lambda each: (each.severity == "info", each.severity != "error")))
+    worst = {finding.severity for finding in findings}
+    verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
+    steps = max(each.diagnosis.steps for each in ranks)
+    merged = Diagnosis(verdict, steps, findings)
+    if merged.serious:
+        return merged
+    unknown = next((each for each in ranks if each.diagnosis.verdict == "unknown"), None)
+    if unknown is not None:
+        return replace(merged, verdict="unknown", reason=f"Rank {unknown.rank}: {unknown.diagnosis.reason}")
+    if len(ranks) < count:
+        return replace(merged, verdict="unknown", reason=f"Only {len(ranks)} of {count} ranks have been recorded.")
+    return replace(merged, reason=f"No fault was found in {steps:,} steps on each of {count} ranks.")
+
+
+_BREAKS_RANKS = {"dist.gradients-not-averaged", "dist.replicas-diverged", "dist.scale-disagrees"}
+
+
+def _diagnosis_of(folder: Path, again: bool, strict: bool) -> RankDiagnosis | None:
+    rank = int(folder.name.removeprefix("rank"))
+    written = None if again and (folder / "facts.json").is_file() else _written(folder)
+    if written is not None:
+        return RankDiagnosis(rank, written)
+    try:
+        facts, description = load_one(folder)
+    except UsageError:
+        return None
+    return RankDiagnosis(rank, diagnose(facts, description, strict), description.exit_code is not None)
+
+
+def _written(folder: Path) -> Diagnosis | None:
+    """What a rank wrote as its diagnosis, if it came to its end."""
+    try:
+        held = FINDINGS.read(json.loads(read_file(folder / "findings.json")), str(folder), ValueError, unmarked=1)
+        findings = tuple(map(finding_of, held["findings"]))
+        return Diagnosis(held["verdict"], int(held["steps"]), findings, reason=str(held.get("summary", "")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def finding_of(value: Mapping[str, Any]) -> Finding:
+    """A finding that was written in the contract's form. Raises `KeyError` without cause, severity or summary."""
+    return Finding(
+        cause=value["cause"],
+        severity=value["severity"],
+        confidence=value.get("confidence") or 0.0,
+        summary=value["summary"],
+        step=value.get("step"),
+        where=tuple(value.get("where") or ()),
+        evidence=value.get("evidence") or {},
+        fixes=tuple(value.get("fixes") or ()),
+    )
+
+
+def _by_cause(ranks: Sequence[RankDiagnosis]) -> list[_Located]:
+    """Every cause once, as the rank states it that had it first."""
+    held: dict[str, list[tuple[float, int, Finding]]] = {}
+    for each in ranks:
+        for finding in each.diagnosis.findings:
+            at = math.inf if finding.step is None else float(finding.step)
+            held.setdefault(finding.cause, []).append((at, each.rank, finding))
+    kinds = _kinds()
+    located = []
+    for cause, found in held.items():
+        serious = [item for item in found if item[2].severity != "info"] or found
+        _, first, finding = min(serious, key=lambda item: item[:2])
+        others = sorted(rank for _, rank, _ in serious if rank != first)
+        located.append(_Located(finding, (first, *others), kinds.get(cause, 0)))
+    return sorted(
+        located, key=lambda each: (each.finding.severity == "error", each.kind, each.finding.confidence), reverse=True
+    )
+
+
+def _with_consequences(located: list[_Located], ranks: Sequence[RankDiagnosis]) -> list[_Located]:
+    """The causes, with those that another rank's cause explains as remarks; each names the ranks that have it."""
+    every = {each.rank for each in ranks}
+    partial = [each for each in located if each.finding.severity != "info" and set(each.ranks) != every]
+    first = _first_of(partial)
+    named = []
+    for each in located:
+        if first is not None and each is not first and each in partial and _follows(each, first):
+            each = _as_remark(each, first)
+        elif set(each.ranks) != every and len(every) > 1:
+            each = replace(each, finding=_on_ranks(each.finding, each.ranks, len(every)))
+        named.append(each)
+    return named
+
+
+def _first_of(partial: list[_Located]) -> _Located | None:
+    """The cause of the others: the first, or one of the same step that explains it.
+
+    A NaN that begins on one rank reaches the averaged gradients of all ranks in the same step.
+    """
+    first = min(partial, key=_order, default=None)
+    if first is None:
+        return None
+    together = [each for each in partial if each.finding.step == first.finding.step]
+    explaining = _explained()
+    return next(
+        (each for each in together if covers(explaining.get(each.finding.cause, ()), first.finding.cause)), first
+    )
+
+
+def _order(each: _Located) -> tuple[bool, float, int, int]:
+    """What came first: not the end of a rank that another one has left, then by step, then by evidence."""
+    step = math.inf if each.finding.step is None else float(each.finding.step)
+    return each.finding.cause == _LEFT_BEHIND, step, -each.kind, each.ranks[0]
+
+
+def _follows(each: _Located, first: _Located) -> bool:
+    """Whether a cause on other ranks is the consequence of the first one."""
+    if set(each.ranks) & set(first.ranks) and each.finding.cause != _LEFT_BEHIND:
+        return False  # the same rank's own findings were ranked by its own diagnosis
+    if each.finding.cause == _LEFT_BEHIND:
+        return True
+    step = each.finding.step
+    return step is None or first.finding.step is None or step >= first.finding.step
+
+
+def _as_remark(each: _Located, of: _Located | None = None) -> _Located:
+    finding = each.finding
+    if finding.severity == "info":
+        return each
+    words = (
+        finding.summary if of is None else f"{finding.summary} This followed {of.finding.cause} on rank {of.ranks[0]}."
+    )
+    evidence = {**finding.evidence, "rank": each.ranks[0]}
+    changed = replace(finding, severity="info", confidence=finding.confidence * 0.5, summary=words, evidence=evidence)
+    return replace(each, finding=changed)
+
+
+def _on_ranks(finding: Finding, ranks: tuple[int, ...], count: int) -> Finding:
+    """A finding that not all ranks have, with the rank that had it first."""
+    where = (f"rank {ranks[0]}", *(place for place in finding.where if place != f"rank {ranks[0]}"))
+    evidence = {**finding.evidence, "rank": ranks[0], "ranks": list(ranks[:64])}
+    said = f"On rank {ranks[0]}" if len(ranks) == 1 else f"On {len(ranks)} of {count} ranks, first on rank {ranks[0]}"
+    return replace(finding, summary=f"{said}: {finding.summary}", where=where, evidence=evidence)
+
+
+def _compared(claims: Sequence[Any]) -> list[Finding]:
+    """Findings of what a comparison of the ranks claims; a cause that another one explains is a remark."""
+    explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
+    return [_finding(rule.code, claim, rule.code in explained) for rule, claim in claims]
+
+
+def _finding(code: str, claim: Claim, is_explained: bool) -> Finding:
+    return Finding(
+        cause=code,
+        severity="info" if is_explained else claim.severity,
+        confidence=claim.confidence * (0.5 if is_explained else 1.0),
+        summary=claim.summary,
+        step=claim.step,
+        where=tuple(dict.fromkeys(place for place in claim.where if place)),
+        evidence=claim.evidence,
+        fixes=(*claim.fixes, *(fix for fix in CATALOGUE[code].fixes if fix not in claim.fixes)),
+    )
+
+
+def _explained() -> dict[str, tuple[str, ...]]:
+    """What each cause explains."""
+    from surefoot.diagnose.rules import RULES
+
+    return {rule.code: rule.explains for rule in RULES}
+
+
+def _kinds() -> dict[str, int]:
+    """How strong the evidence of each cause is."""
+    from surefoot.diagnose.rules import RULES
+
+    return {rule.code: EVIDENCE_RANK[rule.kind] for rule in reversed(RULES)}

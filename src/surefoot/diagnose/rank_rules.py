@@ -1,0 +1,464 @@
+"""Causes that only a comparison of the ranks shows. Each rule takes the comparison of one optimizer over the ranks.
+
+What separates a fault from what is healthy:
+
+- Different losses, batches, dropout masks and augmentations per rank are healthy. What must be equal are the gradients
+  that the optimizer steps with, once they are averaged, and so the parameters. Both are equal to the last bit.
+- Ranks that train separate models on purpose are left alone: the members of an ensemble have other parameters from the
+  first step on, and those of a sweep other settings, or the same data.
+- A script that averages parameters now and then (local SGD) has different gradients, and exchanges as many numbers as
+  the model has. It is left alone, and so are communication hooks that need not make gradients equal.
+- Shards of FSDP and DTensor are not compared at all (`watch.replica_looks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.diagnose.rank_comparison import ComparedLook, first_where
+from surefoot.diagnose.rule import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from surefoot.diagnose.rank_comparison import ComparedOptimizer, FingerprintKind, RankComparison, Votes
+
+FEWEST_BATCHES = 3
+"""The same batch on all ranks is an accident, or a script that trains on one batch; so many different ones are not."""
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """How one cause is recognised from several ranks."""
+
+    code: str
+    """The cause, as the catalogue names it."""
+    find: Callable[[RankComparison, ComparedOptimizer], Claim | None]
+    """Looks for what the cause requires; `None` if something is missing or speaks against it."""
+    explains: tuple[str, ...] = ()
+    """Causes that are mere consequences of this one."""
+
+
+def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
+    """What the rules find: of each cause the claim about the first optimizer that has it."""
+    found: list[tuple[RankRule, Claim]] = []
+    for rule in RANK_RULES:
+        claims = (rule.find(ranks, optimizer) for optimizer in ranks.optimizers if optimizer.shared)
+        claim = next((claim for claim in claims if claim is not None), None)
+        if claim is not None:
+            found.append((rule, claim))
+    return found
+
+
+# ---- what the ranks have in common ----------------------------------------------------------------------------------
+
+
+def _with_gradients(optimizer: ComparedOptimizer) -> list[ComparedLook]:
+    """Looks at which the ranks step with the gradients of the same backward, and none of them has nothing but zeros."""
+    return [look for look in optimizer.shared if not look.without_gradients and not look.backwards.differ]
+
+
+def _averages(optimizer: ComparedOptimizer) -> bool:
+    """Whether the ranks step with the same gradients, by DDP or by the script itself."""
+    looks = _with_gradients(optimizer)
+    return bool(looks) and 2 * sum(look.gradients.agree for look in looks) >= len(looks)
+
+
+def _together(optimizer: ComparedOptimizer) -> bool:
+    """Whether the ranks train one model: DDP averages their gradients, or the script does."""
+    return optimizer.wrapped or _averages(optimizer)
+
+
+def _means_together(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook) -> bool:
+    """Whether ranks that nothing brings together were meant to train one model, by all that they have in common.
+
+    They begin with the same parameters and settings, are connected, and share out the data. The members of a sweep
+    begin alike too, but see the same data or have other settings, and need no connection.
+    """
+    alike = look.parameters.agree and not look.lr.differ and not optimizer.type.differ and not optimizer.settings.differ
+    return alike and ranks.setups["initialized"].usual is True and look.inputs.differ
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 3 and 5`, `ranks 1, 2, 3 and 12 more`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    shown = [str(number) for number in numbers]
+    if len(shown) > 4:
+        return f"ranks {', '.join(shown[:3])} and {len(shown) - 3} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _odd(votes: Votes) -> dict[str, object]:
+    """Evidence: the ranks that differ from most, and the one that they are compared with."""
+    return {"rank": votes.odd[0], "ranks": votes.odd, "compared_with_rank": votes.reference}
+
+
+def _tensors(
+    ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook, kind: FingerprintKind
+) -> list[str]:
+    """The names of the parameters in which the first odd rank differs."""
+    votes: Votes = getattr(look, kind)
+    return ranks.first_tensors(optimizer.number, look.step, kind, votes.odd[0], votes.reference)
+
+
+def _first_of(names: Sequence[str], optimizer: ComparedOptimizer) -> str:
+    """`` `fc.weight` and 3 more of 8 parameters ``."""
+    if not names:
+        return "the parameters"
+    of = f"of {len(optimizer.facts.names)} parameters"
+    return f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` and {len(names) - 1} more {of}"
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """Ranks step with different gradients, and their parameters drift apart."""
+    looks = optimizer.shared
+    first = first_where(_with_gradients(optimizer), "gradients")
+    if first is None or optimizer.facts.has_own_hook:
+        return None
+    if not optimizer.wrapped and not _means_together(ranks, optimizer, first):
+        return None
+    later = [look for look in looks if look.step > first.step]
+    apart = [look for look in later if look.parameters.differ]
+    if not (apart or first.after.differ) or (later and not later[-1].parameters.differ):
+        return None  # whatever the gradients are, the parameters are made equal again
+    if looks[-1].communicated >= optimizer.facts.elements:
+        return None  # the script exchanges as much as the model has: local SGD, or averaging of its own
+    names = _tensors(ranks, optimizer, first, "gradients")
+    differing = sum(look.gradients.differ for look in looks)
+    why, fix = _why_not_averaged(optimizer, first)
+    summary = (
+        f"{_capital(_ranks(first.gradients.odd))} stepped at step {first.step:,} with other gradients than rank "
+        f"{first.gradients.reference} in {_first_of(names, optimizer)}: {why}."
+    )
+    return Claim(
+        0.97,
+        summary,
+        first.step,
+        (_ranks(first.gradients.odd), *names[:1], optimizer.facts.site),
+        _odd(first.gradients)
+        | {
+            "first_step": first.step,
+            "first_tensor": names[0] if names else None,
+            "tensors_that_differ": len(names),
+            "tensors": len(optimizer.facts.names),
+            "looks_with_different_gradients": differing,
+            "looks": len(looks),
+            "wrapped_in_ddp": optimizer.wrapped,
+            "forward_of_ddp_ran": None if not optimizer.wrapped else not first.not_called,
+            "numbers_exchanged_by_the_script": looks[-1].communicated,
+        },
+        "error" if optimizer.wrapped else "warning",
+        fixes=(fix,),
+    )
+
+
+def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple[str, str]:
+    """What the wrapper shows about the reason, and what to change."""
+    if not optimizer.wrapped:
+        return (
+            "nothing averages them, since the model is not wrapped in DistributedDataParallel",
+            "Wrap the model before the loop: `model = DistributedDataParallel(model)`.",
+        )
+    if look.not_called:
+        return (
+            "the forward of DistributedDataParallel has never run, so the model inside was called directly",
+            "Call the wrapped model: `model(x)`, not `model.module(x)`.",
+        )
+    if look.not_synchronized:
+        return (
+            "the last forward before the step ran under `no_sync()`, so its backward averaged nothing",
+            "Leave `no_sync()` for the last microbatch before `optimizer.step()`.",
+        )
+    return (
+        "DistributedDataParallel ran, but did not average the gradients that the optimizer used",
+        "Call `backward` on what the wrapped model returned, and keep its parameters: DDP averages only the "
+        "gradients of the parameters that it was given.",
+    )
+
+
+# ---- replicas -------------------------------------------------------------------------------------------------------
+
+
+def replicas_diverged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """Ranks step with the same gradients, and still hold different parameters."""
+    looks = optimizer.shared
+    first = first_where(looks, "parameters")
+    if first is None or optimizer.facts.has_own_hook or not _averages(optimizer):
+        return None
+    moments = first_where([look for look in looks if look.step < first.step], "moments")
+    before = next((look for look in reversed(looks) if look.step < first.step and look.parameters.agree), None)
+    if moments is not None and not moments.lr.differ:
+        return _diverged(ranks, optimizer, moments, "moments", before, _in_moments(moments))
+    moved = before.moved if before is not None else []
+    if before is not None and moved and len(moved) < before.parameters.count:
+        return _moved(ranks, optimizer, first, before)
+    return _diverged(ranks, optimizer, first, "parameters", before, _since(first, before))
+
+
+def _diverged(
+    ranks: RankComparison,
+    optimizer: ComparedOptimizer,
+    look: ComparedLook,
+    kind: FingerprintKind,
+    before: ComparedLook | None,
+    why: str,
+) -> Claim:
+    votes: Votes = getattr(look, kind)
+    names = _tensors(ranks, optimizer, look, kind)
+    return Claim(
+        0.95,
+        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} hold different {kind} of "
+        f"{_first_of(names, optimizer)} {why}.",
+        look.step,
+        (_ranks(votes.odd), *names[:1]),
+        _odd(votes)
+        | {
+            "first_step": look.step,
+            "last_equal_step": before.step if before is not None and before.step < look.step else None,
+            "first_tensor": names[0] if names else None,
+            "tensors_that_differ": len(names),
+            "tensors": len(optimizer.facts.names),
+            "gradients_are_equal": look.gradients.agree,
+            "backwards": look.backwards.by_rank() if look.backwards.differ else None,
+            "changed_without_a_step": False,
+        },
+    )
+
+
+def _in_moments(look: ComparedLook) -> str:
+    return (
+        f"at step {look.step:,}, although the parameters are still equal: the optimizer's state was changed or loaded "
+        "on some ranks only"
+    )
+
+
+def _since(look: ComparedLook, before: ComparedLook | None) -> str:
+    if before is None:
+        return f"from the first step that was looked at ({look.step:,}): they were never made equal"
+    if look.backwards.differ and not before.backwards.differ:
+        counts = look.backwards.by_rank()
+        said = ", ".join(f"{rank} after {count:,} backwards" for rank, count in counts.items())
+        return f"at step {look.step:,}: they do not take the same steps ({said})"
+    if before.after.differ and before.gradients.agree and before.moments.agree and not before.lr.differ:
+        return (
+            f"after step {before.step:,}, which gave different results for equal parameters, gradients and moments: "
+            "look for a difference between the machines, or a change inside the step"
+        )
+    return (
+        f"at step {look.step:,}; they were equal before step {before.step:,}, and their gradients are equal: something "
+        "other than the averaged gradients changed them"
+    )
+
+
+def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook, before: ComparedLook) -> Claim:
+    """The parameters of some ranks changed between two steps, where no optimizer changes them."""
+    odd = before.moved
+    reference = next((rank for rank in (look.parameters.reference, *ranks.folders) if rank not in odd), odd[0])
+    names = ranks.first_tensors(optimizer.number, look.step, "parameters", odd[0], reference)
+    return Claim(
+        0.98,
+        f"The parameters of {_ranks(odd)} changed between step {before.step:,} and step {before.step + 1:,} without a "
+        f"step of the optimizer; first in {_first_of(names, optimizer)}. Those of rank {reference} did not.",
+        before.step + 1,
+        (_ranks(odd), *names[:1]),
+        {
+            "rank": odd[0],
+            "ranks": odd,
+            "compared_with_rank": reference,
+            "first_step": before.step + 1,
+            "last_equal_step": before.step,
+            "first_tensor": names[0] if names else None,
+            "tensors_that_differ": len(names),
+            "tensors": len(optimizer.facts.names),
+            "changed_without_a_step": True,
+        },
+        fixes=(
+            f"Look for code that writes parameters after `optimizer.step()` on {_ranks(odd)} only; if there is none, "
+            "the memory of its device is suspect.",
+        ),
+    )
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """Ranks scale the loss by different numbers, or one skips a step that the others take."""
+    if not _together(optimizer):
+        return None
+    for look in optimizer.shared:
+        if look.scale.differ:
+            votes = look.scale
+            words = "At step {step:,} rank {odd} scaled the loss by {mine} and rank {reference} by {other}"
+        elif look.skips.differ and look.backwards.differ and look.scale.count:
+            votes = look.skips
+            words = "By step {step:,} rank {odd} had skipped {mine} steps for an overflow and rank {reference} {other}"
+        else:
+            continue
+        mine, other = _both(votes)
+        said = words.format(step=look.step, odd=votes.odd[0], reference=votes.reference, mine=mine, other=other)
+        first = _first_apart(ranks, optimizer)
+        return Claim(
+            0.97,
+            f"{said}: averaged gradients have no common scale, and a step may be taken on some ranks only.",
+            look.step,
+            (_ranks(votes.odd), *first),
+            _odd(votes)
+            | {
+                "first_step": look.step,
+                "first_tensor": first[0] if first else None,
+                "scales": look.scale.by_rank() if look.scale.count else None,
+                "skipped_steps": look.skips.by_rank(),
+            },
+        )
+    return None
+
+
+def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """Ranks that train one model differ in optimizer, learning rate, code, versions or data."""
+    if not _together(optimizer):
+        return None
+    named = (_optimizers(optimizer) or _learning_rates(optimizer) or _code(ranks) or _datasets(ranks)
+             or _versions(ranks))  # fmt: skip
+    if named is None:
+        return None
+    what, votes, step, is_error = named
+    mine, other = _both(votes)
+    first = _first_apart(ranks, optimizer)
+    return Claim(
+        0.97,
+        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
+        f"{other}. They train one model.",
+        step,
+        (_ranks(votes.odd), *first, optimizer.facts.site),
+        _odd(votes)
+        | {"what": what, "first_step": step, "first_tensor": first[0] if first else None}
+        | {f"rank {votes.odd[0]}": mine, f"rank {votes.reference}": other},
+        "error" if is_error else "warning",
+    )
+
+
+_Difference = tuple[str, "Votes", int, bool]
+"""What differs, on which ranks, since when, and whether it is an error."""
+
+
+def _optimizers(optimizer: ComparedOptimizer) -> _Difference | None:
+    step = optimizer.shared[0].step
+    if optimizer.type.differ:
+        return "the class of the optimizer", optimizer.type, step, True
+    return ("the settings of the optimizer", optimizer.settings, step, True) if optimizer.settings.differ else None
+
+
+def _learning_rates(optimizer: ComparedOptimizer) -> _Difference | None:
+    look = first_where((look for look in optimizer.shared if not look.backwards.differ), "lr")
+    return None if look is None else ("the learning rate", look.lr, look.step, True)
+
+
+def _code(ranks: RankComparison) -> _Difference | None:
+    found = next((item for item in sorted(ranks.code.items()) if item[1].differ), None)
+    return None if found is None else (f"the code of {found[0]} (its hash)", found[1], 0, True)
+
+
+def _datasets(ranks: RankComparison) -> _Difference | None:
+    found = next((votes for votes in ranks.datasets.values() if votes.differ), None)
+    return None if found is None else ("the number of rows behind `DistributedSampler`", found, 0, True)
+
+
+def _versions(ranks: RankComparison) -> _Difference | None:
+    for name in ("torch", "python"):
+        if ranks.setups[name].differ:
+            return f"the version of {name}", ranks.setups[name], 0, False
+    return None
+
+
+def _first_apart(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
+    """The first parameter that the ranks were seen to hold differently; empty if there is none."""
+    look = first_where(optimizer.shared, "parameters")
+    return [] if look is None else _tensors(ranks, optimizer, look, "parameters")[:1]
+
+
+def _both(votes: Votes) -> tuple[str, str]:
+    """What the first odd rank has, and what the one that it is compared with has, in words."""
+    values = votes.by_rank()
+    mine, other = values[f"rank {votes.odd[0]}"], values[f"rank {votes.reference}"]
+    if isinstance(mine, tuple) and isinstance(other, tuple):
+        if mine and isinstance(mine[0], tuple):  # the settings of parameter groups
+            return _settings(mine, other), _settings(other, mine)
+        return ", ".join(map(_number, mine)), ", ".join(map(_number, other))
+    return _number(mine), _number(other)
+
+
+def _settings(mine: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+    """The settings of parameter groups in which they differ from others."""
+    theirs = [*other, *[()] * len(mine)]
+    differing = [pair for group, known in zip(mine, theirs, strict=False) for pair in group if pair not in known]
+    return ", ".join(f"{name}={value}" for name, value in dict.fromkeys(differing)) or f"{len(mine)} parameter groups"
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+# ---- data -----------------------------------------------------------------------------------------------------------
+
+
+def not_sharded(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """All ranks are trained on the same batches."""
+    looks = optimizer.shared
+    if not looks[0].parameters.agree or not _together(optimizer):
+        return None  # separate models may well see the same data
+    for kind, said in (("inputs", "inputs"), ("targets", "targets")):
+        votes = [found for look in looks if (found := getattr(look, kind)).count > 1 and not look.backwards.differ]
+        if len(votes) < FEWEST_BATCHES or any(each.differ for each in votes):
+            continue
+        if len({each.usual for each in votes}) < FEWEST_BATCHES:
+            continue
+        whole = max(each.count for each in votes)
+        seeds = ranks.setups["seed"]
+        others = sorted(rank for rank in ranks.folders if rank != min(ranks.folders))
+        return Claim(
+            0.96,
+            f"All {whole} ranks were trained on the same batches: at all {len(votes)} steps that were compared, from "
+            f"step {looks[0].step:,} on, {_ranks(others)} had the {said} of rank {min(ranks.folders)}.",
+            looks[0].step,
+            (_ranks(others), "inputs" if kind == "inputs" else "targets"),
+            {
+                "rank": others[0],
+                "ranks": others[:64],
+                "compared_with_rank": min(ranks.folders),
+                "first_step": looks[0].step,
+                "first_tensor": said,
+                "steps_compared": len(votes),
+                "different_batches": len({each.usual for each in votes}),
+                "same_seed": seeds.agree,
+                "distributed_sampler": bool(ranks.datasets),
+            },
+            "warning",
+            fixes=(
+                "Give the loader `sampler=DistributedSampler(dataset)` and call `sampler.set_epoch(epoch)` in each "
+                "epoch."
+                if not ranks.datasets
+                else "Give `DistributedSampler` the rank and the number of ranks, or initialize `torch.distributed` "
+                "before it is made.",
+            ),
+        )
+    return None
+
+
+RANK_RULES: tuple[RankRule, ...] = (
+    RankRule("dist.config-disagrees", config_disagrees, ("dist.replicas-diverged",)),
+    RankRule("dist.scale-disagrees", scale_disagrees, ("dist.replicas-diverged", "dist.gradients-not-averaged")),
+    RankRule("dist.gradients-not-averaged", gradients_not_averaged, ("dist.replicas-diverged",)),
+    RankRule("dist.replicas-diverged", replicas_diverged),
+    RankRule("data.not-sharded", not_sharded),
+)
+"""The cause before its consequences."""

@@ -1,0 +1,111 @@
+"""A 64-bit fingerprint of a tensor's bits: equal tensors share it on every rank, whatever device or kernel computed it.
+
+The bits are read as whole numbers, each is multiplied by an odd weight that depends on its place, and the products are
+added modulo 2**64. Addition of whole numbers has no rounding, so the order in which a device adds does not matter, and
+one changed element always changes the sum. Nothing waits for the device: the result stays where the tensor is.
+
+Floating-point sums would not do: two devices may round them differently. A cryptographic hash would do, but needs the
+bytes on the host. What is left out: places count modulo 65,536, so two elements that swap places that far apart are not
+noticed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.core.device_copies import upload
+from surefoot.observe.readable import is_sharded, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_PERIOD = 1 << 16
+"""After so many elements the weights repeat."""
+_AT_ONCE = 1 << 22
+"""So many elements are read at once: the whole numbers they are turned into take 8 bytes each."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MULTIPLIER, _STEP = 6364136223846793005, 1442695040888963407
+"""Knuth's linear congruential generator (MMIX), which makes the weights."""
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> Tensor:
+    """One whole number on the tensor's device. The tensor must be plain, dense and readable."""
+    words = _words(tensor)
+    if not words.numel():
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    total: Tensor | None = None
+    for part in torch.split(words, _AT_ONCE):
+        found = _weighted(part)
+        total = found if total is None else total + found
+    assert total is not None
+    return total
+
+
+@torch.no_grad()
+def fingerprints(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """The fingerprints of several tensors in one vector on `device`.
+
+    What cannot be compared between ranks counts as 0: `None`, sharded and sparse tensors, and those whose memory is
+    gone.
+    """
+    nothing = torch.zeros((), dtype=torch.int64, device=device)
+    found = []
+    for tensor in tensors:
+        local = None if tensor is None or is_sharded(tensor) else readable(tensor)
+        if local is None or local.layout is not torch.strided:
+            found.append(nothing)
+        else:
+            found.append(fingerprint(local).to(device, non_blocking=True))
+    return torch.stack(found) if found else torch.zeros(0, dtype=torch.int64, device=device)
+
+
+@torch.no_grad()
+def state_fingerprints(optimizer: Any, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
+    """One number per parameter in one vector on `device`: for all that an optimizer keeps about it with dimensions."""
+    found = torch.zeros(len(parameters), dtype=torch.int64, device=device)
+    states: list[dict[Any, Any]] = [optimizer.state.get(each, {}) for each in parameters]
+    names = {str(key) for state in states for key, value in state.items() if _has_dimensions(value)}
+    for number, name in enumerate(sorted(names)):
+        values = [value if _has_dimensions(value := state.get(name)) else None for state in states]
+        found = found * 3 + fingerprints(values, device) + number
+    return found
+
+
+def _has_dimensions(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits as a vector of whole numbers."""
+    local = tensor.detach()
+    if local.is_complex():
+        local = torch.view_as_real(local.resolve_conj())
+    flat = local.reshape(-1)
+    return flat.view(_WORDS[flat.element_size()])
+
+
+def _weighted(words: Tensor) -> Tensor:
+    weights = _weights(words.device)
+    count = words.numel()
+    if count <= _PERIOD:
+        return (words.to(torch.int64) * weights[:count]).sum()
+    whole = count - count % _PERIOD
+    total = (words[:whole].to(torch.int64).view(-1, _PERIOD) * weights).sum()
+    return total if whole == count else total + (words[whole:].to(torch.int64) * weights[: count - whole]).sum()
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """The same odd numbers on every rank."""
+    numbers, state = [], 1
+    for _ in range(_PERIOD):
+        state = (state * _MULTIPLIER + _STEP) % (1 << 64)
+        numbers.append((state ^ (state >> 33)) | 1)
+    signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+    return upload(signed, device)

@@ -1,0 +1,126 @@
+"""What one of several ranks records so that the ranks can be compared later: `rank.jsonl`.
+
+Each rank writes its own file and starts no collective. Ranks look at the same steps, which are chosen by number
+(`observe.sampling`), and take the same fingerprints, which are equal where the bits are (`observe.fingerprints`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.record.facts.codec import Facts, item
+from surefoot.record.facts.run_facts import GroupSettings
+
+WRAPPED, SHARDED, UNWRAPPED = "ddp", "sharded", "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLoader(Facts):
+    """A data loader that a rank iterates."""
+
+    sampler: str
+    """The class of its sampler."""
+    rows: int | None = item(null=True)
+    """The length of its dataset."""
+    batch_size: int | None = item(null=True)
+    """Its batch size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSetup(Facts):
+    """What a rank runs, at its first look."""
+
+    rank: int
+    """Its number."""
+    world_size: int
+    """How many ranks there are."""
+    initialized: bool = False
+    """Whether `torch.distributed` was initialized."""
+    torch: str = ""
+    """The version of torch."""
+    python: str = ""
+    """The version of Python."""
+    device: str = ""
+    """The name of the device that it trains on."""
+    code: dict[str, str] = item(factory=dict)
+    """The script and the modules of its author, each with a hash of its text."""
+    seed: int | None = None
+    """What torch's generator was last seeded with."""
+    loaders: list[RankLoader] = item(factory=list)
+    """The data loaders."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankOptimizer(Facts):
+    """One optimizer of a rank, and which of its parameters can be compared."""
+
+    number: int
+    """Its number, in the order in which optimizers were made."""
+    type: str
+    """The name of its class."""
+    site: str = ""
+    """The line of the script that made it."""
+    settings: list[GroupSettings] = item(factory=list)
+    """The settings of its first eight parameter groups, at the first look."""
+    parallel: str = UNWRAPPED
+    """`ddp` if DistributedDataParallel averages its gradients, `sharded` if each rank holds a part of a parameter."""
+    members: list[int] | None = None
+    """The ranks of DDP's process group; `None` for all."""
+    names: list[str] = item(factory=list)
+    """Its parameters that every rank holds whole, in their order."""
+    elements: int = 0
+    """How many numbers these are."""
+    layout: str = ""
+    """A hash of their shapes and types."""
+    has_own_hook: bool = False
+    """Whether DDP has a communication hook that need not make gradients equal on all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprints(Facts):
+    """The fingerprints of the parameters of one optimizer, or of their gradients or moments."""
+
+    total: str
+    """One for all of them together."""
+    each: str = ""
+    """One of 32 bits for each, in base64; empty if they were not kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaLook(Facts):
+    """One optimizer at one step, before it steps unless said otherwise."""
+
+    step: int
+    """The step of the run."""
+    optimizer: int
+    """The number of the optimizer."""
+    backwards: int
+    """How many backwards there have been."""
+    lr: list[float | None] = item(factory=list)
+    """The learning rate of each of its first eight parameter groups."""
+    parameters: Fingerprints
+    """The parameters."""
+    gradients: Fingerprints
+    """Their gradients, as the step uses them."""
+    moments: Fingerprints
+    """The optimizer's state."""
+    after: str | None = None
+    """The parameters after the step: the total."""
+    next: str | None = None
+    """The parameters before the following step: the total."""
+    has_gradients: bool = True
+    """Whether any gradient is other than 0."""
+    scale: float | None = None
+    """The loss scale."""
+    skips: int = 0
+    """How many steps a gradient scaler has skipped."""
+    inputs: int | None = None
+    """A fingerprint of the inputs of the last backward."""
+    targets: int | None = None
+    """A fingerprint of its targets."""
+    wrapper_called: bool | None = None
+    """Whether the forward of DDP has ever run; `None` without DDP."""
+    synchronized: bool | None = None
+    """Whether the last forward of DDP asked for gradients to be averaged; `None` without DDP."""
+    communicated: int = 0
+    """How many numbers the script itself has sent through collectives so far."""

@@ -1,0 +1,36 @@
+"""Rank-by-time maps as data: one row per rank, one column per stretch of steps, as the maps of layers have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surefoot.report.page.layer_maps import as_map
+
+if TYPE_CHECKING:
+    from surefoot.record.rank_table import RankTable
+    from surefoot.report.page.sections import LayerMap
+
+_MAPS = (
+    ("step_seconds", "Step time by rank", "Seconds per step, the longest of each stretch."),
+    ("grad_norm", "Gradient norm by rank", "The largest of each stretch. Averaged gradients are equal on all ranks."),
+    ("memory", "Memory by rank", "Bytes, the most of each stretch."),
+)
+
+
+def rank_maps(table: RankTable | None) -> list[LayerMap]:
+    """The maps that the ranks have numbers for; none for a run of one process."""
+    if table is None or len(table.ranks) < 2:
+        return []
+    names = [f"rank {rank}" for rank in table.ranks]
+    found: list[LayerMap] = []
+    for kind, title, caption in _MAPS:
+        values = np.stack(getattr(table, kind))
+        broken = np.isinf(values)
+        shown = np.where(np.isfinite(values), values, -np.inf)
+        cells = np.asarray(table.starts), shown, broken, np.zeros_like(broken)
+        made = as_map(cells, names, logarithmic=True)
+        if made["rows"]:
+            found.append({"id": f"rank_{kind}", "title": title, "caption": caption, **made})
+    return found
