@@ -60,7 +60,7 @@ def settled_state(state: LiveGuardState) -> GuardState:
     return {**state, "results": settled(state["results"])}
 
 
-def in_present_format(state: Mapping[str, Any], what: str = "the state of the guard") -> dict[str, Any]:
+def in_present_format(state: Mapping[str, Any], what: str = "the state of the guard") -> Any:
     """A saved state, brought to the present format if an earlier version has written it."""
     return STABILIZER_STATE.read(state, what, SettingError)
 

@@ -97,7 +97,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         A method that a plugin has written anew stays as it is, such as the norm over shards of `FSDPPrecision`.
         """
 
-        reference = weakref.ref(precision)
+        reference: Callable[[], Any] = weakref.ref(precision)
 
         def by_norm(own: Callable[..., Any], optimizer: Any, clip_val: float) -> None:
             training.clip_norm(reference().main_params(optimizer), clip_val)
@@ -121,7 +121,10 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same, for a training that was interrupted or has failed."""
-        self._at_end = self.state_dict()  # a checkpoint may be saved after the exception
+        try:
+            self._at_end = self.state_dict()  # a checkpoint may be saved after the exception
+        except Exception as error:  # the exception may be that of a device, which cannot be read any more
+            logger.warning("surefoot: the state of the guard could not be read: %s: %s", type(error).__name__, error)
         if self.training is not None:
             self.training.finish()
 

@@ -45,7 +45,7 @@ class WatchedEngine:
         self._step = step
         self._window = LossWindow()
         self._loss: Tensor | None = None
-        self._arriving: deque[tuple[int, float, ArrivingNumber | KnownNumber]] = deque()
+        self._arriving: deque[tuple[int, float, ArrivingNumber | KnownNumber | None]] = deque()
         """Steps whose losses are on their way to the host, with the time at which they ended."""
 
     def add_loss(self, loss: Tensor, *, is_share: bool = False, is_propagated: bool = True) -> None:
@@ -61,25 +61,27 @@ class WatchedEngine:
         self._window.clear()
         if self.log is None:
             return
-        if loss is None:
-            self._write(wait=True)
-            self.log.take(StepRow(step, time.time()))
-            return
-        self._arriving.append((step, time.time(), begin_reading_number(loss)))
+        self._arriving.append((step, time.time(), None if loss is None else begin_reading_number(loss)))
         self._write(wait=False)
 
     def _write(self, wait: bool) -> None:
         """Log the steps whose losses have arrived, in their order, or all of them."""
-        while self.log is not None and self._arriving and (wait or self._arriving[0][2].has_arrived()):
-            step, when, loss = self._arriving.popleft()
-            self.log.take(StepRow(step, when, loss=loss.wait()))
+        while self.log is not None and self._arriving:
+            step, when, loss = self._arriving[0]
+            if not wait and loss is not None and not loss.has_arrived():
+                return
+            self._arriving.popleft()
+            self.log.take(StepRow(step, when, loss=None if loss is None else loss.wait()))
 
     def finish(self, diagnose: bool = True) -> None:
         """Training has ended: write the log, and say what the losses show."""
         self.replaced.undo()
         if self.log is None or self.log is self._options.log or self.log.closed:  # the user's own is closed by the user
             return
-        self._write(wait=True)
+        try:
+            self._write(wait=True)
+        except RuntimeError as error:  # the device has failed
+            logger.warning("surefoot: the losses of the last steps have not arrived: %s", error)
         self.log.close()
         if diagnose and self._options.diagnose:
             report_diagnosis(self.log.folder)
