@@ -179,11 +179,10 @@ class _Look:
             return
         try:
             with WithoutHooks():
-                given = args[0] if args else None
-                if not _is_readable(given) or not _is_readable(output):
+                if not args or not _is_readable(args[0]) or not _is_readable(output):
                     self._failed = True
                 else:
-                    is_absent = ~(given.detach() != 0).any()
+                    is_absent = ~(args[0].detach() != 0).any()
                     self._positive.append(begin_reading_number((output.detach() > 0).any() | is_absent))
         except Exception:  # watching never ends a run
             self._failed = True

@@ -62,7 +62,8 @@ def settled_state(state: LiveGuardState) -> GuardState:
 
 def in_present_format(state: Mapping[str, Any], what: str = "the state of the guard") -> Any:
     """A saved state, brought to the present format if an earlier version has written it."""
-    return STABILIZER_STATE.read(state, what, SettingError)
+    present: dict[str, Any] = STABILIZER_STATE.read(state, what, SettingError)
+    return present
 
 
 def load_state(guard: GuardContext, results: StepResults, state: Mapping[str, Any]) -> None:
