@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from surefoot.guard.run_state import MomentTree, RunTree
     from surefoot.guard.step_results import StepResults
     from surefoot.keep.position.data import PositionState
-    from surefoot.keep.staging import Place, Staged
+    from surefoot.keep.staging import Place
     from surefoot.types import Decision, StepRecord
 
 log = logging.getLogger("surefoot")
@@ -222,20 +222,17 @@ class Repeats:
             self._write_weights(target)
             moment = target.snapshot.moment
             moment.rest.wait()
-            self._put_back(moment.rest, moment.place)
+            tree: MomentTree = moment.rest.tree
+            state = self._persistence.run_state
+            state.load_moment(tree)
+            rewind(state.position, moment.place)
+            set_streams(tree["streams"])
         elif target.tree is not None:
             self._load_checkpoint(target.tree)
         _count_anew(self._history, target.step, reached, counts, by_kind)
         self._history.budgets.repeat_state = pending.plan._replace(until=max(pending.plan.until, reached))
         if self._on_back is not None:
             self._on_back(target.step)
-
-    def _put_back(self, rest: Staged, place: DataPlace) -> None:
-        tree: MomentTree = rest.tree
-        state = self._persistence.run_state
-        state.load_moment(tree)
-        rewind(state.position, place)
-        set_streams(tree["streams"])
 
     def _load_checkpoint(self, tree: RunTree) -> None:
         state, weights = self._persistence.run_state, self._persistence.weights
