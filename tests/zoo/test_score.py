@@ -89,7 +89,7 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
     ("arguments", "words"),
     [
         (["zoo"], "zoo needs one of list, run, score"),
-        (["zoo", "score", "--half", "third"], "--half must be tuning, testing or both; got 'third'"),
+        (["zoo", "score", "--half", "third"], "--half must be tuning, testing, both or ranks; got 'third'"),
         (["zoo", "score", "--seeds", "1,x"], "--seeds must be whole numbers"),
         (["zoo", "score", "--from", "nowhere"], "no folder at nowhere"),
         (["zoo", "run", "no-such-script"], "no zoo script is called"),
