@@ -59,6 +59,4 @@ def test_ranks_agree_with_those_that_train_the_same_model_and_no_others(ranks, t
 
 def test_replicas_of_a_model_that_is_spread_over_a_mesh_agree_on_all_of_it(ranks, tmp_path):
     assert ranks.play(scenarios.replicas_of_a_spread_model, tmp_path, 4) == [0] * 4
-    found = results(tmp_path, 4)
-    assert [skipped for skipped, _ in found] == [[3]] * 4
-    assert len({parameters for _, parameters in found}) == 1
+    assert results(tmp_path, 4) == [[3]] * 4

@@ -44,13 +44,13 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
 
 def _groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
     """The process groups that train a model: of each DDP in it, and those of its DTensors."""
-    replicas = [
-        module.process_group
-        for module in model.modules()  # DDP may lie inside, as in torch.compile's wrapper
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    replicas = [  # DDP may lie inside, as in torch.compile's wrapper
+        module for module in model.modules() if isinstance(module, torch.nn.parallel.DistributedDataParallel)
     ]
     meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if hasattr(p, "to_local"))  # type: ignore[attr-defined]
-    return [*replicas, *(_group_of_mesh(mesh) for mesh in meshes)]
+    # DDP on one dimension of a mesh holds the shards of the others as plain tensors.
+    meshes |= dict.fromkeys(mesh for each in replicas if (mesh := getattr(each, "device_mesh", None)) is not None)
+    return [*(each.process_group for each in replicas), *(_group_of_mesh(mesh) for mesh in meshes)]
 
 
 def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
