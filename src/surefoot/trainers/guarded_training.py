@@ -179,7 +179,7 @@ class LossWindow:
         if is_propagated:
             self.was_propagated = True
         elif loss.requires_grad:
-            loss.register_hook(self._propagated)
+            loss.register_hook(self._propagated)  # type: ignore[no-untyped-call]
         loss = loss.detach()
         loss = (loss if loss.numel() == 1 else loss.mean()).float()
         self._sum = loss if self._sum is None else self._sum + loss
