@@ -149,12 +149,12 @@ _CAUSES = (
         "the sampler should have drawn anew.",
         "data.leakage resume.data-replayed data.unshuffled",
         "Do not reseed inside the epoch loop; call `sampler.set_epoch(epoch)` on a distributed sampler.",
-        "Make sure that the iterator moves on: `next(iter(loader))` gives the first batch for ever.",
+        "Make sure that the iterator moves on: `next(iter(loader))` returns the first batch every time.",
         "Remove duplicates from the data set.",
     ),
     _cause(
         "data.label-out-of-range",
-        "labels the loss cannot index",
+        "labels outside the range of the classes",
         "The loss crashes with an index error, on a GPU with a device-side assert, or is NaN.",
         "Some labels lie outside 0 to C-1, where C is the number of outputs, and are not the ignore index.",
         "data.token-mismatch loss.no-valid-targets",
@@ -280,7 +280,7 @@ _CAUSES = (
     ),
     _cause(
         "loss.sign-flipped",
-        "the objective is upside down",
+        "the loss has the wrong sign",
         "The loss runs to minus infinity while the metric gets worse.",
         "Loss and metric fall together, and nothing bounds the loss from below: what is minimised is the negative of "
         "what was meant.",
@@ -345,7 +345,7 @@ _CAUSES = (
     ),
     _cause(
         "loss.term-dominates",
-        "one term drowns the others",
+        "one loss term dominates",
         "The total loss falls, but only one of the things it is made of gets better.",
         "More than 99 % of the gradient comes from one of the terms.",
         "loss.sum-reduction rl.reward-scale data.unscaled-input",
@@ -376,7 +376,7 @@ _CAUSES = (
     # ── mask ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "mask.fully-masked-row",
-        "a row with nothing to attend to",
+        "an attention row is fully masked",
         "NaN comes out of an attention layer, often on one batch in many.",
         "A softmax receives a row that is minus infinity everywhere: 0 / 0.",
         "data.nonfinite-input loss.undefined-op precision.fp16-overflow",
@@ -386,7 +386,7 @@ _CAUSES = (
     ),
     _cause(
         "mask.leaks-future",
-        "the model sees what it must predict",
+        "the model sees the tokens that it must predict",
         "The loss is far too small for the task, and what the model generates is bad.",
         "Changing a later token changes the output at an earlier position.",
         "data.leakage data.repeated-batches",
@@ -426,7 +426,7 @@ _CAUSES = (
     # ── model ────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "model.dead-units",
-        "units that never fire",
+        "units that are always zero",
         "Part of a layer is silent, and the model is smaller than it looks.",
         "Units put out exactly 0 on every input, and so their gradient is exactly 0 as well.",
         "lr.too-high init.symmetric optim.frozen-parameters",
@@ -447,7 +447,7 @@ _CAUSES = (
     ),
     _cause(
         "model.vanishing-gradient",
-        "gradients die on the way down",
+        "gradients vanish towards the early layers",
         "Early layers stay as they were while the last ones learn.",
         "The gradient of the first layers is many orders smaller than that of the last, although activations have a "
         "healthy scale at the start.",
@@ -460,7 +460,7 @@ _CAUSES = (
     ),
     _cause(
         "model.exploding-gradient",
-        "gradients grow on the way down",
+        "gradients explode towards the early layers",
         "Spikes, then NaN, more often on long sequences or in deeper models.",
         "The gradient grows with depth or with sequence length, while the learning rate is ordinary.",
         "lr.too-high init.too-large data.bad-batch",
@@ -500,7 +500,7 @@ _CAUSES = (
     ),
     _cause(
         "model.unregistered-parameters",
-        "parameters no module owns",
+        "parameters that no module registers",
         "Part of the model never learns, and is missing from its checkpoints.",
         "Leaf tensors that require a gradient take part in the loss, but appear in no `named_parameters()`.",
         "optim.parameters-missing optim.detached-graph optim.frozen-parameters",
@@ -564,7 +564,7 @@ _CAUSES = (
     ),
     _cause(
         "lr.schedule-broken",
-        "the schedule does something else",
+        "the learning rate is not what was planned",
         "Learning stops early, or the loss jumps at steps that nobody planned.",
         "The trace of the rate itself: it reaches 0 long before the end, jumps, or rises again after its decay.",
         "lr.too-low lr.too-high resume.state-missing",
@@ -614,7 +614,7 @@ _CAUSES = (
     ),
     _cause(
         "optim.detached-graph",
-        "the graph is cut",
+        "part of the model is detached from the loss",
         "Part of the model never learns, or `backward()` says that nothing requires a gradient.",
         "A parameter requires a gradient and takes part in the forward, but its gradient is None: something between "
         "it and the loss left the graph.",
@@ -789,7 +789,7 @@ _CAUSES = (
     _cause(
         "precision.scaler-stuck",
         "the loss scale cannot fall further",
-        "Every step is skipped, for ever, and the loss stays where it is.",
+        "Every step is skipped, and the loss stays where it is.",
         "The scale is at its floor and each step is still found to overflow: scaling is not the reason for the Inf.",
         "precision.fp16-overflow data.nonfinite-input loss.undefined-op",
         "Run one step in float32 and find the first non-finite tensor.",
@@ -821,7 +821,7 @@ _CAUSES = (
     ),
     _cause(
         "dist.gradients-not-averaged",
-        "each rank trains for itself",
+        "gradients are not averaged over the ranks",
         "More GPUs do not help, and the ranks drift apart.",
         "Gradients of the same parameters differ between ranks when the optimizer steps.",
         "dist.replicas-diverged dist.scale-disagrees",
@@ -859,7 +859,7 @@ _CAUSES = (
     ),
     _cause(
         "resume.state-missing",
-        "a restart forgot part of the state",
+        "a restart without part of the state",
         "The loss jumps at a restart and takes a long time to return.",
         "Parameters continue where they were, while moments, schedule or loss scale start over.",
         "optim.stale-state lr.schedule-broken resume.data-replayed",
@@ -893,7 +893,7 @@ _CAUSES = (
     # ── rl, gan, hw ──────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "rl.kl-blowup",
-        "the policy runs from its reference",
+        "the policy moves far from its reference",
         "The reward rises, then collapses, and samples degenerate.",
         "The KL divergence from the old or reference policy climbs first, and the reward falls afterwards.",
         "rl.ratio-explosion lr.too-high rl.entropy-collapse",
@@ -925,7 +925,7 @@ _CAUSES = (
     ),
     _cause(
         "rl.zero-advantage",
-        "no reward tells the samples apart",
+        "all samples get the same reward",
         "The policy loss is almost 0 and nothing is learnt.",
         "Advantages, or the variance of rewards within each group, are 0.",
         "rl.entropy-collapse rl.reward-scale lr.too-low",
@@ -935,7 +935,7 @@ _CAUSES = (
     ),
     _cause(
         "rl.reward-scale",
-        "returns of the wrong size",
+        "returns far from unit scale",
         "The value loss dwarfs the policy loss, and the policy hardly learns.",
         "Returns lie far from unit scale, and the value term makes up nearly all of the gradient.",
         "loss.term-dominates data.unscaled-input rl.zero-advantage",

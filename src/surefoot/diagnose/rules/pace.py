@@ -356,9 +356,16 @@ def _climbs(run: RecordedRun, known: RateHistory) -> Claim | None:
     rates, count, base, top = known.rates, len(known.rates), known.base, max(known.rates)
     jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
     if jump is not None and (run.failing or _worse_after(run, jump)) and _is_kept_up(run, jump):
-        return known.claim(
+        claim = known.claim(
             0.88, f"The learning rate jumps from {rates[jump - 1]:.3g} to {rates[jump]:.3g} at step {jump}.", jump
         )
+        keep = f"Keep the learning rate at {rates[jump - 1]:.3g} at step {jump}: "
+        who = (
+            f"correct the milestones or factors of {', '.join(sorted(known.kinds))}."
+            if known.kinds
+            else ('remove the line that sets `group["lr"]` there.')
+        )
+        return replace(claim, fixes=(keep + who,))
     if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
         return known.claim(
             0.9,
