@@ -117,7 +117,6 @@ NOTHING_HAPPENS = {
         "|optimizer.zero_grad",
         {"zeroed_before_step", "steps"},
     ),
-    "a rate of zero": (NET.replace("1e-2", "0.0"), LOOP, "|torch.optim.Adam", {"steps", "parameters", "changed"}),
     "the optimizer of another model": (
         NET + "model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))\n",
         LOOP,
