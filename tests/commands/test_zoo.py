@@ -15,7 +15,7 @@ def test_the_list_can_be_narrowed_to_a_half_and_a_name(command):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["list", "--half", "third"], "--half must be tuning, testing or both; got 'third'"),
+        (["list", "--half", "third"], "--half must be tuning, testing, both or ranks; got 'third'"),
         (["score", "--seeds", "one"], "--seeds must be whole numbers"),
         (["score", "--from", ".", "--keep", "x"], "--keep and --from exclude each other"),
         (["score", "--device", "meta"], "no device 'meta' here: torch "),

@@ -23,6 +23,7 @@ from surefoot.keep.checkpoint import storage
 from surefoot.keep.position.data import DataPosition
 from surefoot.record.follow import RunFollower
 from surefoot.record.incidents.reading import read_incident
+from surefoot.record.rank_file import read_rank
 from surefoot.report.page.serve import LiveServer
 
 ROOT = Path(__file__).parents[2]
@@ -183,6 +184,16 @@ def findings(folder):
         yield command(name, folder)
 
 
+def rank(folder):
+    for number in range(2):
+        unpack("run", folder / f"rank{number}")
+        (folder / f"rank{number}" / "rank.jsonl").write_text(
+            json.dumps({"kind": "setup", "schema": formats.RANK.version + 1}) + "\n"
+        )
+    yield refusal(lambda: list(read_rank(folder / "rank0")))
+    yield command("diagnose", folder)
+
+
 def incident(folder):
     (place,) = unpack("incident", folder).glob("incidents/*")
     newer(place / "incident.json", formats.INCIDENT)
@@ -209,7 +220,7 @@ READ_AGAIN = {
     each.__name__.replace("_", " "): each
     for each in (
         *(checkpoint, stabilizer_state, data_position, run_log, run_description),
-        *(facts, findings, incident, experiments, standardizer),
+        *(facts, findings, rank, incident, experiments, standardizer),
     )
 }
 

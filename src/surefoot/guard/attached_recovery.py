@@ -32,7 +32,7 @@ class AttachedRecovery:
         self, models: Sequence[nn.Module], optimizer: Any, guard: GuardContext, recovery: TrainingRecovery
     ) -> None:
         trained = TrainedState(models, optimizer, guard.policy.live_states, guard.policy.put_back)
-        self.weights = EarlierWeights(None, trained, None, recovery, guard.lag_steps, guard.ranks)
+        self.weights = EarlierWeights(None, trained, None, recovery, guard.ranks)
         self._history, self._repeats = guard.history, recovery.repeat
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
 
@@ -43,7 +43,7 @@ class AttachedRecovery:
 
     def after_step(self, step: int) -> None:
         """`step` optimizer steps are done: take a snapshot if one is due."""
-        self.weights.after_step(step, self._history.healthy)
+        self.weights.after_step(step, self._history.onset)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from surefoot.decide.recovery import LATE_STEPS
 from surefoot.errors import UsageError
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.placing import placed_parts
@@ -55,26 +54,28 @@ class EarlierWeights:
         trained: TrainedState,
         checkpoints: CheckpointManager | None,
         recovery: TrainingRecovery | None,
-        lag_steps: int,
         ranks: Ranks,
     ) -> None:
         """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
-        self._run_state, self._trained, self._checkpoints, self._lag = run_state, trained, checkpoints, lag_steps
+        self._run_state, self._trained, self._checkpoints = run_state, trained, checkpoints
         self._ranks = ranks
         self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
-        self._margin = recovery.margin_steps + LATE_STEPS if recovery else None
+        self._margin = recovery.margin_steps if recovery else 0
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
 
-    def after_step(self, step: int, healthy: bool, waits_for_batch: bool = False) -> None:
-        """`step` optimizer steps are done: take a snapshot if one is due, unless it is taken before the next batch."""
-        if self.ring is not None and healthy:
+    def after_step(self, step: int, onset: int | None, waits_for_batch: bool = False) -> None:
+        """`step` optimizer steps are done: take a snapshot if one is due, unless it is taken before the next batch.
+
+        `onset` is the step at which the trouble under way began; `None` if the run is healthy.
+        """
+        if self.ring is not None and onset is None:
             self.ring.settle()
             if not waits_for_batch:
                 self.ring.take_if_due(step)
-        elif self.ring is not None and self._margin is not None:
-            self.ring.note_trouble(step, step - self._lag - 1 - self._margin)
+        elif self.ring is not None and onset is not None:
+            self.ring.note_trouble(step, onset - self._margin)
 
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
@@ -193,7 +194,7 @@ class RunPersistence:
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
         self._ranks = ranks
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
-        self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, lag_steps, ranks)
+        self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, ranks)
         self.repeats: Repeats | None = None
         """Repeats the steps that a return undoes, if that is asked for."""
         if recovery is not None and recovery.repeat:
@@ -220,7 +221,7 @@ class RunPersistence:
     def after_step(self, step: int, history: RunHistory) -> None:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         waits_for_batch = self.data.between_batches_soon
-        self.weights.after_step(step, history.healthy, waits_for_batch and self.repeats is not None)
+        self.weights.after_step(step, history.onset, waits_for_batch and self.repeats is not None)
         if self.repeats is None or not self.repeats.is_returning:  # the state is one of two moments
             self.saver.after_step(step, history.instability, history.recent_loss, waits_for_batch=waits_for_batch)
 

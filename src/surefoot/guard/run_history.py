@@ -295,7 +295,12 @@ class Budgets:
     @property
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""
-        return self._recovery_state is None or self._recovery_state.onset < 0
+        return self.onset is None
+
+    @property
+    def onset(self) -> int | None:
+        """The step at which the trouble under way began; `None` if the run is healthy."""
+        return None if self._recovery_state is None or self._recovery_state.onset < 0 else self._recovery_state.onset
 
     @property
     def out_of_returns(self) -> bool:
@@ -459,19 +464,22 @@ class RunHistory:
         """Whether the last step was neither refused nor a setback."""
         return self.budgets.healthy
 
-    def typical_gradient(self, first: int, end: int) -> float:
-        """Mean gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none.
+    @property
+    def onset(self) -> int | None:
+        """The step at which the trouble under way began; `None` if the run is healthy."""
+        return self.budgets.onset
 
-        The mean, and not the median: one step on new data with a gradient a hundred times as large moves the weights as
-        far as a hundred others, and explains that they have moved.
+    def typical_gradient(self, first: int, end: int) -> float:
+        """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none.
+
+        The median, since damaged weights have large gradients: a few of those must not explain that weights have moved.
         """
-        norms = [
+        norms = sorted(
             float(record.signals.grad_norm)
             for record in self.history
             if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
-        ]
-        known = [norm for norm in norms if math.isfinite(norm)]
-        return math.fsum(known) / len(known) if known else 0.0
+        )
+        return norms[len(norms) // 2] if norms else 0.0
 
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""

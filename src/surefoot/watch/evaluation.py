@@ -24,8 +24,8 @@ FIRST_BLOCKS = 12
 MOST_CALLS = 400
 CALLS_OF_BLOCK = 16
 """Model calls of one block that are kept."""
-SHARE = 0.005
-SECONDS_AT_FIRST = 0.2
+PART = 0.25
+"""How much of the budget of sampled steps the recorder may take in blocks without gradients."""
 
 
 class Evaluations:
@@ -35,7 +35,7 @@ class Evaluations:
         self._context, self._state = context, context.state
         self._sampled: StepRecording | None = None
         self._depth = 0
-        self._budget = SamplingBudget(SHARE, SECONDS_AT_FIRST)
+        self._budget = SamplingBudget(PART)
         self.blocks = 0
         self.opened = 0
         """How many blocks were opened, those before the first step and inside sampled steps included."""

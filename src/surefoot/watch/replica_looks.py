@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.core.device import name_of
 from surefoot.core.files import make_subfolder, read_file
 from surefoot.observe.fingerprints import fingerprints, state_fingerprints
 from surefoot.observe.parameters import learning_rate, plain_name
@@ -111,7 +112,7 @@ class RankNotes:
         """The name of the device that the first known parameter is on."""
         held = [tensor for each in self._context.registry.parameters if (tensor := each.tensor()) is not None]
         device = held[0].device if held else torch.device("cpu")
-        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return "cpu" if device.type == "cpu" else name_of(device)
 
     def _setup(self) -> RankSetup:
         options = self._context.options

@@ -25,8 +25,9 @@ EXTRA = 3.0
 class SamplingBudget:
     """What sampled steps have cost, and whether there is time for another one."""
 
-    def __init__(self, share: float = SHARE, seconds_at_first: float = SECONDS_AT_FIRST) -> None:
-        self._share, self._seconds_at_first = share, seconds_at_first
+    def __init__(self, part: float = 1.0) -> None:
+        """`part`: how much of the usual budget there is."""
+        self._part = part
         self._began: float | None = None
         self._paid = 0
         self._last: list[float] = []
@@ -50,7 +51,7 @@ class SamplingBudget:
         if self._paid < ALWAYS:
             return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
-        return self.spent + cost * self._usual() <= times * (self._seconds_at_first + self._share * elapsed)
+        return self.spent + cost * self._usual() <= times * self._part * (SECONDS_AT_FIRST + SHARE * elapsed)
 
     def _usual(self) -> float:
         # Not `statistics.median`: it calls `sorted`, and a script may have replaced that.

@@ -130,13 +130,13 @@ def test_updates_that_fail_are_named_although_the_guard_left_a_step_out(watch: N
     still = "optimizer.param_groups[0]['lr'] = 0.0"
     run = watch.guarded(script(before=f"loss = loss + (out * 0).sqrt().sum() if step == 3 else loss; {still}"))
     assert run.facts["guarded"]["skipped"] == 1
-    assert "optim.no-update" in run.causes
+    assert "lr.too-low" in [finding.cause for finding in run.diagnosis.findings]
 
 
 def test_a_diagnosis_says_that_steps_were_left_out_whatever_else_was_found(watch: Nursery) -> None:
     run = watch.guarded(script(before=f"optimizer.param_groups[0]['lr'] = 0.0; {ROOT}"))
     told = f"`--guard` skipped 1 of 100 steps, at step {AT}."
-    assert run.first.cause == "optim.no-update"
+    assert run.first.cause == "lr.too-low"
     assert run.diagnosis.as_json()["summary"].endswith(f" {told}")
     assert told in as_full_text(run.diagnosis, "run")
     alone = watch.guarded(script(before=ROOT)).diagnosis
