@@ -329,7 +329,7 @@ def test_checkpoints_of_undone_steps_are_evidence(tmp_path):
     assert manager.load("good").step == STEPS
 
 
-@pytest.mark.parametrize("stop_after", [40, 85, 92, 100, 115])
+@pytest.mark.parametrize("stop_after", [60, 72, 85, 92, 100, 115])
 def test_a_run_that_dies_in_the_middle_of_a_repeat_ends_bitwise_the_same(tmp_path, stop_after):
     reference = Loop(sgd=True).bare(without=[FAULT_AT])
     settings = {"sgd": True}

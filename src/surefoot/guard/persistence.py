@@ -60,7 +60,7 @@ class EarlierWeights:
         self._run_state, self._trained, self._checkpoints = run_state, trained, checkpoints
         self._ranks = ranks
         self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
-        self._margin = recovery.margin_steps if recovery else 0
+        self._margin, self._repeats = (recovery.margin_steps, recovery.repeat) if recovery else (0, False)
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
@@ -79,7 +79,8 @@ class EarlierWeights:
 
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
-        return self.ring is None or self.ring.had_moved(typical_gradient)
+        # A return in vain costs nothing where the steps are repeated.
+        return self.ring is None or self.ring.had_moved(typical_gradient, if_unknown=self._repeats)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""

@@ -331,17 +331,17 @@ class SnapshotRing:
             last = old_enough[-1]
             self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
 
-    def had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
+    def had_moved(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
         """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
         What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
         task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
-        of steps. Where nobody measured what is usual, as in the first steps after a restart: no. A loss that is high is
-        no proof of damage, and the state to return to would be the one of the restart.
+        of steps. Where nobody measured what is usual, as in the first steps after a restart, it is `if_unknown`: a loss
+        that is high is no proof of damage, and the state to return to would be the one of the restart.
         """
         self._drop_misfits()
         if self._at_onset is None or self._at_onset[0].moved is None:
-            return False
+            return if_unknown
         last, onset, moved = self._at_onset
         usual: Tensor = last.moved  # type: ignore[assignment]
         before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)

@@ -214,19 +214,19 @@ def test_a_forged_tensor_file_with_other_tensors_is_refused(kept, tmp_path):
 
 
 def test_another_schema_is_refused_naming_both_and_a_migration_brings_it_up(kept, monkeypatch):
-    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3))
-    with pytest.raises(CheckpointError, match="schema 1; this surefoot reads schema 3"):
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=4, migrations={}))
+    with pytest.raises(CheckpointError, match="schema 2; this surefoot reads schema 4"):
         read(kept)
 
     def rename(contents):
         plain = {"net" if key == "model" else key: value for key, value in contents.plain.items()}
         return contents._replace(plain=plain)
 
-    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3, migrations={2: rename}))
-    with pytest.raises(CheckpointError, match="schema 1; this surefoot reads schema 2 to 3"):
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=4, migrations={3: rename}))
+    with pytest.raises(CheckpointError, match="schema 2; this surefoot reads schema 3 to 4"):
         read(kept)
-    note = {1: lambda contents: contents._replace(facts={**contents.facts, "up": 1})}
-    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=3, migrations={**note, 2: rename}))
+    note = {2: lambda contents: contents._replace(facts={**contents.facts, "up": 1})}
+    monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=4, migrations={**note, 3: rename}))
     manifest, tree = read(kept)
     assert manifest.facts["up"] == 1
     assert torch.equal(tree["net"]["weight"], state()["model"]["weight"])
@@ -236,7 +236,7 @@ def test_a_checkpoint_from_the_future_is_refused(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "CHECKPOINT", replace(CHECKPOINT, version=9))
     write(tmp_path / "c", {}, {}, step=1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=f"schema 9; this surefoot reads schema {CHECKPOINT.version}"):
+    with pytest.raises(CheckpointError, match=f"schema 9; this surefoot reads schema 1 to {CHECKPOINT.version}"):
         read(tmp_path / "c")
 
 

@@ -74,8 +74,10 @@ def no_update(run: RecordedRun) -> Claim | None:
             continue
         if run.facts.guard is not None and run.facts.guard.skipped and not any(p.unchanged for p in trainable):
             continue  # every sampled step was skipped
-        if is_far_too_low(held):
+        if is_far_too_low(held) and run.facts.preflight is None:
             continue  # `lr.too-low` names it
+        if is_far_too_low(held):
+            return _silent(held, trainable, f"its learning rate is {max(present(held.series.lr)):g} throughout", 0.9)
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
             return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
