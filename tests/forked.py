@@ -102,7 +102,8 @@ class Program:
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(self.pid, number)
 
     def poll(self) -> int | None:
         """Its exit status, or `None` while it runs."""

@@ -120,7 +120,11 @@ def test_finite_gradients_whose_squares_overflow_fp32_are_clipped_right(value):
     np.testing.assert_allclose(parameters[1].grad, -0.2, rtol=1e-6)
 
 
-@given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=5), min_size=1, max_size=5))
+ENTRIES = st.floats(-1e4, 1e4, width=32).filter(lambda value: value == 0 or abs(value) > 1e-15)
+"""Of smaller entries the squares are not in the range of fp32."""
+
+
+@given(st.lists(st.lists(ENTRIES, min_size=1, max_size=5), min_size=1, max_size=5))
 def test_after_clipping_the_norm_is_at_most_the_limit(values):
     gradients = [torch.tensor(row) for row in values]
     parameters = parameters_with(*gradients)
