@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surefoot.record.arrays import from_numpy
 from surefoot.record.columns import numbers, words
 from surefoot.record.schema import TABLES, TableName, public_schema
 
@@ -79,7 +80,7 @@ def _tidy(table: TableName, rows: pa.Table | None, began: FirstSteps) -> pa.Tabl
     keep = np.arange(rows.num_rows) if table == "device" else np.flatnonzero(~_superseded(rows, began))
     order = _in_order(rows, _KEYS[table], keep)
     if len(order) != rows.num_rows or not np.array_equal(order, np.arange(len(order))):
-        rows = rows.take(pa.array(order))
+        rows = rows.take(from_numpy(order))
     known = public_schema(table)
     columns = {f.name: rows[f.name] if f.name in rows.column_names else pa.nulls(len(rows), f.type) for f in known}
     extra = {name: rows[name] for name in rows.column_names if name not in columns and name != "session"}

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from surefoot.record.arrays import to_numpy
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -27,8 +29,4 @@ def words(rows: pa.Table, column: str) -> list[str]:
 def _plain(chunk: pa.Array) -> Array:
     import pyarrow as pa
 
-    values = chunk.indices if pa.types.is_dictionary(chunk.type) else chunk
-    if values.null_count:
-        values = values.fill_null(-1)
-    array: Array = values.to_numpy(zero_copy_only=False)
-    return array
+    return to_numpy(chunk.indices if pa.types.is_dictionary(chunk.type) else chunk, null=-1)

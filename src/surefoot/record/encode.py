@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from surefoot.record import bins
+from surefoot.record.arrays import from_numpy, from_words
 from surefoot.record.schema import LAYER_NUMBERS, SIGNAL, STEP_NUMBERS, TableName, schema_of
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class Words:
         import pyarrow as pa
 
         if self._array is None or len(self._array) != len(self._codes):
-            self._array = pa.array(list(self._codes), pa.string())
-        return pa.DictionaryArray.from_arrays(pa.array(codes), self._array)
+            self._array = from_words(list(self._codes))
+        return pa.DictionaryArray.from_arrays(from_numpy(codes), self._array)
 
     def _code(self, word: str) -> int:
         code = self._codes.get(word)
@@ -117,14 +118,12 @@ class Encoder:
         return self._batch("scalars", columns, extra, [SIGNAL + name for name in signals])
 
     def _layers(self, messages: Sequence[LayerRows]) -> pa.RecordBatch | None:
-        import pyarrow as pa
-
         pieces = [piece for message in messages if (piece := self._layer_piece(message)) is not None]
         if not pieces:
             return None
         counts = [len(codes) for _, _, codes, _ in pieces]
         columns = [
-            pa.array(np.repeat(np.array([step for step, *_ in pieces], dtype=np.int64), counts)),
+            from_numpy(np.repeat(np.array([step for step, *_ in pieces], dtype=np.int64), counts)),
             self._parts.encoded(np.repeat(self._parts.codes([part for _, part, *_ in pieces]), counts)),
             self._names.encoded(np.concatenate([codes for _, _, codes, _ in pieces])),
         ]
@@ -149,7 +148,7 @@ class Encoder:
             self._parts.column(row.part for row in rows),
             self._kinds.column(row.kind for row in rows),
             self._names.column(row.layer for row in rows),
-            pa.FixedSizeListArray.from_arrays(pa.array(counts.astype(np.int32).reshape(-1)), bins.COUNT),
+            pa.FixedSizeListArray.from_arrays(from_numpy(counts.astype(np.int32).reshape(-1)), bins.COUNT),
             *(_whole([getattr(row, name) for row in rows]) for name in ("nan", "positive_inf", "negative_inf")),
         ]
         return self._batch("histograms", columns)
@@ -170,7 +169,7 @@ class Encoder:
     ) -> pa.RecordBatch:
         import pyarrow as pa
 
-        session = pa.array(np.full(len(columns[0]), self.session, dtype=np.int32))
+        session = from_numpy(np.full(len(columns[0]), self.session, dtype=np.int32))
         return pa.record_batch([*columns, session, *extra], schema=schema_of(table, names))
 
     def _extra_names(self, table: TableName, mappings: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -217,16 +216,20 @@ def _stacked(arrays: list[Array | None], counts: list[int]) -> pa.Array:
     missing = np.repeat([array is None for array in arrays], counts)
     missing |= np.concatenate([np.ma.getmaskarray(array) for array in values])
     plain = np.concatenate([np.ma.getdata(array) for array in values])
-    return pa.array(plain, pa.float32(), mask=missing if missing.any() else None)
+    return from_numpy(plain, missing)
 
 
 def _numbers(values: list[Any]) -> pa.Array:
-    import pyarrow as pa
-
+    missing = np.array([value is None for value in values], dtype=bool)
     try:
-        return pa.array(values, pa.float64())
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.array([_number(value) for value in values], pa.float64())
+        numbers = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        numbers = np.empty(0)
+    if numbers.shape != missing.shape:
+        one_by_one = [_number(value) for value in values]
+        missing = np.array([value is None for value in one_by_one], dtype=bool)
+        numbers = np.array([0.0 if value is None else value for value in one_by_one], dtype=np.float64)
+    return from_numpy(numbers, missing)
 
 
 def _number(value: Any) -> float | None:
@@ -237,18 +240,11 @@ def _number(value: Any) -> float | None:
 
 
 def _whole(values: list[Any], optional: bool = False) -> pa.Array:
-    import pyarrow as pa
-
-    try:
-        array = pa.array(values, pa.int64())
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        array = pa.array([None if value is None else int(value) for value in values], pa.int64())
-    if array.null_count and not optional:
+    missing = np.array([value is None for value in values], dtype=bool)
+    if missing.any() and not optional:
         raise ValueError("a row without a step")
-    return array
+    return from_numpy(np.array([0 if value is None else int(value) for value in values], dtype=np.int64), missing)
 
 
 def _flags(values: list[Any]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([bool(value) for value in values], pa.bool_())
+    return from_numpy(np.array([bool(value) for value in values], dtype=bool))

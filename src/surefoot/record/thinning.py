@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from surefoot.record.arrays import from_numpy, to_numpy
 from surefoot.record.columns import numbers
 from surefoot.record.segments import EVENTS, FOLDER, Segment, SegmentName, read_segment
 
@@ -296,7 +297,7 @@ def _compact(segment: Segment, table: TableName) -> None:
 
 def _step_ends(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
     """Where one step ends and another begins."""
-    steps = rows.column("step").to_numpy(zero_copy_only=False)
+    steps = to_numpy(rows.column("step"), null=-1)
     return np.concatenate([[0], np.flatnonzero(np.diff(steps)) + 1, [len(steps)]])
 
 
@@ -316,6 +317,4 @@ def every_nth_step(rows: pa.Table, n: int) -> np.ndarray[Any, Any]:
 
 
 def _taken(rows: pa.Table, which: np.ndarray[Any, Any]) -> pa.Table:
-    import pyarrow as pa
-
-    return rows.filter(pa.array(which))
+    return rows.filter(from_numpy(which))

@@ -1,0 +1,56 @@
+"""Arrow arrays from numpy arrays and words, and back, by way of their buffers.
+
+`pyarrow.array` and `Array.to_numpy` import pandas wherever it is installed: a second or more, and tens of megabytes, in
+a program that may have no use for it. The run log is written while a script trains, so it converts its arrays here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def from_numpy(values: Array, missing: Array | None = None) -> pa.Array:
+    """An Arrow array of numbers or flags; null where `missing` is true."""
+    import pyarrow as pa
+
+    data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
+    valid = None if missing is None or not missing.any() else _bits(~missing)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, data])
+
+
+def from_words(words: Sequence[str]) -> pa.Array:
+    """An Arrow array of strings."""
+    import pyarrow as pa
+
+    encoded = [word.encode("utf-8") for word in words]
+    ends = np.zeros(len(encoded) + 1, np.int32)
+    np.cumsum([len(each) for each in encoded], out=ends[1:])
+    return pa.Array.from_buffers(
+        pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    )
+
+
+def to_numpy(values: pa.Array, null: float) -> Array:
+    """The numbers of an Arrow array, with `null` where it has none."""
+    valid, data = values.buffers()
+    end = values.offset + len(values)
+    numbers: Array = np.frombuffer(data, values.type.to_pandas_dtype(), end)[values.offset :]
+    if not values.null_count:
+        return numbers
+    flags = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[values.offset :]
+    return np.where(flags, numbers, numbers.dtype.type(null))
+
+
+def _bits(flags: Array) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
