@@ -221,6 +221,19 @@ def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
     assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
 
 
+def test_a_checkpoint_holds_our_state_before_any_callback_hears_of_it(tmp_path):
+    class Ends(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    settings = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Ends(), StabilizerCallback(), **settings)
+    callback = StabilizerCallback()
+    train(tmp_path, callback, resume=str(tmp_path / "checkpoint-5"), **settings)
+    assert guard_of(callback).steps == 10
+
+
 def test_two_ranks_leave_a_step_out_together_and_resume_together(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -101,8 +101,8 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
         (["run", "--out"], "--out needs a folder"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_two(arguments, words):
-    result = forked.run(["-m", "surefoot", *arguments])
+def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
+    result = forked.run(["-m", "surefoot", *arguments], cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1

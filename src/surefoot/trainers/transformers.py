@@ -51,6 +51,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer: Trainer | None = None
         self._begin: Callable[[], None] | None = None
         """Attaches the guard, once the other callbacks have seen training begin."""
+        self._saved_in: Path | None = None
+        """The checkpoint that holds the state of the guard although `on_save` has not come yet."""
         self._ended: tuple[weakref.ref[Any], dict[str, Any]] | None = None
         """The model of the last training and the state of the guard at its end."""
 
@@ -103,6 +105,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         follow_clipping(training, trainer.accelerator)
         self._add_to_logs(training, trainer)
         self._end_with_errors(training, trainer)
+        self._save_with_random_state(training, trainer)
         if state.global_step:
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
         elif self._ended is not None and self._ended[0]() is trainer.model:
@@ -128,7 +131,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
                 training.replaced.put(owner, name, ending_with(getattr(owner, name)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "training": None, "_trainer": None, "_begin": None, "_ended": None}
+        return {**self.__dict__, "training": None, "_trainer": None, "_begin": None, "_saved_in": None, "_ended": None}
 
     def _refuse_two_clippers(self, args: TrainingArguments) -> None:
         if self._options.clip is not None and args.max_grad_norm:
@@ -158,12 +161,29 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         elif self.training is not None and self._trainer is not None:
             self.training.count_if_skipped(self._trainer.accelerator.scaler)
 
+    def _save_with_random_state(self, training: GuardedTraining, trainer: Trainer) -> None:
+        """Save the guard's state with the random state: a checkpoint is complete before `trainer_state.json` is there.
+
+        A process that is killed between that file and `on_save` would leave a checkpoint without it.
+        """
+        save = getattr(trainer, "_save_rng_state", None)  # not part of the documented interface
+        if save is None:
+            return
+
+        def followed(output_dir: str) -> None:
+            save(output_dir)
+            save_into(training, Path(output_dir))
+            self._saved_in = Path(output_dir)
+
+        training.replaced.put(trainer, "_save_rng_state", followed)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the state of the guard into the checkpoint that was just saved."""
+        """Write the state of the guard into the checkpoint that was just saved, if it is not there already."""
         if isinstance(self.training, GuardedTraining) and not args.save_only_model:
             folder = self._checkpoint(args, state)
-            if folder.is_dir():
+            if folder.is_dir() and folder != self._saved_in:
                 save_into(self.training, folder)
+        self._saved_in = None
 
     def _checkpoint(self, args: TrainingArguments, state: TrainerState) -> Path:
         folder = args.output_dir if self._trainer is None else self._trainer._get_output_dir(trial=None)
