@@ -44,8 +44,9 @@ CASES = {
         "After 60 steps the script ended with exit code 3; no fault was found until then.",
     ),
     "crashes after training": (
-        (START, NET, loop(60, "raise ValueError('no such metric')\n")),
-        "After 60 steps the script ended with ValueError: no such metric; no fault was found until then.",
+        (START, NET, loop(60, "raise ValueError('no such \\033[1mmetric\\033[0m' + ', but others' * 12)\n")),
+        f"After 60 steps the script ended with ValueError: no such metric{', but others' * 8}, but ...; no fault was "
+        "found until then.",
     ),
     "takes three steps": (
         (START, NET, loop(3)),

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import patience
 import pytest
-from forked import SOURCE, environment
 from hypothesis import given
 from hypothesis import strategies as st
+
+import patience
+from forked import SOURCE, environment
 from surefoot.record.arrays import from_numpy, from_words, to_numpy
 
 KINDS = (np.int32, np.int64, np.float32, np.float64)

@@ -89,7 +89,7 @@ def _die(kills: list[int], step: int, rank: int, folder: Path) -> None:
 
 
 def on_worker(config: dict[str, Any]) -> None:
-    """What runs on every worker: first what nobody interrupts, then the run whose second worker dies again and again."""
+    """What every worker runs: first what nobody interrupts, then the run whose second worker dies, again and again."""
     import torch
 
     folder, broken = Path(config["folder"]), {"guarded": True, "faults": config["faults"]}

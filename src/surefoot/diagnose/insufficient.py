@@ -6,6 +6,7 @@ have no finding either. Their verdict is `unknown`.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "skipped steps", "replicas", "crash"})
 """Probes that record or protect: no rule goes by what they see."""
+LONGEST_MESSAGE = 120
+"""Characters of an error's message that are shown."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
@@ -121,10 +125,17 @@ def _how_it_ended(run: RecordedRun) -> str:
     if error == "KeyboardInterrupt":
         return "the script was interrupted"
     if crash is not None:
-        message = crash.message.strip().splitlines()
-        return f"the script ended with {crash.type}{f': {message[0][:120]}' if message else ''}"
+        message = _first_line(crash.message)
+        return f"the script ended with {crash.type}{f': {message}' if message else ''}"
     if error:
         return f"the script ended with {error}"
     if code is None:
         return "the script had not ended (killed, or still running)"
     return f"the script ended with exit code {code}" if code else ""
+
+
+def _first_line(message: str) -> str:
+    """The first line of an error's message without colours, cut at a word if it is long."""
+    lines = _COLOURS.sub("", message).strip().splitlines()
+    line = lines[0] if lines else ""
+    return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."
