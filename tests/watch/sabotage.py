@@ -46,6 +46,7 @@ from surefoot.watch import (
     manual_loop,
     model_calls,
     module_hooks,
+    nonfinite_gradients,
     nonfinite_origin,
     numeric_calls,
     optimizer_order,
@@ -123,7 +124,7 @@ INFRASTRUCTURE = {
     "StepRecording.__init__", "remove_leftover_recorders", "ModelCalls.__init__", "OptimizerUpdates.__init__",
     "CallFacts.__init__", "CallHistory.__init__", "LossCalls.__init__", "LayerCalls.__init__", "NumericCalls.__init__",
     "StepSampler.__init__", "BackwardObserver.__init__", "StepObserver.__init__", "FactsSaver.__init__",
-    "EventRecorder.__init__", "Evaluations.__init__",
+    "EventRecorder.__init__", "Evaluations.__init__", "NonFiniteGradients.__init__",
 }  # fmt: skip
 """What the safety itself is made of."""
 
@@ -152,6 +153,7 @@ MODULES = (
     manual_loop,
     model_calls,
     module_hooks,
+    nonfinite_gradients,
     nonfinite_origin,
     numeric_calls,
     optimizer_order,

@@ -6,6 +6,7 @@ from torch import nn
 
 from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.context import WatchContext, WatchOptions
+from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.unmeasured_steps import UnmeasuredSteps, first_gradient
 
 
@@ -43,7 +44,7 @@ def test_a_large_gradient_in_half_precision_is_finite_and_a_sparse_one_is_passed
 
 @pytest.mark.parametrize("column", ["first_gradient", "clip_norm"])
 def test_a_number_that_is_not_finite_becomes_the_norm_and_an_event(context: WatchContext, column: str):
-    steps = UnmeasuredSteps(context)
+    steps = UnmeasuredSteps(context, NonFiniteGradients(context))
     rows = [
         {"at": 1, "first_gradient": None, "grad_norm": None, "loss": 0.5, column: 3.0},
         {"at": 2, "grad_norm": 2.0, "loss": 0.5, "clip_norm": torch.inf},  # was measured
@@ -60,7 +61,7 @@ def test_a_number_that_is_not_finite_becomes_the_norm_and_an_event(context: Watc
 
 
 def test_the_norm_that_the_script_clips_by_is_enough_unless_it_may_have_overflowed(context: WatchContext):
-    steps, layer = UnmeasuredSteps(context), nn.Linear(2, 2)
+    steps, layer = UnmeasuredSteps(context, NonFiniteGradients(context)), nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.SGD(layer.parameters())
     for clip, is_asked in (

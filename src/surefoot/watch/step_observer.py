@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.observe.parameters import learning_rate
-from surefoot.observe.readable import readable
-from surefoot.observe.tensors import dense_views
-from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.guard import OptimizerGuard
+from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
@@ -57,7 +55,8 @@ class StepObserver:
         self._state, self._safely, self._registry = context.state, context.probes.safely, context.registry
         self._backwards_at_zero = -1
         self._zero_site = ""
-        self._unmeasured = UnmeasuredSteps(context)
+        self._nonfinite = NonFiniteGradients(context)
+        self._unmeasured = UnmeasuredSteps(context, self._nonfinite)
         self.ranks = ReplicaLooks(context)
         self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
@@ -220,7 +219,7 @@ class StepObserver:
         optimizer, in_closure = record.ref(), self._state.backwards_at_closure is not None
         if optimizer is None or (in_closure and not self.guard.acts):
             return
-        self._safely("gradients", self._record_nonfinite, optimizer)
+        self._safely("gradients", self._nonfinite.record, optimizer)
         if not in_closure:
             self._keep_incident(optimizer)
 
@@ -230,7 +229,7 @@ class StepObserver:
         norm = step.signals.grad_norm
         row["grad_norm"] = norm if norm is None else float(norm) / divide_by
         if norm is not None and not math.isfinite(norm) and "closure" not in row:
-            self._safely("gradients", self._record_late_nonfinite, row["at"], step)
+            self._safely("gradients", self._nonfinite.record_late, row["at"], step, self.guard.skipped.label)
         if self.guard.acts and step.skipped and not step.signals.extra.get(FOUND_BY_SCALER, 0.0):
             row["skipped"] = True
             self._skipped(record, row["at"], step)
@@ -239,7 +238,7 @@ class StepObserver:
     def _skipped(self, record: OptimizerRecord, at: int, step: StepRecord) -> None:
         optimizer = record.ref()
         if optimizer is not None:
-            self._safely("gradients", self._record_nonfinite, optimizer)
+            self._safely("gradients", self._nonfinite.record, optimizer)
         event, count = self.guard.skipped.add(record.number, at, step)
         self._context.events.add_skip(event, count)
         if self._incidents is not None:
@@ -248,47 +247,3 @@ class StepObserver:
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:
             self._safely("incidents", self._incidents.bad_step, optimizer)
-
-    def _record_late_nonfinite(self, at: int, step: StepRecord) -> None:
-        """The first gradients that were not finite, known only now: their counts are, the backward is not."""
-        layers = step.signals.layers
-        if self._state.nonfinite_gradient_recorded or self._state.scaler.enabled or layers is None:
-            return
-        self._state.nonfinite_gradient_recorded = True
-        counts = layers.nonfinite_counts()
-        good = [name for name in layers.names if name not in counts]
-        loss = step.signals.loss
-        self._context.events.add(
-            NonFiniteGradientEvent(
-                step=at,
-                parameters=[self.guard.skipped.label(number) for number in list(counts)[:20]],
-                finite=[self.guard.skipped.label(number) for number in good[:20]],
-                loss_finite=loss is None or math.isfinite(loss),
-            )
-        )
-
-    def _record_nonfinite(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first gradients that are not finite, unless a scaler takes care of them."""
-        if self._state.nonfinite_gradient_recorded or self._state.scaler.enabled:
-            return
-        self._state.nonfinite_gradient_recorded = True
-        bad: list[str] = []
-        good: list[str] = []
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is None:
-                    continue
-                name = self._registry.label(self._registry.add(tensor))
-                local = readable(tensor.grad)
-                is_finite = local is None or bool(torch.isfinite(dense_views([local])[0]).all())
-                (good if is_finite else bad).append(name)
-        sampled = self._state.sampled
-        self._context.events.add(
-            NonFiniteGradientEvent(
-                step=self._state.steps,
-                parameters=bad[:20],
-                finite=good[:20],
-                loss_finite=all(math.isfinite(float(value)) for value in self._context.losses.values),
-                node=sampled.nonfinite_node() if sampled is not None else None,
-            )
-        )

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
-from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import real
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
+    from surefoot.watch.nonfinite_gradients import NonFiniteGradients
     from surefoot.watch.step_rows import SeriesRow
 
 
 class UnmeasuredSteps:
     """Notes one number about each step that is not measured, and records the first that is not finite."""
 
-    def __init__(self, context: WatchContext) -> None:
-        self._context, self._state = context, context.state
+    def __init__(self, context: WatchContext, nonfinite: NonFiniteGradients) -> None:
+        self._context, self._state, self._nonfinite = context, context.state, nonfinite
 
     def begin(self, row: SeriesRow, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step that is not measured."""
@@ -47,13 +47,8 @@ class UnmeasuredSteps:
         if not isinstance(number, float) or math.isfinite(number):
             return
         row["grad_norm"] = number
-        loss = row.get("loss")
         self._context.measuring.expect_trouble(self._state.steps)
-        if not self._state.nonfinite_gradient_recorded:
-            self._state.nonfinite_gradient_recorded = True
-            is_finite = not isinstance(loss, float) or math.isfinite(loss)
-            event = NonFiniteGradientEvent(step=row["at"], parameters=[], finite=[], loss_finite=is_finite)
-            self._context.events.add(event)
+        self._nonfinite.record_unmeasured(row)
 
 
 def first_gradient(optimizer: torch.optim.Optimizer) -> Tensor | None:

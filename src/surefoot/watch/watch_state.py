@@ -66,8 +66,6 @@ class WatchState:
         """The number of backwards when a step that evaluates a closure began; `None` outside of such a step."""
         self.losses_are_late = False
         """Whether the last loss, on a device, was not known yet when its backward began."""
-        self.nonfinite_gradient_recorded = False
-        """Whether gradients that are not finite have been recorded: only the first are."""
         self.has_stepped = False
         """Whether an optimizer has stepped."""
         self.scaler = LossScalerState()
