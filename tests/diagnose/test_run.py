@@ -20,23 +20,23 @@ def classified(step: int, value: float, **more: Any) -> dict[str, Any]:
 
 def test_chance_is_the_entropy_of_the_labels() -> None:
     held = run(sampled_steps=[classified(step, 1.0) for step in range(4)])
-    assert held.chance == pytest.approx(math.log(2))
+    assert held.sampled.chance == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("more", [{"reduction": "sum"}, {"weighted": True}, {"smoothing": 0.1}, {"labels": None}])
 def test_chance_is_not_known_for_losses_on_another_scale(more: dict[str, Any]) -> None:
-    assert run(sampled_steps=[classified(step, 1.0, **more) for step in range(4)]).chance is None
+    assert run(sampled_steps=[classified(step, 1.0, **more) for step in range(4)]).sampled.chance is None
 
 
 def test_chance_is_known_for_a_sum_that_is_divided_by_its_number_of_targets() -> None:
     looks = [classified(step, 32.0, reduction="sum", valid=32) for step in range(4)]
-    assert run(sampled_steps=looks).chance is None
+    assert run(sampled_steps=looks).sampled.chance is None
     for each in looks:
         each["roots"][0]["sign"]["factor"] = 1 / 32
-    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2))
+    assert run(sampled_steps=looks).sampled.chance == pytest.approx(math.log(2))
     for each in looks:  # two were counted that the model leaves out
         each["roots"][0]["sign"]["factor"] = 1 / 34
-    assert run(sampled_steps=looks).chance == pytest.approx(math.log(2) * 32 / 34)
+    assert run(sampled_steps=looks).sampled.chance == pytest.approx(math.log(2) * 32 / 34)
 
 
 def test_a_second_phase_on_trained_weights_is_continued_and_a_fresh_model_is_not() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.diagnose.curves import LossCurve, present, present_finite
@@ -13,11 +11,10 @@ from surefoot.diagnose.sampled import SampledData
 from surefoot.record.facts import STEPS_ONLY, RunDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from surefoot.record.facts import (
         Facts,
-        LossCall,
         ModelCall,
         OptimizerFacts,
         ParameterFacts,
@@ -100,22 +97,16 @@ class RecordedRun:
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
             continued=_can_learn(self.facts)
-            or (optimizer is not None and self._continues(optimizer))
-            or self.sampled.begins_trained(self.chance),
+            or (optimizer is not None and _continues(optimizer, self.parameters.values()))
+            or self.sampled.begins_trained,
             blind=self.blind,
-            chance=self.chance,
+            chance=self.sampled.chance,
         )
 
     @cached_property
     def curve(self) -> LossCurve:
         """The loss of the run."""
         return self.curve_of(self.main)
-
-    def _continues(self, optimizer: OptimizerFacts) -> bool:
-        number = optimizer.number
-        mine = [p for p in self.parameters.values() if number in p.optimizers and p.requires_grad]
-        before = [p for p in mine if p.loaded or any(n < number for n in p.trained_by)]
-        return optimizer.created_at_step > 0 and len(before) > 0.5 * len(mine) > 0
 
     @cached_property
     def blind(self) -> bool:
@@ -126,25 +117,6 @@ class RecordedRun:
         if losses and sum(call.target_from_model for call in losses) > 0.5 * len(losses):
             return True
         return any(weighs_by_reward(call) for call in self.sampled.calls.products)
-
-    @cached_property
-    def chance(self) -> float | None:
-        """The loss of the best constant answer, if the run minimises one plain loss function."""
-        roots = self.sampled.backward_calls
-        names = {root.sign.function if root.sign is not None else None for root in roots}
-        if len(names) != 1 or names == {None} or {root.factor for root in roots} != {1.0}:
-            return None
-        losses = self.sampled.training_losses(*(name for name in names if name))
-        shares = present(self.sampled.share_of_mean(call) for call in losses)
-        if not losses or len(shares) < len(losses) or any(call.weighted or call.smoothing for call in losses):
-            return None
-        if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
-            entropy = _entropy(losses)
-            return None if entropy is None else entropy * median(shares)
-        if losses[0].op == "mse_loss":
-            spreads = present(call.target_variance for call in losses)
-            return median(spreads) if len(spreads) >= 3 else None
-        return None
 
     # What went wrong
 
@@ -171,22 +143,16 @@ def weighs_by_reward(call: ProductCall) -> bool:
     return not call.other_binary and ("log_prob" in call.history or (low < 0 < high and bool(logs)))
 
 
+def _continues(optimizer: OptimizerFacts, parameters: Iterable[ParameterFacts]) -> bool:
+    """Whether most of what an optimizer trains was trained or loaded before it was made."""
+    number = optimizer.number
+    mine = [p for p in parameters if number in p.optimizers and p.requires_grad]
+    before = [p for p in mine if p.loaded or any(n < number for n in p.trained_by)]
+    return optimizer.created_at_step > 0 and len(before) > 0.5 * len(mine) > 0
+
+
 def _span(optimizer: OptimizerFacts) -> tuple[float, float]:
     """The first and the last step of the run at which an optimizer stepped."""
     when = present(optimizer.series.at)
     created = optimizer.created_at_step
     return (when[0], when[-1]) if when else (created, created + optimizer.steps)
-
-
-def _entropy(losses: list[LossCall]) -> float | None:
-    """Entropy of all labels seen, in nats."""
-    counts: dict[str, int] = {}
-    for call in losses:
-        if not call.labels:
-            return None
-        for label, count in call.labels.items():
-            counts[label] = counts.get(label, 0) + count
-    total = sum(counts.values())
-    if len(losses) < 3 or total < 64:
-        return None
-    return -sum(c / total * math.log(c / total) for c in counts.values() if c)

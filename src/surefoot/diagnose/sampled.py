@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
 
 if TYPE_CHECKING:
@@ -80,7 +81,27 @@ class SampledData:
         share = sign.factor * loss.valid
         return share if 0.8 < share < 1.001 else None
 
-    def begins_trained(self, chance: float | None) -> bool:
+    @cached_property
+    def chance(self) -> float | None:
+        """The loss of the best constant answer, if the run minimises one plain loss function."""
+        roots = self.backward_calls
+        names = {root.sign.function if root.sign is not None else None for root in roots}
+        if len(names) != 1 or names == {None} or {root.factor for root in roots} != {1.0}:
+            return None
+        losses = self.training_losses(*(name for name in names if name))
+        shares = present(self.share_of_mean(call) for call in losses)
+        if not losses or len(shares) < len(losses) or any(call.weighted or call.smoothing for call in losses):
+            return None
+        if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+            entropy = _entropy(losses)
+            return None if entropy is None else entropy * median(shares)
+        if losses[0].op == "mse_loss":
+            spreads = present(call.target_variance for call in losses)
+            return median(spreads) if len(spreads) >= 3 else None
+        return None
+
+    @cached_property
+    def begins_trained(self) -> bool:
         """Whether the first loss is one that no new model has: far below that of the best constant answer.
 
         A new model makes an even guess; where the best constant answer is not known, that stands for it. Where one
@@ -95,6 +116,7 @@ class SampledData:
             return False
         value = first.value if first.reduction == "mean" else first.value / max(1, first.valid or 0)
         even = math.log(classes)
+        chance = self.chance
         is_uneven = chance is not None and chance < 0.5 * even
         return not is_uneven and value < 0.7 * (even if chance is None else min(even, chance))
 
@@ -128,3 +150,17 @@ class SampledData:
             if ratios:
                 found.append(median(ratios))
         return found
+
+
+def _entropy(losses: list[LossCall]) -> float | None:
+    """Entropy of all labels seen, in nats."""
+    counts: dict[str, int] = {}
+    for call in losses:
+        if not call.labels:
+            return None
+        for label, count in call.labels.items():
+            counts[label] = counts.get(label, 0) + count
+    total = sum(counts.values())
+    if len(losses) < 3 or total < 64:
+        return None
+    return -sum(c / total * math.log(c / total) for c in counts.values() if c)

@@ -93,7 +93,7 @@ def constant_answer(run: RecordedRun) -> float | None:
     if any(call.weighted or call.smoothing for call in run.sampled.training_losses()):
         return None
     found = chance(run)
-    level = found.level if found is not None else run.chance
+    level = found.level if found is not None else run.sampled.chance
     return level if level is not None and level > 1e-6 else None
 
 
