@@ -1,7 +1,5 @@
 """States in memory to return to."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.utils.prune
@@ -9,47 +7,7 @@ from torch import nn
 
 from surefoot.keep.snapshots import SnapshotRing, TrainedState
 from surefoot.keep.staging import stage
-
-OPTIMIZERS = {
-    "adamw": lambda p: torch.optim.AdamW(p, 0.1),
-    "fused adamw": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
-    "sgd with momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
-    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
-    "rprop": lambda p: torch.optim.Rprop(p, 0.1),
-    "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1),
-}
-
-
-class Run:
-    def __init__(self, optimizer="adamw"):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.rules = [0]
-        self.state = TrainedState([self.model], self.optimizer, lambda: list(self.rules), self.set_rules)
-        self.data = torch.randn(50, 16, 4)
-        self.steps = 0
-
-    def set_rules(self, rules):
-        self.rules = list(rules)
-
-    def train(self, steps):
-        for _ in range(steps):
-            x = self.data[self.steps % 50]
-
-            def closure(x=x):
-                self.optimizer.zero_grad()
-                loss = self.model(x).square().mean()
-                loss.backward()
-                return loss
-
-            self.optimizer.step(closure)
-            self.steps += 1
-            self.rules[0] += 1
-
-    def bits(self):
-        moments = [list(state.values()) for state in self.optimizer.state.values()]
-        return copy.deepcopy([list(self.model.state_dict().values()), moments, self.rules])
+from trained import OPTIMIZERS, Run
 
 
 def same(a, b):
@@ -161,9 +119,9 @@ def test_a_return_can_be_taken_back():
     ring.return_to(2, 0, keep_present=True)
     assert not same(run.bits(), left)
     run.train(1)
-    assert ring.take_back()
+    assert ring.abandoned.take_back()
     assert same(run.bits(), left)
-    assert not ring.take_back()
+    assert not ring.abandoned.take_back()
 
 
 def test_a_settled_return_cannot():
@@ -172,119 +130,7 @@ def test_a_settled_return_cannot():
     ring.take(0)
     ring.return_to(0, 0, keep_present=True)
     ring.settle()
-    assert not ring.take_back()
-
-
-def steady(first, end):
-    """Gradients of the same size all along."""
-    return 1.0
-
-
-def damaged(run, value=30.0):
-    with torch.no_grad():
-        run.model[2].bias += value
-
-
-def test_weights_that_train_on_have_not_moved_unusually_and_damaged_ones_have():
-    run = Run()
-    ring = SnapshotRing(run.state, every_steps=10, keep=2, device_bytes=None)
-    for step in (10, 20):
-        run.train(10)
-        ring.take(step)
-    run.train(15)
-    ring.note_trouble(35, before=30)
-    assert not ring.had_moved(steady)
-    ring.settle()
-    damaged(run)
-    ring.note_trouble(35, before=30)
-    assert ring.had_moved(steady)
-
-
-def test_what_happens_after_the_trouble_began_is_not_counted():
-    """A harder task has larger gradients, and they move the weights further."""
-    run = Run()
-    ring = SnapshotRing(run.state, 10, 2, None)
-    for step in (10, 20):
-        run.train(10)
-        ring.take(step)
-    run.train(5)
-    ring.note_trouble(25, before=20)
-    damaged(run)
-    ring.note_trouble(26, before=20)
-    assert not ring.had_moved(steady)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_have_moved(value):
-    run = Run()
-    ring = SnapshotRing(run.state, 1, 2, None)
-    for step in (1, 2):
-        run.train(1)
-        ring.take(step)
-    damaged(run, value)
-    ring.note_trouble(3, before=2)
-    assert ring.had_moved(steady)
-
-
-def test_without_two_states_nothing_shows_that_the_weights_have_moved_unusually():
-    run = Run()
-    ring = SnapshotRing(run.state, 1, 2, None)
-    assert not ring.had_moved(steady)
-    ring.take(1)
-    run.train(1)
-    ring.note_trouble(2, before=2)
-    assert not ring.had_moved(steady)
-
-
-def test_a_state_taken_after_the_damage_does_not_hide_it():
-    run = Run()
-    ring = SnapshotRing(run.state, 10, 2, None)
-    for step in (10, 20, 30):
-        run.train(10)
-        if step == 30:
-            damaged(run)
-        ring.take(step)
-    run.train(1)
-    ring.note_trouble(31, before=26)
-    assert ring.had_moved(steady)
-
-
-def test_where_nothing_has_moved_yet_a_first_small_move_is_no_damage():
-    """As before the first reward of a policy."""
-    run = Run()
-    ring = SnapshotRing(run.state, 10, 2, None)
-    for step in (10, 20):
-        ring.take(step)
-    with torch.no_grad():
-        run.model[2].bias += 1e-3
-    ring.note_trouble(25, before=20)
-    assert not ring.had_moved(steady)
-
-
-def test_what_is_usual_is_known_when_a_return_has_left_one_state():
-    run = Run()
-    ring = SnapshotRing(run.state, 10, 2, None)
-    for step in (0, 10, 20):
-        ring.take(step)
-        run.train(10)
-    ring.return_to(15, 0, keep_present=False)
-    assert ring.steps == [10]
-    run.train(5)
-    ring.note_trouble(15, before=12)
-    assert not ring.had_moved(steady)
-
-
-def test_gradients_that_have_grown_explain_a_longer_way():
-    run = Run()
-    ring = SnapshotRing(run.state, 10, 2, None)
-    for step in (10, 20):
-        run.train(10)
-        ring.take(step)
-    run.optimizer.param_groups[0]["lr"] *= 6
-    run.train(10)
-    ring.note_trouble(30, before=20)
-    assert ring.had_moved(steady)
-    assert not ring.had_moved(lambda first, end: 8.0 if end > 20 else 1.0)
+    assert not ring.abandoned.take_back()
 
 
 def prune_a_layer(model):
@@ -338,6 +184,6 @@ def test_without_memory_for_a_copy_the_others_are_dropped_with_one_warning(monke
     monkeypatch.setattr("surefoot.keep.snapshots.stage", full)
     ring.take(1)
     ring.take(2)
-    assert len(ring) == 0
+    assert ring.steps == []
     assert ring.return_to(5, 0, keep_present=False) is None
     assert caplog.text.count("no memory was left") == 1

@@ -81,8 +81,6 @@ def attach(
     >>> attachment.counts["skipped"]
     1
 
-    The attachment keeps neither model nor optimizer alive, and dropping it does not detach it.
-
     Args:
         model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
             step is refused. `None` if it is not known.
@@ -151,12 +149,7 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
     guard = _built(models, optimizer, settings)
     capture = follower = None
     if keeper is not None:
-        facts = {
-            "guard": "attach",
-            "decide_on": "device" if guard.decides_on_device else "host",
-            "shapers": guard.shapers,
-        }
-        run = RunToCapture(models, optimizer, None, guard, facts, is_bare=True)
+        run = RunToCapture(models, optimizer, None, guard, {"guard": "attach"}, is_bare=True)
         capture = IncidentCapture(keeper, run, guard.lag_steps, guard.rows)
         follower = LoopCapture(capture, run)
     respond: Respond = _respond
@@ -213,7 +206,10 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
 
 
 class Attachment:
-    """A guard that is attached to one optimizer. Keeps neither the optimizer nor the model alive."""
+    """A guard that is attached to one optimizer.
+
+    It keeps neither model nor optimizer alive, and dropping it does not detach it.
+    """
 
     def __init__(self, optimizer: Optimizer, hooks: StepHooks, results: StepResults, log: RunLog | None) -> None:
         self._optimizer, self._hooks = weakref.ref(optimizer), weakref.ref(hooks)

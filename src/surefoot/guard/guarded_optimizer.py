@@ -17,7 +17,6 @@ from torch import Tensor
 
 from surefoot.act.apply import (
     NOTHING_FOUND,
-    ClosureRefused,
     LearningRateCut,
     SettingsOfStep,
     StepCopy,
@@ -35,7 +34,6 @@ from surefoot.act.apply import (
 from surefoot.act.clip_pass import ClipPass
 from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
-from surefoot.errors import UsageError
 from surefoot.guard.decision_graph import GraphedDecider
 from surefoot.guard.step_decision import (
     ArrivingNumbers,
@@ -52,9 +50,10 @@ from surefoot.observe.tensors import LayerMetrics, TensorMeter, TensorStatistics
 from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from surefoot.guard.model_sampling import ModelSampler
+    from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
     from surefoot.observe.updates import ColumnsAfterStep
     from surefoot.types import NamedParameter, Scalar, Shaper
@@ -164,6 +163,72 @@ class OpenStep:
     """What a refused step goes back to when it ends, where the optimizer cannot be kept from doing something."""
 
 
+class StepPreparer:
+    """Prepares an optimizer to apply a step as it was decided: clipped, unscaled, or not at all."""
+
+    def __init__(self, optimizer: Any, policy: StepPolicy, *, on_device: bool, shapes: bool) -> None:
+        """Prepare the steps of an optimizer.
+
+        Args:
+            optimizer: the optimizer, which is not kept.
+            policy: what scales the loss, if anything does.
+            on_device: whether steps are decided on the device.
+            shapes: whether shapers have changed the gradients when a step is decided.
+        """
+        self._policy, self._on_device, self._shapes = policy, on_device, shapes
+        self.folds = can_fold(optimizer)
+        """Whether the kernel of the optimizer clips, unscales and skips."""
+        self.clip_pass = ClipPass()
+
+    def prepare(self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision) -> None:
+        """Have the next step of the optimizer do what was decided, by the gradients or by how its kernel reads them."""
+        assert step.given is not None
+        outer = step.given.outer
+        skip, divide, factor = decision.skip, decision.divide, decision.factor
+        if not self._on_device and bool(skip):
+            found = outer.found_inf is not None and bool(outer.found_inf > 0)
+            # What a scaler has decided is left to the kernel, which has it already.
+            step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
+            return
+        if not self._on_device and decision.clip_factor == 1:
+            factor = None  # multiplying by 1 would write all gradients for nothing
+        if self._shapes and outer.scale is not None:  # they have left gradients that are unscaled
+            set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
+            outer = outer._replace(scale=None)
+        if self.folds and divide is not None and divide.dtype is torch.float64:  # the kernel takes a float32
+            scale_gradients(views, torch.where(torch.as_tensor(skip), 1.0, 1 / divide))
+            divide = None
+        if self.folds and not (self._on_device and lacks_momentum(optimizer)):
+            if factor is not None and factor.ndim:
+                scale_gradients(views, factor)
+                factor = None
+            elif factor is not None and self._on_device:
+                factor = self._left_to_fold(step, optimizer, views, decision)
+            scales = self._policy.scaler is not None
+            skipped = skip if self._on_device else None
+            fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
+        elif bool(skip):  # the one scalar sync of an optimizer that is not fused
+            step.refused = True
+            step.refused_unchanged = not self._shapes  # which have changed the gradients by now
+        else:
+            if divide is not None:
+                factor = 1 / divide if factor is None else factor / divide
+            if factor is not None:
+                scale_gradients(views, factor)
+
+    def _left_to_fold(
+        self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision
+    ) -> Tensor | None:
+        """What of the clipper's factor is left for the optimizer's kernel, which writes all gradients to apply it."""
+        assert step.given is not None
+        assert decision.factor is not None
+        scaled = decision.divide is not None or step.given.outer.scale is not None  # all are written in any case
+        if scaled or not self.clip_pass.serves(optimizer, views):
+            return decision.factor
+        self.clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
+        return None
+
+
 class GuardedOptimizer:
     """Measures and decides the steps of one optimizer, and prepares the optimizer for each.
 
@@ -188,8 +253,8 @@ class GuardedOptimizer:
         self._shapers, self._watch, self._on_device, self._acts = shapers, watch or LayerMetrics(), on_device, acts
         self._graphed = GraphedDecider(decider)
         self.measurer = StepMeasurer(layout, across_ranks=acts)
-        self._folds = can_fold(optimizer)
-        self._clip_pass, self._updates = ClipPass(), UpdateMeter(self._watch)
+        self._preparer = StepPreparer(optimizer, decider.policy, on_device=on_device, shapes=bool(shapers))
+        self._updates = UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
 
@@ -204,12 +269,12 @@ class GuardedOptimizer:
         Returns whether there were any.
         """
         if self.layout.refresh():
-            self._folds = can_fold(self.optimizer)
+            self._preparer.folds = can_fold(self.optimizer)
             self.decider.policy.grow(len(self.layout.parameters))
             self.forget_recordings()
             return True
-        if self._folds != all(group.get("fused") for group in self.optimizer.param_groups):
-            self._folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
+        if self._preparer.folds != all(group.get("fused") for group in self.optimizer.param_groups):
+            self._preparer.folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
         return False
 
     def forget_recordings(self) -> None:
@@ -234,7 +299,7 @@ class GuardedOptimizer:
         self._decide(step, measured)
         assert step.decision is not None
         if self._watch.due(facts.step):
-            derive = self._folds and self._acts and _steps_alone(self.optimizer)
+            derive = self._preparer.folds and self._acts and _steps_alone(self.optimizer)
             step.columns = self._updates.before(self.optimizer, measured.named, derive=derive)
         if self._sampler is not None:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
@@ -242,7 +307,7 @@ class GuardedOptimizer:
             try:
                 if facts.lr_factor != 1.0:
                     step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
-                self._prepare(step, measured, step.decision)
+                self._preparer.prepare(step, self.optimizer, measured.views, step.decision)
             except BaseException:
                 step.undo.close()
                 raise
@@ -318,51 +383,6 @@ class GuardedOptimizer:
         decision = self.decider.decide(given, reshape if self._shapers else None)
         return decision, decision.packed() if self._on_device else None
 
-    def _prepare(self, step: OpenStep, measured: MeasuredGradients, decision: StepDecision) -> None:
-        assert step.given is not None
-        optimizer, views, outer = self.optimizer, measured.views, step.given.outer
-        skip, divide, factor = decision.skip, decision.divide, decision.factor
-        if not self._on_device and bool(skip):
-            found = outer.found_inf is not None and bool(outer.found_inf > 0)
-            # What a scaler has decided is left to the kernel, which has it already.
-            step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
-            return
-        if not self._on_device and decision.clip_factor == 1:
-            factor = None  # multiplying by 1 would write all gradients for nothing
-        if self._shapers and outer.scale is not None:  # they have left gradients that are unscaled
-            set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
-            outer = outer._replace(scale=None)
-        if self._folds and divide is not None and divide.dtype is torch.float64:  # the kernel takes a float32
-            scale_gradients(views, torch.where(torch.as_tensor(skip), 1.0, 1 / divide))
-            divide = None
-        if self._folds and not (self._on_device and lacks_momentum(optimizer)):
-            if factor is not None and factor.ndim:
-                scale_gradients(views, factor)
-                factor = None
-            elif factor is not None and self._on_device:
-                factor = self._left_to_fold(step, views, decision)
-            scales = self.decider.policy.scaler is not None
-            skipped = skip if self._on_device else None
-            fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
-        elif bool(skip):  # the one scalar sync of an optimizer that is not fused
-            step.refused = True
-            step.refused_unchanged = not self._shapers  # which have changed the gradients by now
-        else:
-            if divide is not None:
-                factor = 1 / divide if factor is None else factor / divide
-            if factor is not None:
-                scale_gradients(views, factor)
-
-    def _left_to_fold(self, step: OpenStep, views: list[Tensor], decision: StepDecision) -> Tensor | None:
-        """What of the clipper's factor is left for the optimizer's kernel, which writes all gradients to apply it."""
-        assert step.given is not None
-        assert decision.factor is not None
-        scaled = decision.divide is not None or step.given.outer.scale is not None  # all are written in any case
-        if scaled or not self._clip_pass.serves(self.optimizer, views):
-            return decision.factor
-        self._clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
-        return None
-
     def numbers(self, step: OpenStep) -> StepNumbers:
         """The numbers of a decided step, which may still be on their way to the host."""
         assert step.measured is not None
@@ -381,7 +401,8 @@ class GuardedOptimizer:
             arriving = ArrivingNumbers(
                 decision, step.vector, rules, notices, layout, step.watched, facts.own, step.settings, **known
             )
-            return StepNumbers(arriving, self._clip_pass.rate.take if self.decider.policy.clipper is not None else None)
+            clip_rate = self._preparer.clip_pass.rate
+            return StepNumbers(arriving, clip_rate.take if self.decider.policy.clipper is not None else None)
         own = {name: float(value) for name, value in facts.own.items()}
         return StepNumbers(
             record_on_host(decision, rules, notices, layout, step.watched, step.settings, extra=own, **known)
@@ -408,84 +429,6 @@ class GuardedOptimizer:
         if not first:
             self.decider.policy.states = states
         return step
-
-
-class ClosureStep:
-    """A step of an optimizer that evaluates its closure several times and moves the parameters in between.
-
-    The first evaluation is decided on. Later ones are the optimizer's own search: a bad trial point is its business as
-    long as it ends on a good one. A refused step leaves parameters and optimizer state as they were.
-    """
-
-    def __init__(
-        self,
-        guarded: GuardedOptimizer,
-        evaluate: Callable[..., Any],
-        facts_now: Callable[[Any], StepFacts],
-        *,
-        raises: bool,
-    ) -> None:
-        """Copy what the step may change, and cut the learning rate for it.
-
-        Args:
-            guarded: the guard of the optimizer.
-            evaluate: runs the user's closure.
-            facts_now: what the loop knows after it, given what it returned; before it, given `None`.
-            raises: whether a refused step ends with `ClosureRefused`, for a caller that expects it. Otherwise the
-                gradients are hidden and the optimizer goes to its end with the loss it has.
-        """
-        self._guarded, self._evaluate, self._facts_now, self._raises = guarded, evaluate, facts_now, raises
-        self._copy = StepCopy(guarded.layout.parameters, guarded.optimizer)
-        self._evaluations = 0
-        self.first: OpenStep | None = None
-        self._first_loss: Any = None
-        self.undo = ExitStack()
-        self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, facts_now(None).lr_factor)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The closure that the optimizer is given; what it passes on is the closure's own."""
-        if self.first is not None and self.first.refused:
-            return self._first_loss
-        loss = self._evaluate(*args, **kwargs)
-        step = self._guarded.evaluated(self._facts_now(loss), first=self.first is None)
-        if step is None:
-            if self._raises:
-                raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
-            return loss
-        self._evaluations += 1
-        if self.first is not None:
-            return loss
-        self.first, self._first_loss = step, loss
-        if step.refused and self._raises:
-            raise ClosureRefused
-        if step.refused:
-            parameters = [parameter for _, parameter in self._guarded.layout.parameters]
-            withhold_gradients(self.undo, self._guarded.optimizer, parameters)
-        return loss
-
-    def raised(self) -> None:
-        """The closure or the optimizer has raised, and the step is about to end with that.
-
-        Parameters stay where the optimizer has left them: closures raise to end a step early. Broken ones are taken
-        back.
-        """
-        self.undo.close()
-        if self._evaluations and self._guarded.measurer.parameters_broken():
-            self._copy.restore()
-
-    def end(self) -> StepNumbers | None:
-        """After the optimizer's step. `None` if no evaluation left a gradient."""
-        with self.undo:
-            self._lr_cut.keep_changes()
-        if self.first is None:
-            return None
-        record = self._guarded.numbers(self.first).record()
-        if self.first.refused:
-            self._copy.restore()
-        elif self._evaluations > 1 and self._guarded.measurer.parameters_broken():
-            self._copy.restore()
-            record = replace(record, skipped=True, reasons=("nonfinite",))
-        return StepNumbers(record)
 
 
 def _set_first(vector: Tensor, value: Any) -> None:

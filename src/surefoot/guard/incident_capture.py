@@ -71,13 +71,17 @@ class RunToCapture:
             optimizer: the optimizer whose steps are guarded.
             scheduler: the learning-rate schedule, `None` if it is not known.
             guard: the guard of the optimizer.
-            settings: what the guard was given, for the record.
+            settings: what the loop was given, for the record.
             is_bare: whether the loop is the script's own, so that a replay has to look for models and backwards.
         """
         self._models = [weak_reference(model) for model in models]
         self._optimizer, self._scheduler = weak_reference(optimizer), weak_reference(scheduler)
         self.layout, self.policy, self.history, self.ranks = guard.layout, guard.policy, guard.history, guard.ranks
         self.settings, self.is_bare = settings, is_bare
+        self.guard_settings = {
+            "decide_on": "device" if guard.decides_on_device else "host",
+            "shapers": guard.shapers,
+        }
 
     @property
     def models(self) -> list[nn.Module]:
@@ -222,6 +226,7 @@ class RunIncidentWriter:
         return {
             **({"loop": "bare", "ended": ended} if run.is_bare else {}),
             **run.settings,
+            **run.guard_settings,
             "models": [type(model).__name__ for model in run.models],
             "optimizer": type(run.optimizer).__name__,
             "groups": groups,

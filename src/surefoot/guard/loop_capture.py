@@ -14,7 +14,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from surefoot.guard.guarded_optimizer import ClosureStep, OpenStep, is_own_hook
+from surefoot.guard.closure_step import ClosureStep
+from surefoot.guard.guarded_optimizer import OpenStep, is_own_hook
 from surefoot.guard.step_notes import MicrobatchFollower, quietly
 from surefoot.observe.readable import is_readable
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly

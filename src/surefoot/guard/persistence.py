@@ -80,7 +80,7 @@ class EarlierWeights:
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
         # A return in vain costs nothing where the steps are repeated.
-        return self.ring is None or self.ring.had_moved(typical_gradient, if_unknown=self._repeats)
+        return self.ring is None or self.ring.movement.was_unusual(typical_gradient, if_unknown=self._repeats)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
@@ -88,10 +88,10 @@ class EarlierWeights:
             step = self.ring.return_to(before, tried, keep_present)
             if step is not None:
                 return f"the state before step {step}, kept in memory"
-        in_memory = len(self.ring) if self.ring is not None else 0
+        in_memory = len(self.ring.steps) if self.ring is not None else 0
         for step, tree in self.good_checkpoints(before, max(tried - in_memory, 0)):
             if self.ring is not None and keep_present:
-                self.ring.keep_abandoned()
+                self.ring.abandoned.keep()
             self.load_weights(tree)
             return f"the checkpoint of step {step}"
         return None
@@ -143,7 +143,7 @@ class EarlierWeights:
 
     def take_back(self) -> bool:
         """Undo the last return."""
-        return self.ring is not None and self.ring.take_back()
+        return self.ring is not None and self.ring.abandoned.take_back()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.core.random_state import set_streams
 from surefoot.keep.position.data import DataPlace, place_of, rewind, why_not_again, why_not_back_to
-from surefoot.keep.snapshots import Moment, Snapshot, moments_before, newest_of, write_back
+from surefoot.keep.snapshots import Moment, Snapshot
 from surefoot.keep.staging import stage
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Repeats:
         ring, position = self._persistence.weights.ring, self._persistence.run_state.position
         if ring is None or self._results is None or position.pending or not self._history.healthy:
             return
-        step, newest = self._results.steps, newest_of(ring)
+        step, newest = self._results.steps, ring.newest
         if why_not_again(position) is not None:
             ring.take_if_due(step)
         elif newest is None or newest.moment is None or why_not_back_to(position, newest.moment.place.state):
@@ -134,7 +134,7 @@ class Repeats:
 
     def leaves_out_next(self) -> bool:
         """Whether the batches of the next step are to be left out."""
-        state = self._history.budgets.repeat_state
+        state = self._history.budgets.repeats.state
         return state is not None and self._results is not None and self._results.steps in state.left_out
 
     def leave_out(self) -> None:
@@ -145,10 +145,10 @@ class Repeats:
 
     def begin(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
         """Begin a return to an earlier moment; returns it in words, or `None` if the steps are not repeated."""
-        data, budgets = self._persistence.data, self._history.budgets
+        data, repeats = self._persistence.data, self._history.budgets.repeats
         before, ring = cast("int", decision.before), self._persistence.weights.ring
-        oldest = min(before, *ring.steps) if ring is not None and len(ring) else before
-        plan = budgets.plan_repeat(decision, record.signals.step, results.steps, oldest, self._history.history)
+        oldest = min(before, *ring.steps) if ring is not None and ring.steps else before
+        plan = repeats.plan(decision, record.signals.step, results.steps, oldest, self._history.history)
         if plan is None:
             return None
         why_not = data.why_not_repeated() or why_not_again(self._persistence.run_state.position)
@@ -177,7 +177,7 @@ class Repeats:
         position, ring = self._persistence.run_state.position, self._persistence.weights.ring
         in_memory = [
             MomentTarget(each.step, each, None)
-            for each in (moments_before(ring, onset) if ring is not None else [])
+            for each in (ring.moments_before(onset) if ring is not None else [])
             if each.moment is not None and why_not_back_to(position, each.moment.place.state) is None
         ]
         old_enough = [each for each in in_memory if each.step <= before]
@@ -203,7 +203,7 @@ class Repeats:
     def _write_weights(self, target: MomentTarget) -> None:
         weights = self._persistence.weights
         if target.snapshot is not None and weights.ring is not None:
-            write_back(weights.ring, target.snapshot)
+            weights.ring.write_back(target.snapshot)
         elif target.tree is not None:
             weights.load_weights(target.tree)
 
@@ -214,7 +214,7 @@ class Repeats:
             return
         target, reached = pending.target, self._results.steps
         if why_not_back_to(self._persistence.run_state.position, target.data) is not None:
-            self._history.budgets.give_up_repeat()  # the loop was left, and another one draws: the weights are back
+            self._history.budgets.repeats.give_up()  # the loop was left, and another one draws: the weights are back
             return
         self._persistence.undo_saves(target.step)  # the loop may have saved since
         counts, by_kind = dict(self._history.counts), dict(self._history.by_kind)
@@ -230,7 +230,7 @@ class Repeats:
         elif target.tree is not None:
             self._load_checkpoint(target.tree)
         _count_anew(self._history, target.step, reached, counts, by_kind)
-        self._history.budgets.repeat_state = pending.plan._replace(until=max(pending.plan.until, reached))
+        self._history.budgets.repeats.state = pending.plan._replace(until=max(pending.plan.until, reached))
         if self._on_back is not None:
             self._on_back(target.step)
 

@@ -81,7 +81,7 @@ class RunActions:
             )
             return
         if decision.only_repeat:
-            self._history.budgets.give_up_repeat()
+            self._history.budgets.repeats.give_up()
             return
         done = self._carried_out(record, decision)
         if done is None:

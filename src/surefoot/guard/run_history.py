@@ -15,12 +15,15 @@ import logging
 import math
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.repeat import RepeatState, first_outlier, give_up, observe, plan
+from surefoot.decide.repeat import RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
-from surefoot.detect.step_rules import Limit, Spike
+from surefoot.detect.step_rules import Spike
+from surefoot.guard.refusal import RefusalExplainer
+from surefoot.guard.repeat_planner import RepeatPlanner
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
@@ -30,10 +33,10 @@ if TYPE_CHECKING:
     from surefoot.core.state_tree import Packed
     from surefoot.decide.recovery import Escalation, TrainingRecovery
     from surefoot.detect.checker import StabilityChecker
+    from surefoot.guard.refusal import Evidence
     from surefoot.types import Detector, Signals, Verdict
 
     Note: TypeAlias = Callable[..., Incident]
-    Evidence: TypeAlias = dict[str, object]
 
 log = logging.getLogger("surefoot")
 
@@ -119,16 +122,14 @@ class Alarms:
         if not record.skipped and not record.reasons:
             self._watch_behind(record.signals, note)
 
-    def applied_nonetheless(
-        self, record: StepRecord, explain: Callable[[StepRecord], tuple[str, Evidence]], note: Note
-    ) -> None:
+    def applied_nonetheless(self, record: StepRecord, explain: Callable[[], tuple[str, Evidence]], note: Note) -> None:
         """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
         kind = record.reasons[0] if record.reasons else "refused"
         if record.skipped or not record.reasons:
             self._active -= {each for each in self._active if each.endswith("/applied")}
         elif f"{kind}/applied" not in self._active:
             self._active.add(f"{kind}/applied")
-            summary, evidence = explain(record)
+            summary, evidence = explain()
             note(record.signals, kind, "error", summary, evidence=evidence)
 
     def _watch_behind(self, signals: Signals, note: Note) -> None:
@@ -201,8 +202,7 @@ class Budgets:
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
-        self.repeat_state = RepeatState() if recovery is not None and recovery.repeat else None
-        """Where repeats stand; `None` if a return repeats no steps."""
+        self.repeats = RepeatPlanner(recovery)
         self.weights_broken, self.agreed = weights_broken, agreed
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
@@ -210,6 +210,7 @@ class Budgets:
         """A copy that communicates with no other rank: only this one may be reading."""
         ahead = copy.copy(self)
         ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
+        ahead.repeats = copy.copy(self.repeats)
         return ahead
 
     def is_stuck(self, record: StepRecord) -> bool:
@@ -245,7 +246,7 @@ class Budgets:
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken
         )
-        advice = self._repeated(step, refused or setback or lost or broken, advice)
+        advice = self.repeats.advise(step, refused or setback or lost or broken, advice)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
@@ -255,36 +256,6 @@ class Budgets:
         if advice.action != "halt" and self._escalation_state is not None:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
-
-    def _repeated(self, step: int, unhealthy: bool, advice: Decision) -> Decision:
-        """A return at once if the trouble has come back among the repeated steps; else what is advised."""
-        if self.repeat_state is None or self.recovery is None:
-            return advice
-        self.repeat_state, comes_back = observe(self.repeat_state, step, unhealthy, self.recovery.calm_steps)
-        if not comes_back or advice.action != "none":
-            return advice
-        reason = f"the trouble of step {self.repeat_state.onset} came back when the steps were repeated"
-        before = self.repeat_state.onset - self.recovery.margin_steps
-        return replace(advice, action="roll_back", reason=reason, before=before, only_repeat=True)
-
-    def plan_repeat(
-        self, decision: Decision, step: int, reached: int, oldest: int, records: Iterable[StepRecord]
-    ) -> RepeatState | None:
-        """How to repeat the steps that a return would undo; `None` if it is to be one to earlier weights.
-
-        The return was decided about `step`, and `reached` steps were taken. `oldest` is the first step that could be
-        repeated, and `records` are those of the last steps.
-        """
-        if self.repeat_state is None or self.recovery is None or decision.before is None:
-            return None
-        onset = decision.before + self.recovery.margin_steps
-        suspect = first_outlier(records, oldest, onset)
-        return plan(self.repeat_state, onset, step, reached, self.recovery.attempts, suspect)
-
-    def give_up_repeat(self) -> None:
-        """The steps of the trouble under way cannot be repeated once more."""
-        if self.repeat_state is not None:
-            self.repeat_state = give_up(self.repeat_state)
 
     def decline_return(self) -> None:
         """The return that was just called for was not made."""
@@ -323,8 +294,8 @@ class Budgets:
             "recovery": pack(self._recovery_state),
             "instability": [list(reason) for reason in self._reasons],
         }
-        if self.repeat_state is not None:
-            state["repeat"] = pack(self.repeat_state)
+        if self.repeats.state is not None:
+            state["repeat"] = pack(self.repeats.state)
         return state
 
     def load_state_dict(self, state: BudgetsState, same_escalation: bool, same_recovery: bool) -> None:
@@ -333,8 +304,8 @@ class Budgets:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         if self.recovery and same_recovery:
             self._recovery_state = unpack(self.recovery.init(), state["recovery"])
-        if self.repeat_state is not None and "repeat" in state:
-            self.repeat_state = unpack(RepeatState(), state["repeat"])
+        if self.repeats.state is not None and "repeat" in state:
+            self.repeats.state = unpack(RepeatState(), state["repeat"])
         self._reasons = deque(((int(step), str(reason)) for step, reason in state["instability"]), maxlen=REASONS_KEPT)
 
 
@@ -359,8 +330,8 @@ class RunHistory:
             on_event: called with each incident.
             announce: whether each incident is logged as a warning.
         """
-        self.alarms, self.budgets, self._first_of = Alarms(checker), budgets, first_of
-        self._limits = {rule.name: rule for rule in checker.step_rules if isinstance(rule, Limit)}
+        self.alarms, self.budgets = Alarms(checker), budgets
+        self._refusals = RefusalExplainer(checker, first_of, budgets.weights_broken)
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self.counts: dict[str, int] = {
@@ -404,15 +375,17 @@ class RunHistory:
         """Take one step in; returns what is to be done from here on."""
         self.count(record)
         self.alarms.update(record, self.note)
-        refused = self.budgets.refuses(record)
-        summary, evidence = self._explain(record) if refused else ("", {})
+        refused, is_stuck = self.budgets.refuses(record), self.budgets.is_stuck(record)
+        is_first = "nonfinite" not in self.by_kind
+        explain = partial(self._refusals.explain, record, self.history, is_stuck=is_stuck, is_first=is_first)
+        summary, evidence = explain() if refused else ("", {})
         decision = self.budgets.escalate(record, refused, summary)
         if refused:
             kind = record.reasons[0] if record.reasons else "refused"
-            kind = "precision.scaler-stuck" if self.budgets.is_stuck(record) else kind
+            kind = "precision.scaler-stuck" if is_stuck else kind
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
-            self.alarms.applied_nonetheless(record, self._explain, self.note)
+            self.alarms.applied_nonetheless(record, explain, self.note)
         decision = self.budgets.recover(record, refused, decision)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
@@ -492,42 +465,6 @@ class RunHistory:
         last = self.history[-1].signals.step if self.history else 0
         return self.budgets.instability(last - steps)
 
-    def _explain(self, record: StepRecord) -> tuple[str, Evidence]:
-        """One sentence and the numbers: what was broken, where it broke first."""
-        signals = record.signals
-        counts = signals.layers.nonfinite_counts() if signals.layers else {}
-        evidence: Evidence = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
-        loss = format_number(signals.loss)
-        if record.reasons == (BROKEN_SETTING,):
-            return _explain_settings(record, evidence), evidence
-        if self.budgets.is_stuck(record):
-            evidence["loss_scale"] = signals.loss_scale
-            return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
-        if counts:
-            first = self._first_of(counts)
-            evidence |= {"first": first, "nonfinite": counts}
-            more = f" and {len(counts) - 1} more" if len(counts) > 1 else ""
-            values = "value" if counts[first] == 1 else "values"
-            where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
-            if "nonfinite" not in self.by_kind and self.budgets.weights_broken():
-                evidence["weights_broken"] = True
-                return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
-            return f"{where}; the loss is {loss}", evidence
-        if "nonfinite" in record.reasons:
-            if signals.nonfinite:
-                return f"a gradient was not finite before it was clipped by value; the loss is {loss}", evidence
-            if signals.loss is not None and math.isfinite(signals.loss):
-                return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
-            return f"the loss is {loss}, though every gradient is finite", evidence
-        typical = _typical_norm(self.history)
-        evidence["typical_grad_norm"] = typical
-        beyond = [self._limits[reason] for reason in record.reasons if reason in self._limits]
-        if beyond:
-            evidence |= {f"limit_{limit.signal}": limit.highest for limit in beyond}
-            return "; ".join(_explain_limit(limit, signals) for limit in beyond), evidence
-        compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
-        return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
-
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to decide whether a saved state still fits."""
         parts = {
@@ -557,31 +494,6 @@ class RunHistory:
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
-
-
-def _typical_norm(history: Iterable[StepRecord]) -> float | None:
-    norms = sorted(r.signals.grad_norm for r in history if not r.skipped and r.signals.grad_norm)
-    return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
-
-
-def _explain_limit(limit: Limit, signals: Signals) -> str:
-    if limit.signal == "loss":
-        return f"the loss is {format_number(signals.loss)}, above the limit of {limit.highest:g}"
-    unit = " times the norm of the parameters" if limit.signal == "grad_ratio" else ""
-    return f"gradient norm {format_number(signals.grad_norm)}, above the limit of {limit.highest:g}{unit}"
-
-
-def _explain_settings(record: StepRecord, evidence: Evidence) -> str:
-    if not record.settings:
-        return "a setting of another rank's optimizer is not finite"
-    evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}
-    shown, more = record.settings[:3], len(record.settings) - 3
-    words = ", ".join(map(str, shown)) + (f", and {more} more" if more > 0 else "")
-    return f"{words}: a step with it would break the weights. Look at the schedule, or whatever else sets it"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
 def _fresh(name: str) -> tuple[Detector, Any]:

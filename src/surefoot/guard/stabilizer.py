@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.act.apply import ClosureRefused
-from surefoot.core.state_tree import unpack
 from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
+from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.context import GuardContext, build_guard, call_each
 from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
-from surefoot.guard.guarded_optimizer import ClosureStep, StepFacts
+from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import LoopHooks, RunPersistence
 from surefoot.guard.run_actions import RunActions, stop_if_asked
@@ -250,17 +250,6 @@ class StabilizedRun:
         """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
         load_rules(self.guard, in_present_format(state))
 
-    # ---- for a replay -----------------------------------------------------------------------------------------------
-
-    def set_loss_scale(self, used: float, saved: Any) -> None:
-        """Continue with a recorded loss scale; `saved` is the packed state of the scaler, if it had one."""
-        policy = self.guard.policy
-        if policy.scaler is None:
-            return
-        if saved:
-            policy.scale_state = unpack(policy.scaler.init(), saved)
-        policy.scaler.scale_of(policy.scale_state).fill_(used)
-
 
 def _loop_hooks(run: StabilizedRun) -> LoopHooks:
     """What a run is told and asked while batches are drawn and checkpoints loaded."""
@@ -287,11 +276,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
     return repr(value)
-
-
-def _repr_of_settings(stabilizer: TrainingStabilizer) -> str:
-    """Every setting that a stabilizer was given, by name."""
-    return f"TrainingStabilizer({', '.join(f'{name}={_shown(value)}' for name, value in stabilizer._given.items())})"
 
 
 def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -391,21 +375,17 @@ class TrainingStabilizer:
             escalation=escalation, recovery=recovery, watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log,
             scheduler=scheduler, keeps_incidents=keeper is not None,
         )  # fmt: skip
-        settings: dict[str, object] = {
-            "precision": precision,
-            "accumulate": accumulate,
-            "decide_on": "device" if guard.decides_on_device else "host",
-            "shapers": guard.shapers,
-        }
         self.optimizer, self.scheduler, self._precision = optimizer, scheduler, precision
         self.log = guard.log
         """The run log, if there is one."""
         self._run = StabilizedRun(
             models, optimizer, scheduler, guard, accumulate=accumulate, zero_grad=zero_grad, recovery=recovery,
-            checkpoints=checkpoints, also_save=also_save, keeper=keeper, settings=settings,
+            checkpoints=checkpoints, also_save=also_save, keeper=keeper,
+            settings={"precision": precision, "accumulate": accumulate},
         )  # fmt: skip
 
-    __repr__ = _repr_of_settings
+    def __repr__(self) -> str:
+        return f"TrainingStabilizer({', '.join(f'{name}={_shown(value)}' for name, value in self._given.items())})"
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

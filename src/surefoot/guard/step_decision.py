@@ -147,7 +147,8 @@ class StepPolicy:
         self.rules, self.setback, self.lost_progress = rules, setback, lost_progress
         self.clipper, self.scaler = clipper, scaler
         self.home, self.on_device = home, on_device
-        self._count = count
+        self.count = count
+        """How many parameters the optimizer has."""
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.setback_state = self._placed(setback.init()) if setback else ()
         self.lost_progress_state = self._placed(lost_progress.init()) if lost_progress else ()
@@ -158,14 +159,14 @@ class StepPolicy:
     def _fresh_clip_state(self) -> Any:
         """In fp32 on the model's device, whatever torch's defaults are."""
         with self.home:
-            return to_device(self.clipper.init(self._count), self.home) if self.clipper else ()
+            return to_device(self.clipper.init(self.count), self.home) if self.clipper else ()
 
     def _placed(self, state: Any) -> Any:
         return to_device(state, self.home) if self.on_device else state
 
     def grow(self, count: int) -> None:
         """Make room for parameters that were added behind the others; their history is empty."""
-        self._count = count
+        self.count = count
         self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
     @property
@@ -176,11 +177,6 @@ class StepPolicy:
     @states.setter
     def states(self, states: tuple[Any, Any, Any, Any, Any]) -> None:
         self.rules_state, self.setback_state, self.lost_progress_state, self.clip_state, self.scale_state = states
-
-    @property
-    def count(self) -> int:
-        """How many parameters the optimizer has."""
-        return self._count
 
     def live_states(self) -> list[Any]:
         """The states of the parts, and the tensors of a GradScaler that the user keeps."""
@@ -199,6 +195,14 @@ class StepPolicy:
     def loss_scale(self) -> Tensor | None:
         """What the loss is multiplied by before backward."""
         return self.scaler.scale_of(self.scale_state) if self.scaler else None
+
+    def set_loss_scale(self, used: float, saved: Any) -> None:
+        """Continue with a recorded loss scale; `saved` is the packed state of the scaler, if it had one."""
+        if self.scaler is None:
+            return
+        if saved:
+            self.scale_state = unpack(self.scaler.init(), saved)
+        self.scaler.scale_of(self.scale_state).fill_(used)
 
     def settings(self) -> dict[str, str]:
         """What the parts are set to, to decide whether a saved state still fits."""

@@ -38,7 +38,8 @@ from surefoot.act.apply import HOOKED_STEP, has_torchs_step
 from surefoot.core.device import has_streams, is_capturing
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.errors import TrainingHalted, UsageError
-from surefoot.guard.guarded_optimizer import ClosureStep, GuardedOptimizer, OpenStep, StepFacts
+from surefoot.guard.closure_step import ClosureStep
+from surefoot.guard.guarded_optimizer import GuardedOptimizer, OpenStep, StepFacts
 from surefoot.guard.loop_capture import LoopCapture, optimizer_steps
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly

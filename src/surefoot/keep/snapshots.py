@@ -24,6 +24,7 @@ from surefoot.core.save_restore import is_writable, write_all
 from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
+from surefoot.keep.weight_movement import WeightMovement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
-UNUSUAL = 2.0
-"""How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
-UNUSUAL_ALONE = 20.0
-"""… or one of them, since a single one moves less evenly."""
-GROWTH = 10.0
-"""How many times further than usual the weights may move at most because the gradients are larger."""
-LEAST = 1e-3
-"""… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
 CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
 """How much of a GPU's memory snapshots take at most if nothing else is said …"""
@@ -241,6 +234,31 @@ class Moment(NamedTuple):
     """The place in the data."""
 
 
+class AbandonedState:
+    """The state that a return has left behind, in case the return is taken back."""
+
+    def __init__(self, state: TrainedState) -> None:
+        self._state = state
+        self._kept: tuple[Staged, list[Any]] | None = None
+
+    def keep(self) -> None:
+        """Keep the present state aside."""
+        self._kept = stage(self._state.tree()), self._state.outline()
+
+    def take_back(self) -> bool:
+        """Write it back; `False` if there is none, or the model is made of other parameters or buffers by now."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept[1] != self._state.outline():
+            return False
+        kept[0].hold_updates()
+        self._state.put_back(kept[0].tree)
+        return True
+
+    def forget(self) -> None:
+        """It is not needed any more."""
+        self._kept = None
+
+
 class SnapshotRing:
     """The last few good states."""
 
@@ -248,19 +266,21 @@ class SnapshotRing:
         self._state, self._every, self._keep, self._device_bytes = state, every_steps, keep, device_bytes
         self._kept: list[Snapshot] = []
         self._spare: list[Staged] = []
-        self._abandoned: Staged | None = None
         self._place: Place | None = None
         self._outline: list[Any] = []
-        self._at_onset: tuple[Snapshot, int, Tensor] | None = None
         self._lacks_memory = False
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self.abandoned = AbandonedState(state)
+        self.movement = WeightMovement(state, every_steps)
 
     @property
     def steps(self) -> list[int]:
         """The steps of the kept states, oldest first."""
         return [snapshot.step for snapshot in self._kept]
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The snapshot that was taken last."""
+        return self._kept[-1] if self._kept else None
 
     def take_if_due(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
         """Copy the state before `step` if it is time to. Call when the run is healthy."""
@@ -292,7 +312,7 @@ class SnapshotRing:
         tree = self._state.tree()
         if self._place is None:
             self._place = _choose_place(tree, self._keep, self._device_bytes)
-        moved = self._moved_by(step)
+        moved = self.movement.to(step, self.newest, is_slow=self._place == "pinned")
         if self._kept and self._kept[-1].step == step:  # the same state once more, with more to it
             moved = self._kept[-1].moved
             self._spare.append(self._kept.pop().staged)
@@ -300,17 +320,6 @@ class SnapshotRing:
             self._spare.append(self._kept.pop(0).staged)
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
         self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
-
-    def _moved_by(self, step: int) -> Tensor | None:
-        """How far the weights moved in a step since the last snapshot; not measured where that would be slow."""
-        if not self._kept or step <= self._kept[-1].step:
-            return None
-        last = self._kept[-1]
-        if self._place == "pinned":  # a copy of all weights over the bus: what was usual once will do
-            if last.moved is not None:
-                return last.moved
-            last.staged.wait()
-        return self._state.moved_since(last.staged.tree) / (step - last.step)
 
     def hold_updates(self) -> None:
         """Make the device finish the last copy before what is launched next."""
@@ -325,65 +334,46 @@ class SnapshotRing:
         They are compared with the last state older than `before`, since a younger one may carry the damage, or with the
         oldest if none is.
         """
-        self._drop_misfits()
-        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
-        if self._at_onset is None and old_enough:
-            last = old_enough[-1]
-            self._at_onset = (last, step, self._state.moved_since(last.staged.tree) / max(step - last.step, 1))
+        old_enough = self._old_enough(before)
+        if old_enough:
+            self.movement.note_onset(step, old_enough[-1])
 
-    def had_moved(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
-        """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
-
-        What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
-        task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
-        of steps. Where nobody measured what is usual, as in the first steps after a restart, it is `if_unknown`: a loss
-        that is high is no proof of damage, and the state to return to would be the one of the restart.
-        """
+    def _old_enough(self, before: int) -> list[Snapshot]:
+        """The states that are not younger than `before`; the oldest, if all are younger."""
         self._drop_misfits()
-        if self._at_onset is None or self._at_onset[0].moved is None:
-            return if_unknown
-        last, onset, moved = self._at_onset
-        usual: Tensor = last.moved  # type: ignore[assignment]
-        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)
-        growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
-        all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
-        if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
-            return False
-        # One that hardly ever moves, such as a row that is seldom used, is measured by the others.
-        alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
-        return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
+        return [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
         """Write back the newest state older than `before`, or one older for each that was `tried`.
 
         Returns its step, or `None` if there is none that old. With `keep_present` the present state can be had back.
         """
-        self._drop_misfits()
-        old_enough = [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
+        old_enough = self._old_enough(before)
         if len(old_enough) <= tried:
             return None
         chosen = old_enough[-1 - tried]
         # What is younger may carry the damage already.
         self._spare += [snapshot.staged for snapshot in self._kept if snapshot not in old_enough]
         self._kept = old_enough
-        self._abandoned = stage(self._state.tree()) if keep_present else None
+        self.abandoned.forget()
+        if keep_present:
+            self.abandoned.keep()
         chosen.staged.hold_updates()
         self._state.put_back(chosen.staged.tree)
         return chosen.step
 
-    def keep_abandoned(self) -> None:
-        """Keep the present state aside, to have it back with `take_back`."""
-        self._abandoned = stage(self._state.tree())
-
-    def take_back(self) -> bool:
-        """Write back the state that the last return left behind; `False` if there is none."""
+    def moments_before(self, step: int) -> list[Snapshot]:
+        """The snapshots that are whole moments, not younger than `step`, newest first."""
         self._drop_misfits()
-        if self._abandoned is None:
-            return False
-        self._abandoned.hold_updates()
-        self._state.put_back(self._abandoned.tree)
-        self._abandoned = None
-        return True
+        return [each for each in reversed(self._kept) if each.step <= step and each.moment is not None]
+
+    def write_back(self, snapshot: Snapshot) -> None:
+        """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
+        self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
+        self._kept = [each for each in self._kept if each.step <= snapshot.step]
+        self.settle()
+        snapshot.staged.hold_updates()
+        self._state.put_back(snapshot.staged.tree)
 
     def _drop_misfits(self) -> None:
         """Drop every state if the model is made of other parameters or buffers by now."""
@@ -394,12 +384,13 @@ class SnapshotRing:
 
     def clear(self) -> None:
         """Drop every state."""
-        self._kept, self._spare, self._abandoned = [], [], None
-        self._at_onset = None
+        self._kept, self._spare = [], []
+        self.settle()
 
     def settle(self) -> None:
         """The run is healthy: what the last return left behind is not needed."""
-        self._abandoned = self._at_onset = None
+        self.abandoned.forget()
+        self.movement.forget()
 
 
 def _choose_place(tree: StateTree, keep: int, limit: int | None) -> Place:
@@ -417,26 +408,3 @@ def bytes_for_copies(devices: Iterable[torch.device]) -> int:
     return int(
         min(min(SHARE_OF_DEVICE * total_bytes(each), SHARE_OF_UNRESERVED * unreserved_bytes(each)) for each in devices)
     )
-
-
-# ---- whole moments ------------------------------------------------------------------------------------------------
-
-
-def newest_of(ring: SnapshotRing) -> Snapshot | None:
-    """The snapshot that was taken last."""
-    return ring._kept[-1] if ring._kept else None
-
-
-def moments_before(ring: SnapshotRing, step: int) -> list[Snapshot]:
-    """The snapshots that are whole moments, not younger than `step`, newest first."""
-    ring._drop_misfits()
-    return [each for each in reversed(ring._kept) if each.step <= step and each.moment is not None]
-
-
-def write_back(ring: SnapshotRing, snapshot: Snapshot) -> None:
-    """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
-    ring._spare += [each.staged for each in ring._kept if each.step > snapshot.step]
-    ring._kept = [each for each in ring._kept if each.step <= snapshot.step]
-    ring._abandoned = ring._at_onset = None
-    snapshot.staged.hold_updates()
-    ring._state.put_back(snapshot.staged.tree)

@@ -122,7 +122,7 @@ class _GuardedLoop:
         used = incident.facts["configuration"].get("loss_scale")
         if used is not None:
             saved = (incident.state.get("scaler") or {}).get("state")
-            run_of(self._stabilizer).set_loss_scale(number(used), saved)
+            run_of(self._stabilizer).guard.policy.set_loss_scale(number(used), saved)
 
     def _ours(self, stabilizer: Any) -> bool:
         objects = self._first_step.objects

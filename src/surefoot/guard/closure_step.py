@@ -1,0 +1,94 @@
+"""A step of an optimizer that evaluates the loss itself, through a closure: L-BFGS, or any other that is given one."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.act.apply import ClosureRefused, LearningRateCut, StepCopy, withhold_gradients
+from surefoot.errors import UsageError
+from surefoot.guard.step_decision import StepNumbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.guard.guarded_optimizer import GuardedOptimizer, OpenStep, StepFacts
+
+
+class ClosureStep:
+    """A step of an optimizer that evaluates its closure several times and moves the parameters in between.
+
+    The first evaluation is decided on. Later ones are the optimizer's own search: a bad trial point is its business as
+    long as it ends on a good one. A refused step leaves parameters and optimizer state as they were.
+    """
+
+    def __init__(
+        self,
+        guarded: GuardedOptimizer,
+        evaluate: Callable[..., Any],
+        facts_now: Callable[[Any], StepFacts],
+        *,
+        raises: bool,
+    ) -> None:
+        """Copy what the step may change, and cut the learning rate for it.
+
+        Args:
+            guarded: the guard of the optimizer.
+            evaluate: runs the user's closure.
+            facts_now: what the loop knows after it, given what it returned; before it, given `None`.
+            raises: whether a refused step ends with `ClosureRefused`, for a caller that expects it. Otherwise the
+                gradients are hidden and the optimizer goes to its end with the loss it has.
+        """
+        self._guarded, self._evaluate, self._facts_now, self._raises = guarded, evaluate, facts_now, raises
+        self._copy = StepCopy(guarded.layout.parameters, guarded.optimizer)
+        self._evaluations = 0
+        self.first: OpenStep | None = None
+        self._first_loss: Any = None
+        self.undo = ExitStack()
+        self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, facts_now(None).lr_factor)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The closure that the optimizer is given; what it passes on is the closure's own."""
+        if self.first is not None and self.first.refused:
+            return self._first_loss
+        loss = self._evaluate(*args, **kwargs)
+        step = self._guarded.evaluated(self._facts_now(loss), first=self.first is None)
+        if step is None:
+            if self._raises:
+                raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
+            return loss
+        self._evaluations += 1
+        if self.first is not None:
+            return loss
+        self.first, self._first_loss = step, loss
+        if step.refused and self._raises:
+            raise ClosureRefused
+        if step.refused:
+            parameters = [parameter for _, parameter in self._guarded.layout.parameters]
+            withhold_gradients(self.undo, self._guarded.optimizer, parameters)
+        return loss
+
+    def raised(self) -> None:
+        """The closure or the optimizer has raised, and the step is about to end with that.
+
+        Parameters stay where the optimizer has left them: closures raise to end a step early. Broken ones are taken
+        back.
+        """
+        self.undo.close()
+        if self._evaluations and self._guarded.measurer.parameters_broken():
+            self._copy.restore()
+
+    def end(self) -> StepNumbers | None:
+        """After the optimizer's step. `None` if no evaluation left a gradient."""
+        with self.undo:
+            self._lr_cut.keep_changes()
+        if self.first is None:
+            return None
+        record = self._guarded.numbers(self.first).record()
+        if self.first.refused:
+            self._copy.restore()
+        elif self._evaluations > 1 and self._guarded.measurer.parameters_broken():
+            self._copy.restore()
+            record = replace(record, skipped=True, reasons=("nonfinite",))
+        return StepNumbers(record)

@@ -1,0 +1,94 @@
+"""Whether the weights have moved further than training usually takes them: the sign that they are damaged.
+
+Each snapshot has how far every parameter moved in a step on the way to it, which is what is usual. When trouble begins,
+the same is measured since the last sound snapshot, and the two are compared when a return is considered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from surefoot.keep.snapshots import Snapshot, TrainedState
+
+UNUSUAL = 2.0
+"""How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
+UNUSUAL_ALONE = 20.0
+"""… or one of them, since a single one moves less evenly."""
+GROWTH = 10.0
+"""How many times further than usual the weights may move at most because the gradients are larger."""
+LEAST = 1e-3
+"""… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
+
+
+class _Onset(NamedTuple):
+    """How far the weights had moved when the trouble under way began."""
+
+    last: Snapshot
+    """The snapshot that they are compared with."""
+    step: int
+    moved: Tensor
+    """How far each parameter moved in a step since."""
+    outline: list[Any]
+    """What the state was made of."""
+
+
+class WeightMovement:
+    """How far the weights of one run move."""
+
+    def __init__(self, state: TrainedState, every_steps: int) -> None:
+        """Measure the weights in `state`, of which a snapshot is taken every `every_steps`."""
+        self._state, self._every = state, every_steps
+        self._onset: _Onset | None = None
+
+    def to(self, step: int, last: Snapshot | None, is_slow: bool) -> Tensor | None:
+        """How far each parameter moved in a step since the last snapshot; `None` if there is none before `step`.
+
+        Where measuring is slow, what was usual once is given again.
+        """
+        if last is None or step <= last.step:
+            return None
+        if is_slow:  # a copy of all weights over the bus
+            if last.moved is not None:
+                return last.moved
+            last.staged.wait()
+        return self._state.moved_since(last.staged.tree) / (step - last.step)
+
+    def note_onset(self, step: int, last: Snapshot) -> None:
+        """The run is not healthy: if it was until now, note how far the weights have moved since `last`."""
+        if self._onset is None:
+            moved = self._state.moved_since(last.staged.tree) / max(step - last.step, 1)
+            self._onset = _Onset(last, step, moved, self._state.outline())
+
+    def forget(self) -> None:
+        """The run is healthy."""
+        self._onset = None
+
+    def was_unusual(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
+        """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
+
+        What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
+        task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
+        of steps. Where nobody measured what is usual, as in the first steps after a restart, it is `if_unknown`: a loss
+        that is high is no proof of damage, and the state to return to would be the one of the restart.
+        """
+        if self._onset is None or self._onset.outline != self._state.outline():
+            return if_unknown
+        last, onset, moved, _ = self._onset
+        usual = last.moved
+        if usual is None:
+            return if_unknown
+        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)
+        growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
+        all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
+        if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
+            return False
+        # One that hardly ever moves, such as a row that is seldom used, is measured by the others.
+        alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
+        return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
