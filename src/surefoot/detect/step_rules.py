@@ -291,7 +291,15 @@ class Spike:
         return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
 
 
-def quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
+class Quartiles(NamedTuple):
+    """Of several rows of values, or of one."""
+
+    low: Array
+    median: Array
+    high: Array
+
+
+def quartiles(xp: Library, window: Array) -> Quartiles:
     """Lower quartile, median and upper quartile of the values of each row that are there.
 
     By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
@@ -299,7 +307,22 @@ def quartiles(xp: Library, window: Array) -> tuple[Array, Array, Array]:
     filled = xp.is_finite(window).sum(1)
     places = (filled[:, None] - 1).clip(0) * xp.quarters()
     picked = xp.pick(xp.sort_rows(window), places)
-    return picked[:, 0], picked[:, 1], picked[:, 2]
+    return Quartiles(picked[:, 0], picked[:, 1], picked[:, 2])
+
+
+def _bar(xp: Library, highest: Array, found: Quartiles, threshold: float, lost: Array) -> Array:
+    """What a loss must be above to be too high, for the two rules that look for a loss of what was gained.
+
+    That is the highest of the past, `threshold` robust spreads above its median, and `lost` above its median.
+    """
+    bar = xp.maximum(highest, found.median + threshold * (found.high - found.low) / IQR_OF_NORMAL)
+    return xp.maximum(bar, found.median + lost)
+
+
+def _check_bar(threshold: float, share: float, accept_after: int) -> None:
+    require(threshold > 0, f"`threshold` must be positive; got {threshold}.")
+    require(share >= 0, f"`share` must not be negative; got {share}.")
+    require(accept_after >= 1, f"`accept_after` must be at least 1; got {accept_after}.")
 
 
 FIRST_STEPS = 5
@@ -350,13 +373,11 @@ class Setback:
         require(
             self.window_steps >= 8, f"`window_steps` must be at least 8 to have quartiles; got {self.window_steps}."
         )
-        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
-        require(self.share >= 0, f"`share` must not be negative; got {self.share}.")
+        _check_bar(self.threshold, self.share, self.accept_after)
         require(
             8 <= self.min_steps <= self.window_steps,
             f"`min_steps` must lie between 8 and `window_steps`; got {self.min_steps} of {self.window_steps}.",
         )
-        require(self.accept_after >= 1, f"`accept_after` must be at least 1; got {self.accept_after}.")
 
     def init(self) -> SetbackState:
         """An empty window."""
@@ -367,10 +388,9 @@ class Setback:
         xp = library_of(signals)
         value = xp.scalar(signals.get(self.signal))
         window, start, accepted, run = (xp.own(part) for part in state)
-        low, median, high = (row[0] for row in quartiles(xp, window))
+        found = Quartiles(*(row[0] for row in quartiles(xp, window)))
         highest = xp.where(xp.is_finite(window), window, -np.inf).max()
-        bar = xp.maximum(highest, median + self.threshold * (high - low) / IQR_OF_NORMAL)
-        bar = xp.maximum(bar, median + self.share * xp.maximum(start - median, 0 * start))
+        bar = _bar(xp, highest, found, self.threshold, self.share * xp.maximum(start - found.median, 0 * start))
         finite = xp.is_finite(value)
         above = (value > bar) & (accepted >= self.min_steps) & finite
         taken = finite & (~above | (run >= self.accept_after))
@@ -452,13 +472,11 @@ class LostProgress:
         require(self.block_steps >= 4, f"`block_steps` must be at least 4 to have a middle; got {self.block_steps}.")
         require(self.longer >= 1, f"`longer` must be at least 1; got {self.longer}.")
         require(self.blocks >= 4, f"`blocks` must be at least 4 to have quartiles; got {self.blocks}.")
-        require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
-        require(self.share >= 0, f"`share` must not be negative; got {self.share}.")
+        _check_bar(self.threshold, self.share, self.accept_after)
         require(
             2 <= self.min_blocks <= self.blocks,
             f"`min_blocks` must lie between 2 and `blocks`; got {self.min_blocks} of {self.blocks}.",
         )
-        require(self.accept_after >= 1, f"`accept_after` must be at least 1; got {self.accept_after}.")
 
     def init(self) -> LostProgressState:
         """No losses yet."""
@@ -506,12 +524,11 @@ class LostProgress:
         return next_state, Verdict("lost_progress", (high & ~lasting).any(), severity="warning")
 
     def _is_high(self, xp: Library, level: Array, levels: Array, start: Array) -> Array:
-        low, median, high = quartiles(xp, levels)
+        found = quartiles(xp, levels)
         known = xp.is_finite(levels)
         last = xp.where(known, levels, -np.inf)[:, self.blocks // 2 :]
-        gain = start - median
-        bar = xp.maximum(xp.amax(last, 1), median + self.threshold * (high - low) / IQR_OF_NORMAL)
-        bar = xp.maximum(bar, median + self.share * gain)
+        gain = start - found.median
+        bar = _bar(xp, xp.amax(last, 1), found, self.threshold, self.share * gain)
         return (level > bar) & (gain > 0) & (known.sum(1) >= self.min_blocks)
 
 

@@ -15,7 +15,7 @@ import os
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -476,6 +476,18 @@ def require_guard(training: GuardedTraining) -> None:
     """Refuse a model and optimizers that the user has named, and that do not belong together."""
     if not training.attachments:
         raise SettingError("no optimizer trains a parameter of the model. Pass the model that it trains.")
+
+
+def observed_by(observe: Callable[[Tensor], None], loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss function; `observe` is called with its results."""
+
+    @wraps(loss_fn)
+    def observed(*args: Any, **kwargs: Any) -> Tensor:
+        loss = loss_fn(*args, **kwargs)
+        observe(loss)
+        return loss
+
+    return observed
 
 
 def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:

@@ -11,13 +11,12 @@ function is your own, too: use `sf.clip_gradients`, or give the handler a `clip`
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from ignite.engine import Events
 
 from surefoot.errors import UsageError
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, require_guard
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, observed_by, require_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,14 +64,7 @@ class StabilizerHandler:
 
     def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The loss function, whose results the guard is given."""
-
-        @functools.wraps(loss_fn)
-        def watched(*args: Any, **kwargs: Any) -> Tensor:
-            loss = loss_fn(*args, **kwargs)
-            self.observe(loss)
-            return loss
-
-        return watched
+        return observed_by(self.observe, loss_fn)
 
     def observe(self, loss: Tensor) -> None:
         """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""

@@ -15,7 +15,6 @@ A clip in the loop is the user's own: use `sf.clip_gradients`, or give the worke
 
 from __future__ import annotations
 
-import functools
 import logging
 import shutil
 import tempfile
@@ -33,6 +32,7 @@ from surefoot.trainers.guarded_training import (
     GuardOptions,
     home_of,
     load_from,
+    observed_by,
     require_guard,
     save_into,
 )
@@ -97,14 +97,7 @@ class GuardedWorker:
 
     def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The loss function, whose results the guard is given."""
-
-        @functools.wraps(loss_fn)
-        def watched(*args: Any, **kwargs: Any) -> Tensor:
-            loss = loss_fn(*args, **kwargs)
-            self.observe(loss)
-            return loss
-
-        return watched
+        return observed_by(self.observe, loss_fn)
 
     def observe(self, loss: Tensor) -> None:
         """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""
