@@ -1,7 +1,8 @@
 """The facts of a run: typed, frozen, and the only thing that passes from recording to diagnosis.
 
-`RunFacts` is the whole of `facts.json`. Its parts are in `run_facts`, what was seen of sampled steps in
-`sampled_steps` and `calls`, single moments in `events`; `codec` reads and writes them all.
+`RunFacts` is the whole of `facts.json`. Its parts are in `run_facts`, `models`, `optimizers`, `data` and `experiments`,
+what was seen of sampled steps in `sampled_steps` and `calls`, single moments in `events`; `codec` reads and writes them
+all.
 """
 
 from surefoot.record.facts.calls import (
@@ -29,6 +30,14 @@ from surefoot.record.facts.calls import (
     TokenAlignment,
 )
 from surefoot.record.facts.codec import Facts, FactsError
+from surefoot.record.facts.data import (
+    DrawnBatch,
+    LoaderFacts,
+    Permutation,
+    SeenRows,
+    StepBatch,
+    StepDataFacts,
+)
 from surefoot.record.facts.description import OptimizerSetup, RunDescription
 from surefoot.record.facts.events import (
     Event,
@@ -47,7 +56,30 @@ from surefoot.record.facts.events import (
     StepSkippedEvent,
     UngraphedCall,
 )
+from surefoot.record.facts.experiments import (
+    CapturedBatch,
+    ContinuedStep,
+    ExperimentDevices,
+    ExperimentFacts,
+    FailingRows,
+    RepeatedDraws,
+)
 from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
+from surefoot.record.facts.models import (
+    ModelFacts,
+    ModuleFacts,
+    ParameterFacts,
+    WeightScale,
+)
+from surefoot.record.facts.optimizers import (
+    ClippingFacts,
+    GroupSettings,
+    LossScalerFacts,
+    OptimizerFacts,
+    SchedulerFacts,
+    Setting,
+    StepSeries,
+)
 from surefoot.record.facts.preflight import (
     AlikeRows,
     BatchScale,
@@ -61,41 +93,18 @@ from surefoot.record.facts.preflight import (
 from surefoot.record.facts.ranks import Fingerprints, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.run_facts import (
     STEPS_ONLY,
-    CapturedBatch,
-    ClippingFacts,
-    ContinuedStep,
     CrashArguments,
     CrashFacts,
-    DrawnBatch,
     EvaluationPass,
-    ExperimentDevices,
-    ExperimentFacts,
-    FailingRows,
-    GroupSettings,
     GuardFacts,
     HeldMemory,
-    LoaderFacts,
-    LossScalerFacts,
-    ModelFacts,
-    ModuleFacts,
     ModuleMemory,
-    OptimizerFacts,
-    ParameterFacts,
-    Permutation,
     PolicyDivergence,
     PolicyEntropy,
     PolicySignal,
-    RepeatedDraws,
     RetainedGraphs,
     RunFacts,
-    SchedulerFacts,
     Seeds,
-    SeenRows,
-    Setting,
-    StepBatch,
-    StepDataFacts,
-    StepSeries,
-    WeightScale,
 )
 from surefoot.record.facts.sampled_steps import (
     BackwardCall,

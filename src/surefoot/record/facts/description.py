@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.record.facts.codec import Facts, item
-from surefoot.record.facts.run_facts import GroupSettings
+from surefoot.record.facts.optimizers import GroupSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,14 +14,8 @@ from dataclasses import dataclass, field
 
 from surefoot.record.facts.description import OptimizerSetup
 from surefoot.record.facts.events import IncidentEvent
-from surefoot.record.facts.run_facts import (
-    STEPS_ONLY,
-    LossScalerFacts,
-    OptimizerFacts,
-    RunFacts,
-    SchedulerFacts,
-    StepSeries,
-)
+from surefoot.record.facts.optimizers import LossScalerFacts, OptimizerFacts, SchedulerFacts, StepSeries
+from surefoot.record.facts.run_facts import STEPS_ONLY, RunFacts
 
 RATE_CHANGES = frozenset({"back_off", "roll_back", "reset_moments", "take_back"})
 """Actions that change the learning rate: after one of them it is no longer that of the user's schedule."""

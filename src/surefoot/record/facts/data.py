@@ -1,0 +1,125 @@
+"""Facts of the data: what loaders handed out, and what the steps were trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.record.facts.codec import Facts, item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBatch(Facts):
+    """What one backward was trained on, read off its graph."""
+
+    step: int
+    """The step."""
+    backward: int
+    """Which backward of the run it is."""
+    line: int
+    """Which line that calls `backward` it is, in the order of their first call."""
+    input_print: int | None = item("x", default=None)
+    """A fingerprint of the inputs."""
+    size: int | None = None
+    """Number of rows."""
+    input_largest: float | None = item("x_largest", default=None)
+    """The largest absolute input."""
+    target_print: int | None = item("y", default=None)
+    """A fingerprint of the targets."""
+    labels: dict[str, int] | None = None
+    """How often each label occurs."""
+    target_mean: float | None = item("y_mean", default=None)
+    """The mean of the targets."""
+    target_std: float | None = item("y_std", default=None)
+    """The standard deviation of the targets."""
+    target_largest: float | None = item("y_largest", default=None)
+    """The largest absolute target."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenRows(Facts):
+    """Every row that was trained on from one line that calls `backward`."""
+
+    prints: list[int]
+    """A fingerprint of each row."""
+    first: list[int]
+    """The backward at which it was first seen."""
+    whole: bool
+    """Whether every row is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDataFacts(Facts):
+    """What the steps were trained on."""
+
+    batches: list[StepBatch] = item("notes", factory=list, always=True)
+    """The data of each backward, at most 1200."""
+    rows: dict[str, SeenRows] = item(factory=dict, always=True)
+    """The rows, by the number of the line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Permutation(Facts):
+    """A permutation that rows were picked by, at the first sampled step that saw it."""
+
+    step: int
+    """The step."""
+    length: int
+    """Its length."""
+    fingerprint: int = item("print")
+    """A number that equal permutations share."""
+    number: int
+    """Which permutation of the run it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderFacts(Facts):
+    """A data loader that was iterated."""
+
+    number: int
+    """Its number."""
+    batch_size: int | None = item(null=True)
+    """Its batch size."""
+    sampler: str
+    """The class of its sampler."""
+    shuffles: bool
+    """Whether the sampler means to give another order every time."""
+    workers: int
+    """Number of worker processes."""
+    rows: int | None = item(null=True)
+    """The length of its dataset."""
+    batches: int | None = item(null=True)
+    """Its own length."""
+    iterations: int
+    """How often it was iterated."""
+    drawn: int
+    """How many batches were drawn."""
+    site: str
+    """The line of the script that iterates it."""
+    training: bool
+    """Not used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnBatch(Facts):
+    """A batch that a data loader handed out."""
+
+    loader: int
+    """The number of the loader."""
+    iteration: int
+    """Which iteration of the loader it is from, counted from 1."""
+    step: int
+    """The step."""
+    backward: int
+    """How many backwards there had been."""
+    size: int
+    """Number of rows."""
+    fingerprint: int = item("print")
+    """A number that equal batches share."""
+    grad_mode: bool = item("grad")
+    """Whether gradients were enabled."""
+    labels: dict[str, int] | None = None
+    """How often each label occurs."""
+    target_mean: float | None = None
+    """The mean of the targets."""
+    target_std: float | None = None
+    """The standard deviation of the targets."""

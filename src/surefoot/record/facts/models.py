@@ -1,0 +1,113 @@
+"""Facts of models and their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.record.facts.codec import Facts, item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleFacts(Facts):
+    """One part of a model, and the settings that matter for a diagnosis."""
+
+    path: str
+    """Its path in the model; empty for the model itself."""
+    type: str
+    """The name of its class."""
+    p: float | None = None
+    """The probability of dropout."""
+    dropout: float | None = None
+    """The dropout of a recurrent layer or of attention."""
+    eps: float | None = None
+    """The epsilon of a normalization layer."""
+    num_features: int | None = None
+    """The width of a batch norm."""
+    bidirectional: bool | None = None
+    """Whether a recurrent layer runs in both directions."""
+    num_embeddings: int | None = None
+    """The rows of an embedding table."""
+    momentum: float | None = None
+    """The momentum of running statistics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts(Facts):
+    """A model that was called."""
+
+    name: str
+    """The name of the variable that holds it."""
+    type: str
+    """The name of its class."""
+    modules: list[ModuleFacts]
+    """Its parts, at most 2000."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightScale(Facts):
+    """The scale of a weight; of a sharded one, of the part in this process. Empty if it could not be read."""
+
+    norm: float | None = None
+    """Its norm."""
+    largest: float | None = None
+    """Its largest absolute entry."""
+    std: float | None = None
+    """Its standard deviation; of matrices only."""
+    fan_in: int | None = None
+    """The size of a row; of matrices only."""
+    rows_equal: bool | None = None
+    """Whether all rows are the same; of matrices only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterFacts(Facts):
+    """One leaf tensor that is, or should be, learned."""
+
+    id: int
+    """Its number."""
+    shape: list[int]
+    """Its sizes."""
+    dtype: str
+    """Its type, without `torch.`."""
+    name: str = ""
+    """Its name in its model, or that of the variable that holds it."""
+    model: str = ""
+    """The name of its model; empty if it has none."""
+    module_type: str = ""
+    """The class of the module that owns it."""
+    registered: bool = True
+    """Whether a module that was called owns it the regular way."""
+    found_in: str = ""
+    """For one that is not registered: the attribute that holds it."""
+    optimizers: list[int] = item(factory=list, always=True)
+    """The numbers of the optimizers that hold it."""
+    trained_by: list[int] = item(factory=list, always=True)
+    """The numbers of the optimizers that have changed it."""
+    loaded: bool = False
+    """Whether a state was loaded into it."""
+    rewritten: bool = False
+    """Whether other values were put into it between its entry and its first update."""
+    requires_grad: bool = True
+    """Whether it requires a gradient."""
+    first: WeightScale = item(factory=WeightScale, always=True)
+    """Its scale before its first update."""
+    last: WeightScale = item(factory=WeightScale, always=True)
+    """Its scale after its last sampled update."""
+    sampled: int = item(default=0, always=True)
+    """In how many sampled steps an optimizer held it."""
+    in_graph: int = 0
+    """In how many sampled steps a loss depended on it."""
+    used: int = 0
+    """In how many sampled steps an operation took it."""
+    with_grad: int = 0
+    """In how many sampled updates it had a gradient."""
+    zero_grad: int = 0
+    """In how many sampled updates its gradient was 0."""
+    changed: int = 0
+    """In how many sampled updates it changed."""
+    unchanged: int = 0
+    """In how many sampled updates it did not."""
+    moved_alone: int = 0
+    """How often it changed between sampled steps although no optimizer holds it."""
+    label: str
+    """Its name, with its model's in front where there are several models."""
