@@ -36,6 +36,13 @@ class NonFiniteValues:
         found = next(iter([*in_time, *events]), None)
         return found if found is not None else self._facts.discarded_loss
 
+    @property
+    def loss_step(self) -> int:
+        """The step of that loss; how many steps there were if it is not known."""
+        if self.loss is not None and self.loss.step is not None:
+            return int(self.loss.step)
+        return self._curve.first_bad if self._curve.first_bad is not None else self._facts.steps
+
     @cached_property
     def gradients(self) -> list[NonFiniteGradientEvent]:
         """The steps whose gradients were not finite."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.diagnose.rules.data import predictability
+from surefoot.diagnose.rules.data_labels import predictability
 from surefoot.doctor.batch_parts import Part, replaced, target_part
 from surefoot.doctor.batches import leaves, row_count, to_device
 from surefoot.doctor.checks import Check, passed, skipped

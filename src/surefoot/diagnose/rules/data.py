@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 import re
-from collections import Counter
-from statistics import mean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import mean
+from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import (
     at_chance,
     chance,
     class_count,
-    entropy,
-    label_batches,
     stream,
-    weights_moved,
     where_of,
 )
 from surefoot.diagnose.nonfinite import details
@@ -26,7 +21,7 @@ from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import CrashFacts, LabelControl, LossCall, NonFiniteLoss, TensorSummary
+    from surefoot.record.facts import CrashFacts, NonFiniteLoss, TensorSummary
 
 _CONSEQUENCES = (
     "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
@@ -396,193 +391,6 @@ def _normalised_first(run: RecordedRun) -> bool:
     return False
 
 
-# ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def class_collapse(run: RecordedRun) -> Claim | None:
-    """Rare classes that are never predicted, to the end of the run."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
-    late = [n for n in notes if n.step >= 0.4 * run.steps]
-    late = late if len({n.step for n in late}) >= 2 else notes[-4:]
-    if run.steps < 30 or run.adversarial or run.nonfinite.seen or len(late) < 2:
-        return None
-    labels: Counter[str] = Counter()
-    predicted: Counter[str] = Counter()
-    for note in late:
-        if not note.labels:
-            return None
-        labels.update({str(int(float(label))): count for label, count in note.labels.items()})
-        predicted.update(_predictions(note))
-    total = sum(labels.values())
-    if not predicted:
-        return None
-    trained: Counter[str] = Counter(labels)
-    for batch in label_batches(run):
-        trained.update(batch)
-    common = trained.most_common(1)[0][0]
-    share = trained[common] / sum(trained.values())
-    rows = sum(predicted.values())
-    shown, rare = predicted.get(common, 0) / rows, total - labels[common]
-    expected = (1 - share) * rows  # how often the other classes should be predicted
-    if share < 0.7 or expected < 4 or 1 - shown > 0.2 * (1 - share):
-        return None
-    return Claim(
-        0.85,
-        f"Since step {late[0].step} class {common} is predicted for {shown:.1%} of the rows at {late[0].site}, "
-        f"although {rare} of {total} rows have another label; in training {share:.1%} of the labels are {common}.",
-        step=late[0].step,
-        where=where_of(late[0].site),
-        evidence={
-            "predicted": dict(predicted),
-            "labels": dict(labels),
-            "prediction_entropy": entropy(predicted),
-            "label_entropy": entropy(labels),
-        },
-        severity="error" if shown > 0.998 else "warning",
-        fixes=(f"Weight the rare class about {share / max(1e-9, 1 - share):.0f} times as high in the loss.",),
-    )
-
-
-def _predictions(note: LossCall) -> dict[str, int]:
-    if note.predicted:
-        return {str(label): count for label, count in note.predicted.items()}
-    if note.predicted_share is None:
-        return {}
-    count = sum((note.labels or {}).values())
-    ones = round(note.predicted_share * count)
-    return {"1": ones, "0": count - ones}
-
-
-def labels_uninformative(run: RecordedRun) -> Claim | None:
-    """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
-    if run.facts.preflight is not None:
-        return _no_better_than_shuffled(run.facts.preflight.label_control)
-    stuck = at_chance(run, 0.8)
-    if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
-        return None
-    moved = weights_moved(run)
-    if moved < 0.2 or _never_spread(run):
-        return None
-    pairs = known_pairs(run)
-    if len(pairs) < 60:
-        return None
-    verdict = predictability(pairs, stuck.kind == "variance")
-    if verdict is None or verdict.score > 3.0:
-        return None
-    curve = run.curve
-    what = "variance of the targets" if stuck.kind == "variance" else "entropy of the labels"
-    return Claim(
-        0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
-        f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
-        f"by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no more "
-        f"often than after shuffling the labels ({verdict.found:.3f} against {verdict.shuffled:.3f}).",
-        step=0,
-        where=where_of(stuck.site),
-        evidence={
-            "last_loss": curve.end,
-            "chance": stuck.level,
-            "weights_moved": moved,
-            "rows": len(pairs),
-            "neighbours": verdict._asdict(),
-        },
-    )
-
-
-def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
-    """The true labels were of no use for other rows, although both copies learned theirs by heart.
-
-    The same holds where the true labels were as hard to learn as shuffled ones, and other rows do not foretell them.
-    """
-    if control is None or not control.gain <= 0.02:
-        return None
-    by_heart = min(control.true_fall, control.shuffled_fall) >= 0.3
-    as_hard = control.passes >= 10 and control.true_fall <= 1.5 * control.shuffled_fall
-    unforetold = control.neighbour_score is not None and control.neighbour_score <= 2.0
-    if not by_heart and not (as_hard and unforetold):
-        return None
-    return Claim(
-        0.7,
-        f"After {control.steps} steps on {control.rows} rows the held-out loss is {control.true_held_out:.3g}, and "
-        f"{control.shuffled_held_out:.3g} with the labels shuffled.",
-        step=0,
-        evidence={"gain": control.gain, "rows": control.rows},
-        severity="warning",
-    )
-
-
-def _never_spread(run: RecordedRun) -> bool:
-    """Whether the outputs are the same for every row: then the model, not the labels, is to blame."""
-    spreads = [n.unit_spread for n in run.sampled.training_losses() if n.unit_spread is not None]
-    return bool(spreads) and median(spreads[-5:]) < 1e-4
-
-
-def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
-    """A sample of the rows that were trained on, with their labels, at most 600."""
-    seen: dict[tuple[float, ...], float] = {}
-    for root in run.sampled.backward_calls:
-        held = root.pairs
-        if held:
-            for row, label in zip(held.inputs, held.targets, strict=True):
-                seen.setdefault(tuple(row), float(label))
-    return [(list(row), label) for row, label in list(seen.items())[:600]]
-
-
-class Predictability(NamedTuple):
-    """How well the nearest neighbours of a row foretell its label."""
-
-    found: float
-    shuffled: float
-    """With the labels shuffled."""
-    score: float
-    """The difference, in spreads of the shuffled ones; the better of two ways to foretell."""
-
-
-def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> Predictability | None:
-    """How much better the nearest neighbours of a row foretell its label than with the labels shuffled."""
-    import numpy as np
-
-    x = np.array([row for row, _ in pairs])
-    y = np.array([label for _, label in pairs])
-    spread = x.std(0)
-    x = (x[:, spread > 0] - x[:, spread > 0].mean(0)) / spread[spread > 0]
-    if x.shape[1] == 0 or len(set(y.tolist())) < 2:
-        return None
-    squares = (x * x).sum(1)
-    distances = squares[:, None] + squares[None] - 2 * x @ x.T
-    np.fill_diagonal(distances, np.inf)
-    near = np.argsort(distances, 1)[:, :5]
-    ridge = x.T @ x + len(x) * 0.1 * np.eye(x.shape[1])
-    hat = x @ np.linalg.solve(ridge, x.T)
-    leverage = np.clip(np.diag(hat), 0, 0.99)
-
-    def score(labels: Any) -> tuple[float, float]:
-        if continuous:
-            local = -float(((labels[near].mean(1) - labels) ** 2).mean() / labels.var())
-        else:
-            local = float((labels[near] == labels[:, None]).mean())
-        targets = (labels - labels.mean())[:, None]
-        if not continuous:
-            kinds = np.unique(labels)
-            targets = (labels[:, None] == kinds[None]).astype(float)
-            targets = targets - targets.mean(0)
-        left_out = (hat @ targets - leverage[:, None] * targets) / (1 - leverage[:, None])
-        straight = float((left_out * targets).sum() / (np.abs(left_out).sum() + 1e-12))
-        return local, straight
-
-    found = score(y)
-    shuffler = random.Random(0)
-    order = list(range(len(y)))
-    others = []
-    for _ in range(20):
-        shuffler.shuffle(order)
-        others.append(score(y[order]))
-    scores = []
-    for position in (0, 1):
-        values = [other[position] for other in others]
-        scores.append((found[position] - mean(values)) / (float(np.std(values)) + 1e-9))
-    return Predictability(found[0], mean(other[0] for other in others), max(scores))
-
-
 RULES: tuple[Rule, ...] = (
     Rule("data.nonfinite-input", "value", nonfinite_input, explains=_CONSEQUENCES),
     Rule("data.label-out-of-range", "crash", label_crash),
@@ -609,6 +417,4 @@ RULES: tuple[Rule, ...] = (
             "data.bad-batch",
         ),
     ),
-    Rule("data.class-collapse", "dynamics", class_collapse),
-    Rule("data.labels-uninformative", "dynamics", labels_uninformative, explains=("lr.too-low", "data.class-collapse")),
 )

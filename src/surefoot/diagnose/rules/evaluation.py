@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import entropy, where_of
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.diagnose.rules.data import Predictability, known_pairs, predictability
+from surefoot.diagnose.rules.data_labels import Predictability, known_pairs, predictability
 from surefoot.diagnose.rules.data_splits import split_mismatch
 from surefoot.diagnose.rules.wiring import repeats_rows
 from surefoot.watch.operation_names import CLASS_LOSSES

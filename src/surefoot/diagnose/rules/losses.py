@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         CallSite,
         DifferenceCall,
         LossTerm,
-        NonFiniteGradientEvent,
-        NonFiniteLoss,
         OutputRange,
         SampledCall,
     )
@@ -324,179 +322,24 @@ def _learned_target(note: LossCall | DifferenceCall) -> bool:
     return bool(set(note.target_history) & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
-def undefined_op(run: RecordedRun) -> Claim | None:
-    """The first non-finite value was made by an operation outside its domain, forward or backward."""
-    bad = run.nonfinite.loss
-    step = _bad_step(run)
-    if bad is not None and bad.without_graph:
-        return _before_the_graph(bad, step)
-    if bad is not None and bad.kind == "operation" and bad.dtype not in ("float16",):
-        op = str(bad.op)
-        special = bad.masked_rows or bad.all_ignored or bad.empty_count
-        if not special and (bad.undefined_at or op.lower() in _DOMAIN) and not _blown_up(run, bad):
-            at = bad.undefined_at or "values it is not defined for"
-            ranges = "; ".join(f"{k} from {v[0]:.3g} to {v[1]:.3g}" for k, v in (bad.inputs or {}).items())
-            place, count = bad.site or "the loss", (bad.nan or 0) if bad.bad is None else bad.bad
-            return Claim(
-                0.93,
-                f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: it was "
-                f"given {at} ({count} of them{'; ' + ranges if ranges else ''}).",
-                step=step,
-                where=(str(bad.site or ""), str(bad.module or "")),
-                evidence=details(bad),
-                fixes=(_domain_fix(str(bad.call or op.lower()), str(at)),),
-            )
-    events = run.nonfinite.gradients
-    if events and events[0].loss_finite:
-        event = events[0]
-        exact = event.node
-        if exact and _blown_up(run, None):
-            return None  # an overflow: where it showed first says nothing
-        if exact:
-            return Claim(
-                0.95,
-                f"The loss at step {event.step} was finite, but the backward of "
-                f"{exact.call or exact.op.lower()} at {exact.site or 'the loss'} turned finite "
-                f"gradients into non-finite ones ({len(event.parameters)} parameters hit).",
-                step=event.step,
-                where=(exact.site or "", *event.parameters[:3]),
-                evidence=event.to_json(),
-                fixes=(_domain_fix(exact.call or exact.op.lower(), ""),),
-            )
-        return _likely_backward(run, event)
-    return None
-
-
-def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
-    """The data was finite, and an operation on its way to the model made it otherwise."""
-    made, taken = bad.made_by, f"`{bad.call or str(bad.op).lower()}`"
-    nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
-    count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
-    count += f" in row {rows[0]}" if len(rows) == 1 else ""
-    place = f" at {bad.site}" if bad.site else ""
-    named = f"{made.call} at {made.site}" if made is not None else ""
-    others = [words for words in bad.passed or [] if words != named]
-    if bad.exact and made is not None:
-        low = f" (lowest {made.lowest:.3g})" if made.lowest is not None else ""
-        words = (
-            f"{named} made the first non-finite value, at step {step}: {count} from finite "
-            f"values{low}. It runs outside of autograd, before {taken}{place} takes its result."
-        )
-    else:
-        names = named or "which one was not seen"
-        more = f"; or {', or '.join(others[:3])}" if others else ""
-        words = (
-            f"What {taken}{place} was given at step {step} holds {count}, and the data it was made from is finite: an "
-            f"operation outside of autograd made them ({names}{more})."
-        )
-    call = (made.call if made is not None else "the operation").rstrip("_")
-    return Claim(
-        0.95 if bad.exact else 0.85 if made is not None else 0.7,
-        words,
-        step=step,
-        where=(made.site if made is not None else "", bad.site or ""),
-        evidence=details(bad),
-        fixes=(_domain_fix(call, ""),) if made else (),
-    )
-
-
-def _domain_fix(call: str, at: str) -> str:
-    if at.startswith("a factor"):
-        return f"Look for where the number that goes into {call} comes from, and why it is not finite."
-    if call in ("exp", "expm1"):
-        return f"Bound what goes into {call}, or stay in logarithms: `log_input=True`, `log_softmax`, `logsumexp`."
-    for calls, fix in _FIXES:
-        if call in calls:
-            return fix.format(call=call)
-    return f"Keep the input of {call} inside its domain: add an eps or clamp."
-
-
-_FIXES = (
-    (
-        ("log", "log2", "log10"),
-        "Clamp the input of {call} away from 0, for example with `.clamp_min(1e-8)`; for the logarithm of a softmax or "
-        "a sigmoid use `log_softmax` or `logsigmoid`.",
-    ),
-    (
-        ("sqrt", "rsqrt"),
-        "Add an eps under the root, for example `(x + 1e-8).{call}()`: its derivative at 0 is infinite.",
-    ),
-    (("div", "reciprocal"), "Keep the divisor away from 0: clamp it, or add an eps of its sign."),
-    (
-        ("norm", "linalgvectornorm", "vector_norm", "cdist", "dist", "std", "pairwise_distance"),
-        "Instead of {call}, take the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
-    ),
-    (("acos", "asin", "atanh"), "Clamp the input of {call} to -1 + 1e-6 and 1 - 1e-6."),
-    (("acosh",), "Clamp the input of acosh to at least 1 + 1e-6."),
-)
-
-
-_DOMAIN = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "pow", "acos", "asin", "linalgvectornorm", "norm",
-           "reciprocal", "std", "var", "exp", "expm1", "prod", "cumprod", "logsumexp", "atanh", "acosh", "tan",
-           "linalginvex", "linalgcholeskyex", "digamma", "lgamma", "binarycrossentropy"}  # fmt: skip
-_EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "cdist", "normalize", "rsqrt", "var",
-          "cosine_similarity", "pairwise_distance", "atan2", "logit", "reciprocal", "dist", "log2",
-          "log10"}  # fmt: skip
-
-
-def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim | None:
-    """No look was on at that step: name the operations whose derivative has an edge, the one nearest to it first."""
-    risky = [n for n in run.sampled.calls.risky if n.op in _EDGES and n.nearest_zero is not None]
-    if not risky:
-        return None
-    by_site: dict[str, float] = {}
-    names: dict[str, str] = {}
-    for note in risky:
-        near = 1 - (note.highest or 0) if note.op in ("acos", "asin") else note.nearest_zero or 0.0
-        by_site[note.site] = min(by_site.get(note.site, math.inf), abs(near))
-        names[note.site] = note.op
-    site = min(by_site, key=lambda key: by_site[key])
-    if run.curve.rose and run.curve.peak > 1e6:
-        return None
-    return Claim(
-        0.8,
-        f"The loss at step {event.step} was finite but its gradient was not: {names[site]} at {site} has a "
-        f"derivative that is not defined at its edge, and came within {by_site[site]:.2g} of it.",
-        step=event.step,
-        where=(site, *event.parameters[:3]),
-        evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event.to_json()},
-    )
-
-
-def _bad_step(run: RecordedRun) -> int | None:
-    bad = run.nonfinite.loss
-    if bad is not None and bad.step is not None:
-        return int(bad.step)
-    return run.curve.first_bad if run.curve.first_bad is not None else run.steps
-
-
-def _blown_up(run: RecordedRun, bad: NonFiniteLoss | None) -> bool:
-    """Whether values had already grown beyond reason: then the operation is only where it ended."""
-    inputs = bad.inputs if bad is not None else None
-    ranges = [abs(v) for pair in (inputs or {}).values() for v in pair]
-    huge = bool(ranges) and max(ranges) > 1e10
-    late = [abs(v) for v in run.curve.finite[-6:]]
-    return huge or (bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start)))
-
-
 def no_valid_targets(run: RecordedRun) -> Claim | None:
     """A batch in which nothing is left to learn from."""
     bad = run.nonfinite.loss
     if bad is not None and bad.all_ignored:
         return Claim(
             0.97,
-            f"At step {_bad_step(run)} every target is the ignore index ({bad.ignore_index}): the mean over no "
-            "targets is 0/0.",
-            step=_bad_step(run),
+            f"At step {run.nonfinite.loss_step} every target is the ignore index ({bad.ignore_index}): the mean over "
+            "no targets is 0/0.",
+            step=run.nonfinite.loss_step,
             where=(str(bad.site or ""),),
             evidence=details(bad),
         )
     if bad is not None and bad.empty_count:
         return Claim(
             0.85,
-            f"At step {_bad_step(run)} the loss was divided by a count of 0 at {bad.site or 'the loss'}: no "
+            f"At step {run.nonfinite.loss_step} the loss was divided by a count of 0 at {bad.site or 'the loss'}: no "
             "element of the batch was left after masking.",
-            step=_bad_step(run),
+            step=run.nonfinite.loss_step,
             where=(str(bad.site or ""),),
             evidence=details(bad),
         )
@@ -617,53 +460,6 @@ def _share(root: BackwardCall) -> float:
     return max(norms) / sum(norms) if sum(norms) else 0.0
 
 
-def fully_masked_row(run: RecordedRun) -> Claim | None:
-    """A row of attention in which every key is masked."""
-    bad = run.nonfinite.loss
-    if bad is not None and bad.masked_rows:
-        return Claim(
-            0.95,
-            f"At step {_bad_step(run)} {bad.masked_rows} rows of the softmax at {bad.site or bad.op} "
-            "have every key masked: softmax over nothing is 0/0.",
-            step=_bad_step(run),
-            where=(str(bad.site or ""), str(bad.module or "")),
-            evidence=details(bad),
-        )
-    if run.nonfinite.seen:
-        notes = [n for n in run.sampled.calls.softmaxes if n.fully_masked_rows]
-        if notes:
-            note = notes[0]
-            return Claim(
-                0.93,
-                f"At step {note.step} {note.fully_masked_rows} rows that reach {note.op} at {note.site} "
-                "have every key masked, and a non-finite loss follows.",
-                step=note.step,
-                where=(note.site, note.module),
-                evidence={"rows": note.fully_masked_rows, "shape": note.shape},
-            )
-    return None
-
-
-def leaks_future(run: RecordedRun) -> Claim | None:
-    """In a next-token model, an earlier output depends on a later input."""
-    for root in run.sampled.backward_calls:
-        facts = root.causality
-        if facts is None or facts.from_future is None or facts.from_past is None or facts.offset != 1:
-            continue
-        if facts.applies and facts.from_future > 1e-6 * max(facts.from_past, 1e-30):
-            return Claim(
-                0.97,
-                f"Targets are the inputs one token later, and outputs of the first half of `{facts.model}`'s "
-                f"{facts.positions} positions depend on inputs of the second half (gradient "
-                f"{facts.from_future:.2g}, against {facts.from_past:.2g} from the first half): it sees what it "
-                f"is asked to predict. The loss is at {run.curve.end:.3g}.",
-                step=root.step,
-                where=(facts.model, facts.site),
-                evidence=facts.to_json(),
-            )
-    return None
-
-
 def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
     groups: dict[str, list[_Call]] = {}
     for note in notes:
@@ -706,13 +502,9 @@ RULES = (
          explains=("lr.*", "model.*", "data.labels-uninformative", "loss.bounded-output", "init.*")),
     Rule("loss.bounded-output", "wiring", bounded_output,
          explains=("lr.*", "model.*", "init.*", "data.unscaled-input")),
-    Rule("loss.undefined-op", "value", undefined_op, explains=("lr.*", "model.*", "init.*")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),
     Rule("loss.sum-reduction", "value", sum_reduction,
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",
                    "loss.undefined-op", "precision.fp16-overflow")),
     Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
-    Rule("mask.fully-masked-row", "value", fully_masked_row,
-         explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
-    Rule("mask.leaks-future", "wiring", leaks_future, explains=("data.leakage",)),
 )  # fmt: skip

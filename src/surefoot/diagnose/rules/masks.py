@@ -1,0 +1,65 @@
+"""Masks of attention: rows that are masked as a whole, and positions that see later ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.nonfinite import details
+from surefoot.diagnose.rule import Claim, Rule
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+
+
+def fully_masked_row(run: RecordedRun) -> Claim | None:
+    """A row of attention in which every key is masked."""
+    bad = run.nonfinite.loss
+    if bad is not None and bad.masked_rows:
+        return Claim(
+            0.95,
+            f"At step {run.nonfinite.loss_step} {bad.masked_rows} rows of the softmax at {bad.site or bad.op} "
+            "have every key masked: softmax over nothing is 0/0.",
+            step=run.nonfinite.loss_step,
+            where=(str(bad.site or ""), str(bad.module or "")),
+            evidence=details(bad),
+        )
+    if run.nonfinite.seen:
+        notes = [n for n in run.sampled.calls.softmaxes if n.fully_masked_rows]
+        if notes:
+            note = notes[0]
+            return Claim(
+                0.93,
+                f"At step {note.step} {note.fully_masked_rows} rows that reach {note.op} at {note.site} "
+                "have every key masked, and a non-finite loss follows.",
+                step=note.step,
+                where=(note.site, note.module),
+                evidence={"rows": note.fully_masked_rows, "shape": note.shape},
+            )
+    return None
+
+
+def leaks_future(run: RecordedRun) -> Claim | None:
+    """In a next-token model, an earlier output depends on a later input."""
+    for root in run.sampled.backward_calls:
+        facts = root.causality
+        if facts is None or facts.from_future is None or facts.from_past is None or facts.offset != 1:
+            continue
+        if facts.applies and facts.from_future > 1e-6 * max(facts.from_past, 1e-30):
+            return Claim(
+                0.97,
+                f"Targets are the inputs one token later, and outputs of the first half of `{facts.model}`'s "
+                f"{facts.positions} positions depend on inputs of the second half (gradient "
+                f"{facts.from_future:.2g}, against {facts.from_past:.2g} from the first half): it sees what it "
+                f"is asked to predict. The loss is at {run.curve.end:.3g}.",
+                step=root.step,
+                where=(facts.model, facts.site),
+                evidence=facts.to_json(),
+            )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("mask.fully-masked-row", "value", fully_masked_row,
+         explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
+    Rule("mask.leaks-future", "wiring", leaks_future, explains=("data.leakage",)),
+)  # fmt: skip

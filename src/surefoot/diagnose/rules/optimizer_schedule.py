@@ -1,0 +1,175 @@
+"""Learning-rate schedules that fade too early, rebound, or climb."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.facts import STEPS_ONLY
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Evidence
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import OptimizerFacts, SchedulerFacts
+
+
+CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
+"""Schedules that rise on purpose."""
+
+
+def schedule_broken(run: RecordedRun) -> Claim | None:
+    """The learning rate itself jumps, rebounds, or reaches nothing too early."""
+    for held in run.optimizers:
+        found = _schedule(run, held)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class RateHistory:
+    """The learning rates of one optimizer, and what made them."""
+
+    rates: list[float]
+    base: float
+    """What the optimizer was made with."""
+    schedulers: list[SchedulerFacts]
+    place: tuple[str, ...]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The classes of the schedulers."""
+        return {each.type for each in self.schedulers}
+
+    @property
+    def evidence(self) -> Evidence:
+        """Its ends and its top."""
+        rates = self.rates
+        found = {"lr_first": rates[0], "lr_highest": max(rates), "lr_last": rates[-1]}
+        return found | {"schedulers": sorted(self.kinds), "steps": len(rates)}
+
+    def claim(self, confidence: float, words: str, step: int, **more: float) -> Claim:
+        """What is wrong with them."""
+        return Claim(confidence, words, step=step, where=self.place, evidence=self.evidence | more)
+
+
+def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
+    rates = present(held.series.lr)
+    schedulers = [s for s in run.facts.schedulers if s.optimizer == held.number]
+    base = held.first_group.initial_lr or held.first_group.lr or (rates[0] if rates else 0.0)
+    known = RateHistory(rates, base, schedulers, (schedulers[-1].site if schedulers else held.site,))
+    if len(rates) < 10 or known.kinds & CYCLES:
+        return None
+    top = max(rates)
+    if schedulers and 0 < top < 0.03 * base and not run.curve.learned:
+        return known.claim(
+            0.93,
+            f"The optimizer was made with a learning rate of {base:.3g} and never steps with more than {top:.2g}: the "
+            "schedule multiplies it by far too little (it may return rates where factors are asked for).",
+            0,
+            lr_of_optimizer=base,
+        )
+    if min(rates) < 0:
+        return known.claim(0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)))
+    if top == 0:
+        return None
+    return _fades(run, known) or _rebound(known) or _climbs(run, known)
+
+
+def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
+    """The rate reaches nothing long before the end."""
+    rates, count, top = known.rates, len(known.rates), max(known.rates)
+    tiny = 1e-4 * top
+    first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
+    done = run.curve.learned and run.curve.drop > (0.5 if "ReduceLROnPlateau" in known.kinds else 0.9)
+    if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny or done:
+        return None
+    return known.claim(
+        0.93,
+        f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} "
+        f"and stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss "
+        f"{run.curve.end:.3g}){_per_step(known.schedulers, count)}.",
+        first_tiny,
+    )
+
+
+def _rebound(known: RateHistory) -> Claim | None:
+    """A cosine that is stepped beyond its end climbs again."""
+    rates = known.rates
+    for s in known.schedulers:
+        period = s.cosine_period
+        if s.type == "CosineAnnealingLR" and period and s.last_epoch > 1.05 * period and _rebounds(rates):
+            claim = known.claim(
+                0.93,
+                f"CosineAnnealingLR was made for {period:.0f} steps and stepped {s.last_epoch} times: the learning "
+                f"rate reaches its floor and climbs back to {_after_floor(rates):.3g}.",
+                rates.index(min(rates)),
+                T_max=period,
+                stepped=s.last_epoch,
+            )
+            return replace(claim, where=(s.site,))
+    return None
+
+
+def _climbs(run: RecordedRun, known: RateHistory) -> Claim | None:
+    """The rate jumps, or only grows, and the run does badly."""
+    rates, count, base, top = known.rates, len(known.rates), known.base, max(known.rates)
+    jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
+    if jump is not None and (run.failing or _worse_after(run, jump)) and _is_kept_up(run, jump):
+        claim = known.claim(
+            0.88, f"The learning rate jumps from {rates[jump - 1]:.3g} to {rates[jump]:.3g} at step {jump}.", jump
+        )
+        keep = f"Keep the learning rate at {rates[jump - 1]:.3g} at step {jump}: "
+        who = (
+            f"correct the milestones or factors of {', '.join(sorted(known.kinds))}."
+            if known.kinds
+            else ('remove the line that sets `group["lr"]` there.')
+        )
+        return replace(claim, fixes=(keep + who,))
+    if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
+        return known.claim(
+            0.9,
+            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times what "
+            f"the optimizer was made with (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
+            count - 1,
+        )
+    return None
+
+
+def _is_kept_up(run: RecordedRun, step: int) -> bool:
+    """Whether the loss is worse to the end. Asked only where schedulers may be unknown: a warm restart comes back."""
+    if run.facts.scope != STEPS_ONLY:
+        return True
+    before = run.curve.finite[max(0, step - 20) : step]
+    return bool(before) and run.curve.end > median(before) + 0.2 * abs(median(before))
+
+
+def _per_step(schedulers: list[SchedulerFacts], count: int) -> str:
+    for s in schedulers:
+        if s.steps >= 0.9 * count and s.type in ("StepLR", "MultiStepLR", "ExponentialLR"):
+            return f"; {s.type} is stepped once per batch, {s.steps} times"
+    return ""
+
+
+def _rebounds(rates: list[float]) -> bool:
+    low = rates.index(min(rates))
+    return low < len(rates) - 2 and max(rates[low:]) > 0.3 * max(rates)
+
+
+def _after_floor(rates: list[float]) -> float:
+    return max(rates[rates.index(min(rates)) :])
+
+
+def _worse_after(run: RecordedRun, step: int) -> bool:
+    values = run.curve.finite
+    before, after = values[max(0, step - 20) : step], values[step : step + 20]
+    return bool(before and after) and median(after) > median(before) + 0.2 * abs(median(before))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("lr.schedule-broken", "value", schedule_broken, dated=True, from_steps=True,
+         explains=("lr.too-low", "lr.too-high", "lr.no-warmup", "optim.no-update", "model.dead-units")),
+)  # fmt: skip

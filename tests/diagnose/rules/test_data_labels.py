@@ -1,0 +1,53 @@
+"""Labels that say nothing, and classes that are never predicted, from recorded facts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from recorded import SITE, described, look, moves, run
+from surefoot.diagnose.rules import data_labels
+
+
+def class_loss(step: int, labels: dict[str, int], predicted: dict[str, int], value: float = 0.7) -> dict[str, Any]:
+    base = {"step": step, "op": "cross_entropy", "grad": True, "site": SITE, "reduction": "mean", "value": value}
+    return base | {"labels": labels, "predicted": predicted, "unit_spread": 0.3, "target": described(0, 1)}
+
+
+def test_a_rare_class_that_is_never_predicted_has_collapsed() -> None:
+    notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 64}) for s in (10, 40, 60, 90)]
+    claim = data_labels.class_collapse(run(sampled_steps=[look(n["step"], notes={"losses": [n]}) for n in notes]))
+    assert claim is not None
+    assert claim.severity == "error"
+
+
+def test_a_rare_class_that_is_predicted_about_as_often_as_it_occurs_is_fine() -> None:
+    notes = [class_loss(s, {"0": 58, "1": 6}, {"0": 60, "1": 4}) for s in (10, 40, 60, 90)]
+    assert (
+        data_labels.class_collapse(run(sampled_steps=[look(n["step"], notes={"losses": [n]}) for n in notes])) is None
+    )
+
+
+def paired_run(shuffled: bool, ratio: float = 0.01) -> Any:
+    chooser = random.Random(3)
+    looks = []
+    for step in range(8):
+        x = [[chooser.gauss(0, 1) for _ in range(4)] for _ in range(32)]
+        y = [int(chooser.random() < 0.5) if shuffled else int(row[0] + row[1] > 0) for row in x]
+        counts = {"0": y.count(0), "1": y.count(1)}
+        root = {"value": 0.69, "parameters": [0], "site": SITE, "pairs": {"x": x, "y": y}}
+        note = class_loss(step * 10, counts, counts, value=0.69)
+        looks.append(look(step * 10, roots=[root], notes={"losses": [note]}, steps=moves(ratio)))
+    return run([0.69] * 100, sampled_steps=looks)
+
+
+def test_labels_that_do_not_follow_from_the_inputs_are_uninformative() -> None:
+    assert data_labels.labels_uninformative(paired_run(shuffled=True)) is not None
+
+
+def test_a_run_stuck_at_chance_on_labels_that_do_follow_has_another_cause() -> None:
+    assert data_labels.labels_uninformative(paired_run(shuffled=False)) is None
+
+
+def test_weights_that_hardly_move_say_nothing_about_the_labels() -> None:
+    assert data_labels.labels_uninformative(paired_run(shuffled=True, ratio=1e-6)) is None

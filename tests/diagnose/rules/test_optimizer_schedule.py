@@ -1,0 +1,55 @@
+"""Schedules of the learning rate, on real scripts; and those that rise or fall on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+SCHEDULED = LOOP + "    pace.step()\n"
+
+
+def scheduled(scheduler: str) -> str:
+    return f"pace = torch.optim.lr_scheduler.{scheduler}\n"
+
+
+BROKEN_SCHEDULES = {
+    "decays once per batch": ("StepLR(optimizer, 5, gamma=0.1)", 25, "once per batch"),
+    "reaches its floor and climbs again": ("CosineAnnealingLR(optimizer, T_max=20)", 20, "T_max"),
+    "only grows": ("ExponentialLR(optimizer, gamma=1.1)", 59, "only grows"),
+    "jumps": ("LambdaLR(optimizer, lambda step: 0.01 if step < 30 else 300.0)", 30, "jumps"),
+    "becomes negative": ("LambdaLR(optimizer, lambda step: 1 - step / 40)", 59, "negative"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_SCHEDULES)
+def test_a_schedule_that_is_broken_is_named_with_its_step(watch: Nursery, name: str) -> None:
+    scheduler, step, _ = BROKEN_SCHEDULES[name]
+    run = watch(START, NET, scheduled(scheduler), SCHEDULED)
+    found = run.names_first(
+        "lr.schedule-broken",
+        step=step,
+        at="|pace = torch",
+        evidence={"lr_first", "lr_highest", "lr_last", "schedulers", "steps"},
+    )
+    assert found.evidence["steps"] == 60
+
+
+FINE_SCHEDULES = {
+    "warm restarts": "CosineAnnealingWarmRestarts(optimizer, 15)",
+    "one cycle": "OneCycleLR(optimizer, 3e-2, total_steps=60)",
+    "a cosine to the end": "CosineAnnealingLR(optimizer, T_max=60)",
+    "a warm-up": "LinearLR(optimizer, 0.01, total_iters=10)",
+}
+
+
+@pytest.mark.parametrize("name", FINE_SCHEDULES)
+def test_a_schedule_that_rises_or_falls_on_purpose_is_fine(watch: Nursery, name: str) -> None:
+    assert watch(START, NET.replace("lr=1e-2", "lr=2e-2"), scheduled(FINE_SCHEDULES[name]), SCHEDULED).causes == []
