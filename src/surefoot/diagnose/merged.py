@@ -45,8 +45,6 @@ class RankDiagnosis:
 
     rank: int
     diagnosis: Diagnosis
-    has_ended: bool = True
-    """Whether the script came to an end, by itself or by an error."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def _diagnosis_of(folder: Path, again: bool, strict: bool) -> RankDiagnosis | No
         facts, description = load_one(folder)
     except UsageError:
         return None
-    return RankDiagnosis(rank, diagnose(facts, description, strict), description.exit_code is not None)
+    return RankDiagnosis(rank, diagnose(facts, description, strict))
 
 
 def _written(folder: Path) -> Diagnosis | None:

@@ -12,14 +12,14 @@ from surefoot.record.messages import Event
 COLLECTIVE_FAILED = "dist.collective-failed"
 """The cause of the event."""
 _KINDS = frozenset({"DistBackendError", "DistNetworkError"})
-_WORDS = (
+COLLECTIVE_WORDS = (
     "NCCL error",
     "NCCL timeout",
     "NCCL communicator was aborted",
     "/gloo/",
     "collective operation timeout",
 )
-"""Parts of the messages of such errors."""
+"""Parts of the messages of errors of collectives."""
 _LONGEST = 400
 
 
@@ -34,7 +34,7 @@ def failed_collective(error: BaseException | None) -> BaseException | None:
             return None
         kinds = {kind.__name__ for kind in type(error).__mro__}
         text = str(error) if isinstance(error, RuntimeError) else ""
-        if kinds & _KINDS or any(part in text for part in _WORDS):
+        if kinds & _KINDS or any(part in text for part in COLLECTIVE_WORDS):
             return error
         error = error.__cause__ or error.__context__
     return None

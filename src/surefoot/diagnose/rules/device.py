@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.record.failed_collectives import COLLECTIVE_WORDS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Evidence
@@ -76,13 +77,6 @@ _ILLEGAL = (
     "hardware stack error",
     "operation not supported on global/shared address space",
     "unspecified launch failure",
-)
-_OF_COLLECTIVES = (
-    "NCCL error",
-    "NCCL timeout",
-    "NCCL communicator was aborted",
-    "/gloo/",
-    "collective operation timeout",
 )
 _NCCL_KIND = re.compile(r"\b(nccl(?:[A-Z]\w+Error|InvalidArgument|InvalidUsage))\b")
 _SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\]\s*")
@@ -188,7 +182,7 @@ def collective_failed(run: RecordedRun) -> Claim | None:
 
 def _is_collective(crash: CrashFacts) -> bool:
     """Whether an error comes from communication between ranks."""
-    return crash.type == "DistBackendError" or any(words in crash.message for words in _OF_COLLECTIVES)
+    return crash.type == "DistBackendError" or any(words in crash.message for words in COLLECTIVE_WORDS)
 
 
 def compiled_misfit(run: RecordedRun) -> Claim | None:
