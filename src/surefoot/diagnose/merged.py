@@ -58,10 +58,10 @@ class _Located:
     """The rank of the kind of evidence it rests on."""
 
 
-def diagnose_ranks(folders: Sequence[Path], strict: bool = False) -> Diagnosis:
+def diagnose_ranks(folders: Sequence[Path]) -> Diagnosis:
     """The one diagnosis of a run whose ranks wrote these folders, in the order of their numbers."""
     comparison = RankComparison(folders)
-    judged = [_diagnosis_of(folder, len(folders) <= JUDGED_AGAIN, strict) for folder in folders]
+    judged = [_diagnosis_of(folder, len(folders) <= JUDGED_AGAIN) for folder in folders]
     found = [each for each in judged if each is not None]
     if not found:
         raise UsageError(f"{folders[0].parent} holds {len(folders)} ranks, and none of them has been recorded yet.")
@@ -94,7 +94,7 @@ def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> 
 _BREAKS_RANKS = {"dist.gradients-not-averaged", "dist.replicas-diverged", "dist.scale-disagrees"}
 
 
-def _diagnosis_of(folder: Path, again: bool, strict: bool) -> RankDiagnosis | None:
+def _diagnosis_of(folder: Path, again: bool) -> RankDiagnosis | None:
     rank = int(folder.name.removeprefix("rank"))
     written = None if again and (folder / "facts.json").is_file() else _written(folder)
     if written is not None:
@@ -103,7 +103,7 @@ def _diagnosis_of(folder: Path, again: bool, strict: bool) -> RankDiagnosis | No
         facts, description = load_one(folder)
     except UsageError:
         return None
-    return RankDiagnosis(rank, diagnose(facts, description, strict))
+    return RankDiagnosis(rank, diagnose(facts, description))
 
 
 def _written(folder: Path) -> Diagnosis | None:

@@ -40,9 +40,9 @@ class Taken(NamedTuple):
     sample: Sample
 
 
-def evenly(items: Sequence[T], most: int = MOST_HISTOGRAMS) -> Sequence[T]:
-    """At most `most` of these, evenly spaced."""
-    return items[:: -(-len(items) // most)] if len(items) > most else items
+def evenly(items: Sequence[T]) -> Sequence[T]:
+    """At most `MOST_HISTOGRAMS` of these, evenly spaced."""
+    return items[:: -(-len(items) // MOST_HISTOGRAMS)] if len(items) > MOST_HISTOGRAMS else items
 
 
 def weights_of(named: Sequence[NamedParameter]) -> list[Taken]:

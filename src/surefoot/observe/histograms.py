@@ -42,14 +42,14 @@ class Sample(NamedTuple):
     """NaN, +Inf and -Inf in the whole tensor."""
 
 
-def take_sample(tensor: Tensor, most: int = SAMPLE) -> Sample | None:
+def take_sample(tensor: Tensor) -> Sample | None:
     """A sample of a tensor as it is now; `None` for one whose values cannot be looked at."""
     with WithoutHooks():
         plain = _plain(tensor)
         if plain is None:
             return None
         flat = _flat(plain)
-        return Sample(_copied(thinned(flat, most)), _broken(flat))
+        return Sample(_copied(thinned(flat, SAMPLE)), _broken(flat))
 
 
 def largest_of(tensor: Tensor) -> Tensor | None:
@@ -62,11 +62,11 @@ def largest_of(tensor: Tensor) -> Tensor | None:
         return torch.maximum(low.abs(), high.abs())
 
 
-def sample_again(tensor: Tensor, most: int = SAMPLE) -> Tensor | None:
+def sample_again(tensor: Tensor) -> Tensor | None:
     """The values a sample of the tensor has now, without a look at the rest."""
     with WithoutHooks():
         plain = _plain(tensor)
-        return None if plain is None else _copied(thinned(_flat(plain), most))
+        return None if plain is None else _copied(thinned(_flat(plain), SAMPLE))
 
 
 def _copied(values: Tensor) -> Tensor:
