@@ -4,17 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.decide.recovery import TrainingRecovery
 from surefoot.decide.repeat import (
     COMES_BACK_STEPS,
     MOST_LEFT_OUT,
     MOST_TRIES,
+    RepeatPlanner,
     RepeatState,
     first_outlier,
     give_up,
     observe,
     plan,
 )
-from surefoot.types import Signals, StepRecord
+from surefoot.types import Decision, Signals, StepRecord
 
 ATTEMPTS, CALM = 3, 50
 
@@ -108,3 +110,28 @@ def test_the_first_outlier_that_was_applied_is_the_suspect(skipped):
 
 def test_with_few_steps_to_compare_with_there_is_no_suspect():
     assert first_outlier([record(0, 1.0), record(1, 100.0)], 0, 1) is None
+
+
+RETURN = Decision("roll_back", before=40)
+
+
+def test_without_repeats_nothing_is_planned_and_advice_is_passed_on():
+    planner = RepeatPlanner(TrainingRecovery())
+    assert planner.state is None
+    assert planner.plan(RETURN, 52, 53, 40, ()) is None
+    assert planner.advise(52, True, RETURN) is RETURN
+    planner.give_up()
+    assert planner.state is None
+
+
+def test_trouble_that_comes_back_among_repeated_steps_calls_for_a_return_at_once():
+    recovery = TrainingRecovery(repeat=True)
+    planner = RepeatPlanner(recovery)
+    planner.state = planner.plan(RETURN, 52, 53, 40, ())
+    onset = 40 + recovery.margin_steps
+    assert (planner.state.onset, planner.state.until) == (onset, 53)
+    found = [planner.advise(step, True, Decision()) for step in range(onset, 53)]
+    first = next(each for each in found if each.action != "none")
+    assert (first.action, first.before, first.only_repeat) == ("roll_back", 40, True)
+    planner.give_up()
+    assert planner.advise(52, True, Decision()) == Decision()

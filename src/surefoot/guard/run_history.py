@@ -19,11 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.repeat import RepeatState
+from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
 from surefoot.guard.refusal import RefusalExplainer
-from surefoot.guard.repeat_planner import RepeatPlanner
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
 
