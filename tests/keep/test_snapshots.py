@@ -158,6 +158,17 @@ def test_states_from_before_the_model_was_rebuilt_are_dropped(change):
     assert ring.steps == [2]
 
 
+@pytest.mark.parametrize("change", [prune_a_layer, add_a_frozen_layer, replace_a_layer])
+def test_a_return_is_not_taken_back_into_a_model_that_was_rebuilt(change):
+    run = Run()
+    ring = SnapshotRing(run.state, every_steps=1, keep=2, device_bytes=None)
+    ring.take(0)
+    run.train(1)
+    ring.return_to(0, 0, keep_present=True)
+    change(run.model)
+    assert not ring.abandoned.take_back()
+
+
 def test_a_buffer_that_has_grown_stays_as_it_is_in_a_return():
     run = Run()
     run.model.register_buffer("cache", torch.zeros(3))

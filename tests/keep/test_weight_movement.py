@@ -117,3 +117,15 @@ def test_gradients_that_have_grown_explain_a_longer_way():
     ring.note_trouble(30, before=20)
     assert ring.movement.was_unusual(steady)
     assert not ring.movement.was_unusual(lambda first, end: 8.0 if end > 20 else 1.0)
+
+
+def test_of_a_model_that_was_rebuilt_since_nothing_is_known():
+    run = Run()
+    ring = SnapshotRing(run.state, 1, 2, None)
+    for step in (1, 2):
+        run.train(1)
+        ring.take(step)
+    damaged(run)
+    ring.note_trouble(3, before=2)
+    run.model[2] = torch.nn.Linear(8, 1)
+    assert [ring.movement.was_unusual(steady, if_unknown) for if_unknown in (False, True)] == [False, True]
