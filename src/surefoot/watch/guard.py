@@ -54,7 +54,7 @@ MOST_OUTLIVED = 16
 """Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
 REPORTS = "numbers of steps"
 """The probe that takes in what the guard has measured. If it fails, steps are guarded all the same."""
-WHY_REPLICAS = "which models are replicas, whose ranks must agree before a step is skipped"
+WHY_REPLICAS = "which models are replicas: their ranks must agree before a step is skipped"
 RULES = StabilityChecker(
     explosion=None,
     spike=None,

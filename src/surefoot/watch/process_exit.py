@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-WHY = "a script that leaves by it gets its diagnosis, too"
+WHY = "the run is diagnosed before a script ends with this function"
 
 
 def leave_by(leaving: Callable[[int], None]) -> None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PROBE = "ranks"
 """The name under which a failure is reported."""
 WHY_WRAPPER = "with several ranks: which parameters are replicas, and whether their gradients are averaged"
-WHY_COLLECTIVES = "with several ranks: how much the script itself exchanges"
+WHY_COLLECTIVES = "with several ranks: how much data the script itself exchanges"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 _GROUPS = 8
 _MOST_FILES = 200

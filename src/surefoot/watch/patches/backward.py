@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
     """Every call for gradients that the script makes."""
     calls = _BackwardCalls(watcher)
-    why = "the loss, its graph and the line, before gradients are computed; what came of it after"
+    why = "before gradients are computed: the loss, its graph and the line; afterwards: the gradients"
     wrapping.add(torch.autograd, "backward", "backward", why, calls.before, calls.after, calls.last)
-    why = "as `torch.autograd.backward`, which it calls, but under a function mode from inside the mode"
+    why = "the same as `torch.autograd.backward`, which it calls; under a function mode, from inside the mode"
     wrapping.add(Tensor, "backward", "backward", why, calls.before, calls.after, calls.last)
     why = "the loss of a loop that updates its parameters by hand"
     wrapping.add(torch.autograd, "grad", "backward", why, calls.before_grad, calls.after_grad, calls.last)
@@ -98,9 +98,9 @@ def wrap_script_hooks(wrapping: Hooks) -> None:
     def hooked_saved(args: Any, kwargs: Any) -> None:
         script_hooks.saved = True
 
-    why = "whether an extra backward would run a hook of the script's: none is made then"
+    why = "whether an extra backward pass would run a hook of the script; if so, there is no extra pass"
     wrapping.add(Tensor, "register_hook", "listeners", why, hooked)
-    why = "whether reading a tensor that autograd saved would run a hook of the script's: none is read then"
+    why = "whether reading a tensor that autograd saved would run a hook of the script; if so, none is read"
     wrapping.add(torch.autograd.graph.saved_tensors_hooks, "__enter__", "listeners", why, hooked_saved)
 
 

@@ -44,7 +44,7 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
         record.iterations += 1
         iterators[result] = record
 
-    why = "the loader's settings, and how often it is gone through"
+    why = "the settings of the loader, and the number of passes over it"
     wrapping.after(DataLoader, "__iter__", "data loaders", iterated, why)
 
     def drawn(result: Any, args: Any, kwargs: Any) -> None:
@@ -54,7 +54,7 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
             if len(watcher.calls.batches) < MOST_BATCHES:
                 _record_batch(watcher, record, result)
 
-    why = "a print of each batch, and the labels in it"
+    why = "a fingerprint of each batch, and the labels in it"
     wrapping.after(_BaseDataLoaderIter, "__next__", "batches", drawn, why)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 PROBE = "ids and labels"
-_WHY = "the {}, before a device fails because of them; observed once parameters on a device are trained"
+_WHY = "the {}, before they cause a device error; observed as soon as parameters on a device are trained"
 IDS = ("embedding", "embedding_bag")
 LABELS = ("cross_entropy", "nll_loss")
 _TAKEN = {**dict.fromkeys(IDS, "ids"), **dict.fromkeys(LABELS, "labels"), PROBABILITIES: "probabilities"}

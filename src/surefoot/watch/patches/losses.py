@@ -16,7 +16,7 @@ FUNCTIONS = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-_WHY = "the loss of a validation set, where gradients are off"
+_WHY = "the loss of a validation set, when gradients are off"
 _gradients_on = torch.is_grad_enabled
 
 

@@ -148,9 +148,9 @@ def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
     def answered(token: Any, result: Any) -> bool:
         return False
 
-    why = "with `--eager-looks`: the stance is the script's own again before the script sets one"
+    why = "with `--eager-looks`: the stance of the script is restored before the script sets one"
     wrapping.add(eval_frame, "_set_stance", EAGER_LOOKS, why, set_by_script)
-    why = "with `--eager-looks`: torch warns of module hooks when a compiled model is called; not of surefoot's"
+    why = "with `--eager-looks`: torch warns about module hooks when a compiled model is called, but not about surefoot's"
     wrapping.add(module, "_has_any_global_hook", EAGER_LOOKS, why, asked, answered)  # type: ignore[arg-type]
 
 
@@ -198,6 +198,6 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
 
     why_called = "what goes in and out of a compiled model; observed once there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
-    why = "from the first compilation on no hook and no mode is put on: what is compiled depends on them"
+    why = "after the first compilation no hook and no mode is installed, because compiled code depends on them"
     wrapping.add(torch, "compile", "looking", why, compiling, compiled)
     wrapping.add(nn.Module, "compile", "looking", why, compiling, compiled)

@@ -54,7 +54,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.probes.here():  # nothing but a number is noted, with no call of torch's that would need `safely`
             watcher.steps.gradients_zeroed()
 
-    why = "whether gradients are zeroed, and whether between backward and step"
+    why = "whether gradients are zeroed, and whether this happens between backward and step"
     wrapping.add(Optimizer, "zero_grad", "zero_grad", why, zeroed)
     wrapping.add(nn.Module, "zero_grad", "zero_grad", why, zeroed)
 

@@ -38,7 +38,7 @@ def wrap_policies(watcher: Watcher, wrapping: Hooks) -> None:
         if isinstance(result, Tensor) and is_readable(result) and result.requires_grad:
             _record_divergence(watcher, args[1], result, site(5))
 
-    why = "the entropy of a policy, and where log-probabilities are made"
+    why = "the entropy of a policy, and where log-probabilities are computed"
     wrapping.after(Categorical, "log_prob", "policies", log_prob, why)
     why = "the divergence of a learned distribution from a fixed one"
     wrapping.after(torch.distributions.kl, "kl_divergence", "policies", divergence, why)

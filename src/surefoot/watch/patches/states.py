@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 _STEP_NAMES = frozenset(("step", "steps", "global_step", "iteration", "iter"))
 _MOST_STATES, _MOST_PATHS = 64, 64
 
-_WHY_LOADED = "a checkpoint is resumed: which states are loaded"
-_WHY_FILE = "which states a checkpoint holds"
-_WHY_SWAP = "torch swaps no tensor that is referred to weakly: our references are dropped meanwhile"
+_WHY_LOADED = "which states are loaded when a checkpoint is resumed"
+_WHY_FILE = "which states a checkpoint contains"
+_WHY_SWAP = "torch does not swap a tensor that has weak references: surefoot drops its references during the call"
 
 
 def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
