@@ -32,9 +32,9 @@ def test_every_code_block_runs_as_it_stands(block):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "index"], ids=lambda page: page.stem)
-def test_every_page_says_when_shows_the_use_a_picture_and_the_trap(page):
+def test_every_page_says_when_shows_the_use_a_picture_and_a_pitfall(page):
     text = page.read_text(encoding="utf-8")
-    for part in ("**When.**", "**Use.**", "```python", "**The trap.**"):
+    for part in ("**When.**", "**Use.**", "```python", "**Pitfall.**"):
         assert part in text
     (picture,) = re.findall(r"!\[.+\]\((.+\.svg)\)", text)
     assert (FOLDER / picture).read_text(encoding="utf-8").startswith("<svg")
