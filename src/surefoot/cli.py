@@ -21,7 +21,7 @@ from surefoot.commands.zoo import app as zoo
 from surefoot.errors import UsageError
 
 app = typer.Typer(
-    help="Keeps PyTorch training stable: guards a run, and says why it fails.",
+    help="Keep PyTorch training stable: guard a run, and find out why it fails.",
     add_completion=False,
     rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _surefoot(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
-    """Keeps PyTorch training stable: guards a run, and says why it fails."""
+    """Keep PyTorch training stable: guard a run, and find out why it fails."""
     if version:
         typer.echo(f"surefoot {surefoot.__version__}")
         raise typer.Exit(0)
@@ -63,26 +63,28 @@ def _surefoot(
 
 @app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a script unmodified, watch it, diagnose it.",
+    short_help="Run an unmodified script, observe it, diagnose it.",
 )
 def run(
-    script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
+    script: str = typer.Argument(help="The script, or with -m a module. Arguments after it are passed to it."),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
-    out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
-    guard: bool = typer.Option(False, "--guard", help="Also protect: a step with non-finite gradients is not applied."),
-    progress: bool = typer.Option(False, "--progress", help="Show on stderr how training goes."),
-    tensorboard: Path | None = typer.Option(None, help="Write the curves for TensorBoard into this folder too."),
+    out: Path | None = typer.Option(None, help="The run folder to create (default: runs/SCRIPT-DATE-TIME)."),
+    guard: bool = typer.Option(
+        False, "--guard", help="Also protect the weights: skip steps with a non-finite loss or gradient."
+    ),
+    progress: bool = typer.Option(False, "--progress", help="Show the progress of training on stderr."),
+    tensorboard: Path | None = typer.Option(None, help="Also write the curves to this folder for TensorBoard."),
     webhook_env: str | None = typer.Option(
-        None, metavar="NAME", help="Send alerts to the address that this environment variable holds."
+        None, metavar="NAME", help="Send alerts to the URL in this environment variable."
     ),
     eager_looks: bool = typer.Option(
         False,
         "--eager-looks",
-        help="Run compiled models eagerly in sampled steps, to see inside. Changes the bits of the run.",
+        help="Run compiled models eagerly in sampled steps, to observe operations. Results change in the last bits.",
     ),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
-    """Run a PyTorch script unmodified, watch it, and end with a diagnosis on stderr."""
+    """Run an unmodified PyTorch script, observe it, and print a diagnosis to stderr at the end."""
     # Only the help comes from here: `surefoot.__main__` answers everything else before this file is even imported.
     from surefoot.commands.run import main as launch
 
@@ -99,18 +101,18 @@ def run(
 
 
 app.command(short_help="List the runs below a directory, with their verdicts.")(recorded_run.runs)
-app.command(short_help="Say what was wrong with a recorded run, with evidence.")(recorded_run.diagnose)
+app.command(short_help="Diagnose a recorded run, with evidence.")(recorded_run.diagnose)
 app.command(
     context_settings={"allow_interspersed_args": False},
     short_help="Find the single change that cures a failing script.",
 )(experiments.bisect)
 app.command()(recorded_run.watch)
-app.command(short_help="Write one HTML page about a run, readable offline.")(recorded_run.report)
+app.command(short_help="Write one HTML page about a run; it works offline.")(recorded_run.report)
 app.command()(recorded_run.serve)
-app.command(short_help="Train clean, bare and guarded while four things go wrong.")(demo)
-app.command(short_help="Examine a training setup before it runs.")(doctor)
+app.command(short_help="Train with four injected faults, with and without the guard.")(demo)
+app.command(short_help="Check a training set-up before it runs.")(doctor)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
-    short_help="Run a captured step again, bit for bit; find its cause.",
+    short_help="Run a captured step again bit for bit, and find its cause.",
 )(experiments.replay)
-app.command(short_help="What a cause looks like, what proves it, what fixes it.")(explain)
+app.command(short_help="Explain a cause: symptom, evidence and fixes.")(explain)

@@ -31,7 +31,7 @@ def test_verifying_says_which_one_is_damaged_and_ends_with_1(command, folder):
         file.write(b"[")
     answer = command("checkpoints", "verify", folder)
     assert answer.code == 1
-    assert [line.split(":")[1].split(",")[0].strip() for line in answer.out.splitlines()] == ["whole", "damaged"]
+    assert [line.split(":")[1].split(",")[0].strip() for line in answer.out.splitlines()] == ["complete", "damaged"]
 
 
 def test_a_checkpoint_is_exported_and_imported(command, folder, tmp_path):
@@ -45,7 +45,7 @@ def test_a_checkpoint_is_exported_and_imported(command, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "checkpoints needs one of list, verify, export, import"),
+        ([], "`surefoot checkpoints` needs one of list, verify, export, import"),
         (["list", "missing"], "missing cannot be read"),
         (["export", "{run}", "out", "--step", "first"], "--step must be 'latest', 'good', 'best'"),
         (["export", "{run}", "out", "--step", "11"], "there is no checkpoint of step 11"),

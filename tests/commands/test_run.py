@@ -32,7 +32,7 @@ def test_options_take_their_value_in_both_ways(monkeypatch):
         assert (request.out, request.tensorboard, request.webhook_env) == ("a", "b", "HOOK")
         assert (request.guard, request.progress, request.eager_looks) == (True, False, False)
         assert (request.target.name, request.target.arguments) == ("train.py", ("--out", "c"))
-        assert "--out behind train.py was passed to it" in misplaced(request.target)
+        assert "--out after train.py was passed to the script" in misplaced(request.target)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_options_take_their_value_in_both_ways(monkeypatch):
     [
         (["--out"], "--out needs a folder: surefoot run --out DIR SCRIPT"),
         (["--webhook-env"], "--webhook-env needs the name of an environment variable"),
-        (["--webhook-env", "NOT_SET", "train.py"], "--webhook-env NOT_SET: there is no such environment variable"),
+        (["--webhook-env", "NOT_SET", "train.py"], "--webhook-env NOT_SET: the environment variable is not set"),
         (["--unknown", "train.py"], "unknown option --unknown"),
         ([], "no script given"),
     ],

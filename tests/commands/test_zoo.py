@@ -16,13 +16,13 @@ def test_the_list_can_be_narrowed_to_a_half_and_a_name(command):
     ("arguments", "words"),
     [
         (["list", "--half", "third"], "--half must be tuning, testing, both or ranks; got 'third'"),
-        (["score", "--seeds", "one"], "--seeds must be whole numbers"),
-        (["score", "--from", ".", "--keep", "x"], "--keep and --from exclude each other"),
+        (["score", "--seeds", "one"], "--seeds must be integers"),
+        (["score", "--from", ".", "--keep", "x"], "--keep and --from cannot be combined"),
         (["score", "--device", "meta"], "no device 'meta' here: torch "),
         (["score", "--device", "turbo"], "no device 'turbo' here: torch "),
-        (["score", "--device", "cpu:0", "--from", "."], "--device and --from exclude each other"),
+        (["score", "--device", "cpu:0", "--from", "."], "--device and --from cannot be combined"),
         (["run", "no-such-script"], "surefoot zoo list"),
-        ([], "zoo needs one of list, run, score"),
+        ([], "`surefoot zoo` needs one of list, run, score"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_way_out(command, arguments, words):

@@ -190,9 +190,9 @@ def test_a_script_that_hangs_is_ended_in_time(project: Any) -> None:
     ("words", "said"),
     [
         (["--experiments", "--only", "magic"], "no change called 'magic'"),
-        (["--experiments", "--export", "repro"], "--export writes the reproduction of a plain replay"),
+        (["--experiments", "--export", "repro"], "--export and --experiments cannot be combined"),
         (["--experiments", "--script", "a.py", "--target", "b:c"], "not both"),
-        (["--jobs", "2"], "--jobs belongs to --experiments"),
+        (["--jobs", "2"], "--jobs can be used only with --experiments"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_two(tmp_path: Path, capsys: Any, words: list[str], said: str) -> None:

@@ -30,7 +30,7 @@ def both(folder, *arguments, **options):
     """The plain run and the watched one, after checking that the script could not tell them apart."""
     plain, watched = python(folder, *arguments, **options), surefoot(folder, *arguments, **options)
     # Options of ours among the script's arguments are told in one line, before the script runs.
-    watched.stderr = re.sub(r"\Asurefoot: .* behind .* passed to it; .*\n", "", watched.stderr)
+    watched.stderr = re.sub(r"\Asurefoot: .* after .* passed to the script; .*\n", "", watched.stderr)
     assert watched.stdout == plain.stdout
     assert watched.returncode == plain.returncode
     assert script_errors(watched.stderr) == plain.stderr

@@ -168,7 +168,7 @@ def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):
     ended = surefoot(tmp_path, "train.py", "--guard", "--lr", "1", "--out=there", fresh=True)
     assert ended.stdout == "['--guard', '--lr', '1', '--out=there']\n"
     assert ended.stderr == (
-        "surefoot: --guard, --out behind train.py were passed to it; to give them to surefoot, write: "
+        "surefoot: --guard, --out after train.py were passed to the script; to use them in surefoot, run: "
         "surefoot run --out DIR --guard train.py ...\n"
     )
     assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1", "-m", "resnet50", fresh=True).stderr == ""

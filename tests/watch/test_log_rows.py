@@ -152,8 +152,8 @@ def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path)
         "optimizer.step()\n"
     )
     first, second = (running.surefoot(tmp_path, "train.py").stderr for _ in range(2))
-    assert "holds a run already" not in first
-    assert "holds a run already" in second
+    assert "already contains a run" not in first
+    assert "already contains a run" in second
     assert first.splitlines()[-1] == f"charts and events on one page: surefoot report {tmp_path / 'run'}"
 
 
@@ -162,7 +162,7 @@ def test_the_diagnosis_of_a_killed_run_says_how_far_it_goes(tmp_path):
     (tmp_path / "run.json").write_text('{"schema": 1, "script": "train.py", "exit_code": null}')
     shown = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
     assert shown.exit_code == 0
-    assert "did not end (killed, or still going): judged by what was saved at step 252" in shown.stdout
+    assert "has not ended (it was killed, or is still running): judged by the state saved at step 252" in shown.stdout
 
 
 def test_a_stabilizers_folder_without_a_step_cannot_be_judged(tmp_path):

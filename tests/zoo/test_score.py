@@ -88,9 +88,9 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["zoo"], "zoo needs one of list, run, score"),
+        (["zoo"], "`surefoot zoo` needs one of list, run, score"),
         (["zoo", "score", "--half", "third"], "--half must be tuning, testing, both or ranks; got 'third'"),
-        (["zoo", "score", "--seeds", "1,x"], "--seeds must be whole numbers"),
+        (["zoo", "score", "--seeds", "1,x"], "--seeds must be integers"),
         (["zoo", "score", "--from", "nowhere"], "no folder at nowhere"),
         (["zoo", "run", "no-such-script"], "no zoo script is called"),
         (["diagnose", "nowhere"], "no run folder at nowhere"),

@@ -19,13 +19,13 @@ app = typer.Typer(help="Checkpoints of a run: list, verify, export, import.", ri
 def _checkpoints(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         raise UsageError(
-            "checkpoints needs one of list, verify, export, import; `surefoot checkpoints --help` says what each does."
+            "`surefoot checkpoints` needs one of list, verify, export, import. See `surefoot checkpoints --help`."
         )
 
 
 @app.command("list")
 def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
-    """List the checkpoints of a run, the newest first. Reads manifests, no tensors."""
+    """List the checkpoints of a run, the newest first. Reads the manifests only."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in
     from surefoot.keep.checkpoint.listing import by_metric, list_checkpoints, whole_ones
 
@@ -38,7 +38,7 @@ def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder
 
 @app.command()
 def verify(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
-    """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or not whole."""
+    """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or incomplete."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, verify_step
     from surefoot.keep.checkpoint.listing import list_checkpoints
 
@@ -48,8 +48,8 @@ def verify(folder: Path = typer.Argument(help="The run folder, or the folder of 
         damaged += found.fault is not None
         name = f"step {listing.step:,}{' (evidence)' if listing.aside else ''}"
         parts = f"{len(listing.paths)} part{'s' * (len(listing.paths) != 1)}, {found.bytes:,} bytes"
-        spread = f", {found.tensors} tensors spread over the parts are complete" if found.tensors else ""
-        typer.echo(f"{name}: damaged: {found.fault}" if found.fault else f"{name}: whole, {parts}{spread}")
+        spread = f", with {found.tensors} complete sharded tensors" if found.tensors else ""
+        typer.echo(f"{name}: damaged: {found.fault}" if found.fault else f"{name}: complete, {parts}{spread}")
     if damaged:
         raise typer.Exit(1)
 
@@ -58,10 +58,10 @@ def verify(folder: Path = typer.Argument(help="The run folder, or the folder of 
 def export(
     folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints."),
     out: Path = typer.Argument(help="The safetensors file to write; must not exist."),
-    step: str = typer.Option("latest", help="latest, good, best, or the number of a step."),
-    weights: bool = typer.Option(False, "--weights", help="The weights of the models alone, by their names."),
+    step: str = typer.Option("latest", help="latest, good, best, or a step number."),
+    weights: bool = typer.Option(False, "--weights", help="Only the weights of the models, by name."),
 ) -> None:
-    """Write a checkpoint as one safetensors file. Any number of processes may have saved it."""
+    """Write a checkpoint as one safetensors file, also if several processes saved it."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, export_state, export_weights, load_whole
 
     try:
@@ -76,13 +76,13 @@ def export(
 @app.command("import")
 def import_file(
     file: Path = typer.Argument(help="A file that `surefoot checkpoints export` wrote."),
-    folder: Path = typer.Argument(help="The run folder that the checkpoint goes into."),
+    folder: Path = typer.Argument(help="The run folder to write the checkpoint to."),
 ) -> None:
-    """Make a checkpoint of an exported file. Any number of processes can resume from it."""
+    """Create a checkpoint from an exported file. Any number of processes can resume from it."""
     from surefoot.keep.checkpoint.exchange import import_state
 
     try:
-        typer.echo(f"{import_state(file, folder)}: ready to resume from")
+        typer.echo(f"{import_state(file, folder)}: written; a run can resume from it")
     except CheckpointError as error:
         raise UsageError(str(error)) from error
 
@@ -91,8 +91,8 @@ def _line(listing: CheckpointListing, best: bool) -> str:
     """One checkpoint in one line."""
     name = f"step {listing.step:>10,}"
     if listing.fault is not None:
-        return f"{name}  not whole: {listing.fault}"
-    kind = "good" if listing.good else "evidence" if listing.aside or not listing.finite else "not quiet"
+        return f"{name}  incomplete: {listing.fault}"
+    kind = "good" if listing.good else "evidence" if listing.aside or not listing.finite else "near an alarm"
     count, size = len(listing.paths), sum(manifest.bytes for manifest in listing.manifests.values())
     metric = "" if listing.metric is None else f"  metric {listing.metric:.6g}{', the best' if best else ''}"
     saved_at = listing.first.saved_at.replace("T", " ")[:19]

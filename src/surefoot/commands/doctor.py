@@ -1,4 +1,4 @@
-"""`surefoot doctor TARGET`: examine a training setup before it runs."""
+"""`surefoot doctor TARGET`: check a training set-up before it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from surefoot.errors import UsageError
 
 def doctor(
     target: str = typer.Argument(
-        help="module:function or file.py:function; returns model, loader, loss_fn, optimizer."
+        help="module:function or file.py:function that returns model, loader, loss_fn, optimizer."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
-    seconds: float = typer.Option(60.0, min=1.0, help="Time that all probes share, roughly."),
+    seconds: float = typer.Option(60.0, min=1.0, help="Approximate time limit for all checks together."),
 ) -> None:
-    """Examine a training setup before it runs: ten steps, nothing changed. Exit code 1 if a check failed."""
+    """Check a training set-up before it runs, in about ten steps on copies. Exit code 1 if a check failed."""
     from surefoot.doctor.target import examine_target
     from surefoot.errors import SurefootError
 

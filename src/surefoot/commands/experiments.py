@@ -12,18 +12,22 @@ from surefoot.errors import UsageError
 
 
 def bisect(
-    script: str = typer.Argument(help="The script, or with -m a module. What follows it belongs to it."),
+    script: str = typer.Argument(help="The script, or with -m a module. Arguments after it are passed to it."),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
-    budget: float = typer.Option(600.0, min=1.0, help="Seconds that all runs together may take, by the clock."),
-    jobs: int = typer.Option(0, min=0, help="Runs at the same time (default: half of the cores; 1 with a GPU)."),
-    out: Path | None = typer.Option(None, help="Where everything goes (default: runs/bisect-SCRIPT-DATE-TIME)."),
-    only: str = typer.Option("", help="Only these changes, with commas between, such as lr-3,clip,fp32."),
+    budget: float = typer.Option(600.0, min=1.0, help="Time limit for all runs together, in seconds of wall time."),
+    jobs: int = typer.Option(0, min=0, help="Number of parallel runs (default: half of the cores; 1 with a GPU)."),
+    out: Path | None = typer.Option(None, help="The folder to create (default: runs/bisect-SCRIPT-DATE-TIME)."),
+    only: str = typer.Option("", help="Try only these changes, separated by commas, such as lr-3,clip,fp32."),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
-    as_json: bool = typer.Option(False, "--json", help="The result as JSON on stdout, for other programs."),
-    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
-    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON to stdout."),
+    share: list[Path] | None = typer.Option(
+        None, help="A folder below this one that the script only reads; it is not copied."
+    ),
+    allow_writes: list[Path] | None = typer.Option(
+        None, help="A folder outside this one that the script may write to."
+    ),
 ) -> None:
-    """Run a failing script again under single changes and say which one cures it. Exit code 1 if none does."""
+    """Run a failing script again with single changes, and report which one cures it. Exit code 1 if none does."""
     from surefoot.experiments.command import Options
     from surefoot.experiments.command import run as find_cure
 
@@ -48,29 +52,35 @@ class _Replay:
 def replay(
     incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
-    script: str | None = typer.Option(None, help="The script that trains; its arguments follow (see `surefoot run`)."),
-    module: str | None = typer.Option(None, help="A module instead of a script, as `python -m`."),
-    target: str | None = typer.Option(
-        None, help="module:function, as `surefoot doctor` takes it, instead of a script."
-    ),
+    script: str | None = typer.Option(None, help="The training script; its arguments follow, as for `surefoot run`."),
+    module: str | None = typer.Option(None, help="A module instead of a script, as with `python -m`."),
+    target: str | None = typer.Option(None, help="module:function, as for `surefoot doctor`, instead of a script."),
     export: Path | None = typer.Option(
         None, help="Write a script into this folder that reproduces the failure with torch only."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
-    seconds: float = typer.Option(600.0, min=1.0, help="How long one of the two passes may take."),
+    seconds: float = typer.Option(600.0, min=1.0, help="Time limit for each of the two passes."),
     experiments: bool = typer.Option(
-        False, "--experiments", help="Instead, apply the step, go on, and find the single change that cures it."
+        False, "--experiments", help="Apply the step, continue the run, and find the single change that cures it."
     ),
-    budget: float | None = typer.Option(None, min=1.0, help="Seconds that all experiments may take (default: 600)."),
-    jobs: int | None = typer.Option(None, min=0, help="Experiments at the same time (default: half of the cores)."),
-    only: str | None = typer.Option(None, help="Only these changes, with commas between, such as lr-3,clip,fp32."),
-    out: Path | None = typer.Option(None, help="Where experiments go (default: runs/bisect-incident-STEP-DATE-TIME)."),
-    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads: it is not copied."),
-    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
+    budget: float | None = typer.Option(
+        None, min=1.0, help="Time limit for all experiments together, in seconds (default: 600)."
+    ),
+    jobs: int | None = typer.Option(None, min=0, help="Number of parallel experiments (default: half of the cores)."),
+    only: str | None = typer.Option(None, help="Try only these changes, separated by commas, such as lr-3,clip,fp32."),
+    out: Path | None = typer.Option(
+        None, help="The folder for experiments (default: runs/bisect-incident-STEP-DATE-TIME)."
+    ),
+    share: list[Path] | None = typer.Option(
+        None, help="A folder below this one that the script only reads; it is not copied."
+    ),
+    allow_writes: list[Path] | None = typer.Option(
+        None, help="A folder outside this one that the script may write to."
+    ),
 ) -> None:
-    """Run the step of an incident again, twice, and compare it bit for bit; name the first bad operation.
+    """Run the step of an incident again twice, compare it bit for bit, and name the first bad operation.
 
-    The script is the one that you name. Without one, the recorded script is shown, and run if you say yes.
+    Name the script with --script. Without it, the recorded command is shown, and run only if you confirm.
 
     Exit code 0: reproduced; 3: silent corruption suspected; 4: not deterministic; 5: cannot be compared; 1: reproduced,
     but nothing could be exported. With --experiments 0: a cure was found, or the step did no harm; 1: neither.
@@ -87,7 +97,7 @@ def replay(
     )
     if experiments:
         if export is not None:
-            raise UsageError("--export writes the reproduction of a plain replay; leave out --experiments, or --export")
+            raise UsageError("--export and --experiments cannot be combined; remove one of them")
         raise typer.Exit(_try_changes(what, budget, jobs, only, out))
     _refuse({"--budget": budget, "--jobs": jobs, "--only": only, "--out": out})
     raise typer.Exit(_run_again(what, seconds, export))
@@ -96,7 +106,7 @@ def replay(
 def _refuse(given: dict[str, object]) -> None:
     """Raise for an option that only experiments have."""
     if unused := [name for name, value in given.items() if value is not None]:
-        raise UsageError(f"{unused[0]} belongs to --experiments, which was not given")
+        raise UsageError(f"{unused[0]} can be used only with --experiments; add --experiments, or remove {unused[0]}")
 
 
 def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:

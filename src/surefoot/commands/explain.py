@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 def explain(
-    code: str | None = typer.Argument(None, help="A cause, such as lr.too-high. Without one, all are listed."),
+    code: str | None = typer.Argument(
+        None, help="The code of a cause, such as lr.too-high. Without it, all causes are listed."
+    ),
 ) -> None:
-    """Say what a cause looks like, what proves it, what it is mistaken for and how to cure it."""
+    """Explain a cause: its symptom, its evidence, its fixes, and causes that look similar."""
     from surefoot.diagnose.catalogue import CATALOGUE, nearest_codes
 
     if code is None:
@@ -55,4 +57,4 @@ def _explain(cause: Cause) -> None:
     console.print("\n[bold]Fixes, from fast to invasive[/bold]")
     for number, fix in enumerate(cause.fixes, 1):
         console.print(f"  {number}. {escape(fix)}", highlight=False)
-    console.print(f"\n[bold]Looks like.[/bold] {', '.join(cause.look_alikes)}", highlight=False)
+    console.print(f"\n[bold]Similar causes.[/bold] {', '.join(cause.look_alikes)}", highlight=False)

@@ -9,7 +9,7 @@ import typer
 
 
 def runs(
-    root: Path = typer.Argument(Path("runs"), help="The directory that holds the run folders."),
+    root: Path = typer.Argument(Path("runs"), help="The directory that contains the run folders."),
 ) -> None:
     """List the runs below a directory, the newest first, with their verdicts."""
     from surefoot.diagnose.terminal import printable
@@ -31,9 +31,9 @@ def runs(
 
 def diagnose(
     folder: Path | None = typer.Argument(None, help="A run folder (default: the newest below runs/)."),
-    json: bool = typer.Option(False, "--json", help="As JSON on stdout, for other programs."),
+    json: bool = typer.Option(False, "--json", help="Print JSON to stdout."),
 ) -> None:
-    """Say what was wrong with a recorded run, with all the evidence."""
+    """Diagnose a recorded run, with all evidence."""
     from surefoot.diagnose.engine import judge_folder
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.record.run_folder import as_json
@@ -43,17 +43,18 @@ def diagnose(
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
     if not json and description.exit_code is None:
         typer.echo(
-            f"  the run did not end (killed, or still going): judged by what was saved at step {diagnosis.steps:,}"
+            "  the run has not ended (it was killed, or is still running): judged by the state saved at step "
+            f"{diagnosis.steps:,}"
         )
 
 
 def watch(
     folder: Path | None = typer.Argument(
-        None, help="The folder that a run writes, or will write (default: the newest below runs/)."
+        None, help="A run folder, which may not exist yet (default: the newest below runs/)."
     ),
-    once: bool = typer.Option(False, "--once", help="Print one view and exit."),
+    once: bool = typer.Option(False, "--once", help="Print the view once and exit."),
 ) -> None:
-    """Follow a run from another terminal, while it trains. `q` or Ctrl-C ends the watching, not the run."""
+    """Show a live view of a run in another terminal. `q` or Ctrl-C closes the view; the run continues."""
     from surefoot.report.terminal.watch import watch as follow
 
     follow(_chosen(folder), once)
@@ -64,11 +65,11 @@ def report(
         None, metavar="DIR", help="A run folder (default: the newest below runs/), or several to compare."
     ),
     out: Path | None = typer.Option(
-        None, "--out", "-o", help="Where the page goes (default: report.html, or comparison.html, in the first folder)."
+        None, "--out", "-o", help="The file to write (default: report.html, or comparison.html, in the first folder)."
     ),
-    show: bool = typer.Option(False, "--open", help="Also open it in the browser."),
+    show: bool = typer.Option(False, "--open", help="Also open the page in the browser."),
 ) -> None:
-    """Write one HTML page about a run, or about several side by side, to be read offline, and print its path."""
+    """Write one HTML page about a run, or a comparison of several runs, and print its path. The page works offline."""
     from surefoot.report.page.compare import write_comparison
     from surefoot.report.page.html import write_report
 
@@ -83,12 +84,14 @@ def report(
 
 def serve(
     folder: Path | None = typer.Argument(
-        None, help="A run folder; one that is still empty is waited for (default: the newest below runs/)."
+        None, help="A run folder, which may still be empty (default: the newest below runs/)."
     ),
-    port: int = typer.Option(8765, min=0, max=65535, help="Port to listen on; 0 takes any free port."),
-    host: str = typer.Option("127.0.0.1", help="Address to bind; the default is this machine only."),
+    port: int = typer.Option(8765, min=0, max=65535, help="Port to listen on; 0 selects a free port."),
+    host: str = typer.Option(
+        "127.0.0.1", help="Address to bind; the default accepts connections from this machine only."
+    ),
 ) -> None:
-    """Show a run in the browser while it is being written."""
+    """Serve the page of a run, updated live."""
     from surefoot.report.page.serve import serve as serve_page
 
     serve_page(_chosen(folder), host, port, say=lambda words: typer.echo(words, err=True))

@@ -92,8 +92,8 @@ def _request(target: Target, given: dict[str, str]) -> Request | str:
     variable = given.get("--webhook-env")
     if variable is not None and not os.environ.get(variable):
         return (
-            f"--webhook-env {variable}: there is no such environment variable, or it is empty. It must hold the "
-            "address that alerts are sent to."
+            f"--webhook-env {variable}: the environment variable is not set, or it is empty. It must contain the "
+            "URL that alerts are sent to."
         )
     return Request(
         target,
@@ -116,8 +116,8 @@ def misplaced(target: Target) -> str:
     script = f"{'-m ' * target.is_module}{target.name}"
     were = "was" if len(found) == 1 else "were"
     return (
-        f"surefoot: {', '.join(found)} behind {target.name} {were} passed to it; "
-        f"to give {'it' if len(found) == 1 else 'them'} to surefoot, write: surefoot run {usage} {script} ..."
+        f"surefoot: {', '.join(found)} after {target.name} {were} passed to the script; "
+        f"to use {'it' if len(found) == 1 else 'them'} in surefoot, run: surefoot run {usage} {script} ..."
     )
 
 
@@ -260,7 +260,7 @@ class RunSession:
             if self._experiment is not None:
                 self._experiment.follow()
         except Exception as error:
-            say(f"surefoot: cannot watch this torch ({type(error).__name__}: {error}); the script runs as it is")
+            say(f"surefoot: cannot observe this torch ({type(error).__name__}: {error}); the script runs unobserved")
 
     def _close(self, flush: bool = True) -> None:
         if self._closed or os.getpid() != self._process:
@@ -336,7 +336,7 @@ class RunSession:
         try:
             self._folder.make()
             if (folder / "telemetry").exists():
-                say(f"surefoot: {folder} holds a run already; this one counts from step 0 and takes its place there")
+                say(f"surefoot: {folder} already contains a run; this run starts at step 0 and replaces it")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
@@ -376,7 +376,7 @@ class RunSession:
             folder = self._write_facts(facts, run_facts)
         except OSError as error:
             where, why = self._folder.chosen, error.strerror or error
-            say(f"surefoot: cannot write {where}: {why}; the diagnosis is only shown here")
+            say(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
         if self.watcher is None or facts is None:
             return
         from surefoot.diagnose.engine import diagnose
@@ -402,7 +402,7 @@ class RunSession:
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
         if folder is not None and self._world_size > 1 and self._rank == 0:
-            say(f"all ranks together, once they have ended: surefoot diagnose {folder.parent}")
+            say(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {folder.parent}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace
@@ -424,7 +424,7 @@ def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
     try:
         return sink(*arguments, **settings)
     except (SurefootError, OSError, ImportError, ValueError) as error:
-        say(f"surefoot: {option} is left out: {' '.join(str(error).split())}")
+        say(f"surefoot: {option} is ignored: {' '.join(str(error).split())}")
         return None
 
 

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 SEEDS = "100,101,102"
 
-app = typer.Typer(help="Scripts with a known cause: list, run, score the diagnosis.", rich_markup_mode=None)
+app = typer.Typer(help="Scripts with known causes: list them, run them, score the diagnosis.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def _zoo(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        raise UsageError("zoo needs one of list, run, score; `surefoot zoo --help` says what each does.")
+        raise UsageError("`surefoot zoo` needs one of list, run, score. See `surefoot zoo --help`.")
 
 
 @app.command("list")
 def list_scripts(
-    half: str = typer.Option("both", help="tuning, testing, both, or ranks: the scripts for several processes."),
-    only: str = typer.Option("", help="Only scripts with this in their name."),
+    half: str = typer.Option("both", help="tuning, testing, both, or ranks (scripts for several processes)."),
+    only: str = typer.Option("", help="Only scripts whose name contains this text."),
 ) -> None:
     """List the scripts with their true causes."""
     from surefoot.zoo import specimens
@@ -41,11 +41,11 @@ def list_scripts(
 
 @app.command()
 def run(
-    name: str = typer.Argument(help="A script's name, or as much of it as makes it the only one."),
-    seed: int = typer.Argument(100, help="Handed to the script."),
-    out: Path | None = typer.Option(None, help="Where the run folder goes (default: runs/SCRIPT-DATE-TIME)."),
+    name: str = typer.Argument(help="The name of a script, or a part that is unique."),
+    seed: int = typer.Argument(100, help="Passed to the script."),
+    out: Path | None = typer.Option(None, help="The run folder to create (default: runs/SCRIPT-DATE-TIME)."),
 ) -> None:
-    """Run one script as `surefoot run` would, and say what is true about it."""
+    """Run one script with `surefoot run`, and print its true cause."""
     from surefoot.commands.run import main
     from surefoot.zoo import RANKS, find
 
@@ -55,23 +55,23 @@ def run(
             f"{specimen.name} needs several processes. Run it with: torchrun --nproc-per-node 2 -m surefoot run "
             f"{specimen.path} {seed}"
         )
-    typer.echo(f"surefoot: the truth is {specimen.truth}", err=True)
+    typer.echo(f"surefoot: the true cause is {specimen.truth}", err=True)
     main([*(["--out", str(out)] if out is not None else []), str(specimen.path), str(seed)])
 
 
 @app.command()
 def score(
-    half: str = typer.Option("both", help="tuning, testing, both, or ranks: the scripts for several processes."),
-    seeds: str = typer.Option(SEEDS, help="Seeds, with commas between. With --from: all that were recorded."),
-    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Scripts that run at the same time."),
-    only: str = typer.Option("", help="Only scripts with this in their name."),
-    json: Path | None = typer.Option(None, help="Also write everything to this file."),
-    keep: Path | None = typer.Option(None, help="Keep the run folders here."),
-    recorded: Path | None = typer.Option(None, "--from", help="Score the run folders kept here; run nothing."),
-    timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
-    device: str = typer.Option("cpu", help="What the scripts run on: cpu, or an accelerator as torch names it."),
+    half: str = typer.Option("both", help="tuning, testing, both, or ranks (scripts for several processes)."),
+    seeds: str = typer.Option(SEEDS, help="Seeds, separated by commas (with --from: all recorded seeds)."),
+    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Number of parallel scripts."),
+    only: str = typer.Option("", help="Only scripts whose name contains this text."),
+    json: Path | None = typer.Option(None, help="Also write the results to this JSON file."),
+    keep: Path | None = typer.Option(None, help="Keep the run folders in this folder."),
+    recorded: Path | None = typer.Option(None, "--from", help="Score the run folders in this folder; run no script."),
+    timeout: float = typer.Option(180.0, min=1.0, help="Time limit for each script, in seconds."),
+    device: str = typer.Option("cpu", help="The device for the scripts, such as cpu or cuda."),
 ) -> None:
-    """Run every script, diagnose it, and compare with the truth."""
+    """Run every script, diagnose it, and compare with the true cause."""
     from surefoot.core.console import result_console
     from surefoot.zoo import score as board
 
@@ -79,16 +79,18 @@ def score(
     numbers = _seeds(seeds)
     if recorded is not None:
         if keep is not None:
-            raise UsageError("--keep and --from exclude each other: --from runs nothing that could be kept.")
+            raise UsageError("--keep and --from cannot be combined: --from runs no script.")
         if device != "cpu":
-            raise UsageError("--device and --from exclude each other: --from runs nothing, on no device.")
+            raise UsageError("--device and --from cannot be combined: --from runs no script.")
         given = numbers if seeds != SEEDS else None
         results = list(board.recorded(recorded, half, only, given))
     else:
         results = _run(half, only, numbers, jobs, keep, timeout, device)
     if not results:
         where = f"in {recorded}" if recorded is not None else "in the zoo"
-        raise UsageError(f"no script {where} fits --half {half} --only {only!r}; `surefoot zoo list` shows all.")
+        raise UsageError(
+            f"no script {where} matches --half {half} --only {only!r}; `surefoot zoo list` lists all scripts."
+        )
     board.show(results, result_console(plain_width=200))
     if json is not None:
         json.write_text(board.as_json(results), encoding="utf-8")
@@ -131,7 +133,5 @@ def _seeds(words: str) -> list[int]:
     try:
         found = [int(word) for word in words.split(",")]
     except ValueError:
-        raise UsageError(
-            f"--seeds must be whole numbers with commas between, such as 100,101; got {words!r}."
-        ) from None
+        raise UsageError(f"--seeds must be integers separated by commas, such as 100,101; got {words!r}.") from None
     return list(dict.fromkeys(found))

@@ -150,7 +150,9 @@ def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
 
     why = "with `--eager-looks`: the stance of the script is restored before the script sets one"
     wrapping.add(eval_frame, "_set_stance", EAGER_LOOKS, why, set_by_script)
-    why = "with `--eager-looks`: torch warns about module hooks when a compiled model is called, but not about surefoot's"
+    why = (
+        "with `--eager-looks`: torch warns about module hooks when a compiled model is called, but not about surefoot's"
+    )
     wrapping.add(module, "_has_any_global_hook", EAGER_LOOKS, why, asked, answered)  # type: ignore[arg-type]
 
 
