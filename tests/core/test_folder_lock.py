@@ -248,7 +248,7 @@ def test_one_manager_for_two_stabilizers_is_refused(tmp_path: Path) -> None:
     models = nn.Linear(4, 1), nn.Linear(4, 1)
     first, second = (stabilizer(model, checkpoints=manager) for model in models)
     for use in (first.save, first.restore, partial(step, first, models[0])):
-        with pytest.raises(sf.UsageError, match=r"given to two TrainingStabilizers.*also_save"):
+        with pytest.raises(sf.UsageError, match=r"passed to two TrainingStabilizers.*also_save"):
             use()
     step(second, models[1])
     second.save()

@@ -89,7 +89,7 @@ def test_batches_that_grow_until_one_does_not_fit_name_the_modules_that_grew(run
     assert is_quiet(ended), ended.errors[-3000:]
     found = ended.written("findings.json")["findings"][0]
     assert found["cause"] == "device.out-of-memory", found
-    assert "the calls of these modules left most memory held: `" in found["summary"]
+    assert "the calls of these modules left the most memory allocated: `" in found["summary"]
     largest, step, held, peak = found["evidence"]["modules"][0]
     assert largest.split(".")[-1] in ("wide", "model", "Net"), found["summary"]
     assert step > 0
@@ -106,7 +106,7 @@ def test_a_first_batch_that_does_not_fit_names_the_modules_that_had_run(runs: di
     found = ended.written("findings.json")["findings"][0]
     assert found["cause"] == "device.out-of-memory", found
     assert "No step was completed" in found["summary"]
-    assert "In step 0, the last that was observed in depth" in found["summary"], found["summary"]
+    assert "In step 0, the last sampled step" in found["summary"], found["summary"]
 
 
 @needs_cuda

@@ -693,7 +693,7 @@ def test_wrong_use_says_what_to_do():
         sf.attach(model, object())
     with pytest.raises(sf.SettingError, match="'guard' or 'watch'"):
         sf.attach(model, opt, mode="look")
-    with pytest.raises(sf.SettingError, match="none of the model's"):
+    with pytest.raises(sf.SettingError, match="do not belong to the model"):
         sf.attach(nn.Linear(2, 2), opt)
     with pytest.raises(sf.SettingError, match="mode='guard'"):
         sf.attach(model, opt, mode="watch", clip=sf.ClipByNorm(1.0))

@@ -68,7 +68,7 @@ def test_ranks_that_cannot_share_the_rows_of_a_step_all_say_so(ranks, tmp_path):
     interrupted(ranks, tmp_path)
     assert ranks.play(scenarios.share_rows, tmp_path, 3) == [0] * 3
     for said in results(tmp_path, 3):
-        assert "took 8 rows (2 ranks x batch_size 4 x accumulate 1), which 3 ranks cannot share" in said
+        assert "took 8 rows (2 ranks x batch_size 4 x accumulate 1), which 3 ranks cannot divide evenly" in said
         assert "Start 1 or 2 ranks" in said
 
 
@@ -84,4 +84,4 @@ def test_another_accumulate_in_the_script_is_its_own_choice_and_logged(ranks, tm
     interrupted(ranks, tmp_path)
     assert ranks.play(scenarios.share_rows, tmp_path, 1, accumulate=3) == [0]
     assert results(tmp_path, 1)[0]["accumulate"] == 3
-    assert "a step takes 12 rows from here on" in (tmp_path / "log-0").read_text()
+    assert "a step now uses 12 rows" in (tmp_path / "log-0").read_text()

@@ -192,7 +192,7 @@ def test_an_error_ends_the_looking_with_one_warning_and_training_goes_on(caplog)
     assert all(torch.equal(a, b) for a, b in zip(bare, watched, strict=True))
     assert {each.step for each in found} == {0}
     (record,) = caplog.records
-    assert "no longer watched (RuntimeError: cannot say)" in record.getMessage()
+    assert "no longer recorded (RuntimeError: cannot say)" in record.getMessage()
 
 
 def test_hooks_do_not_outlive_their_portraits():

@@ -234,7 +234,7 @@ def test_when_every_attempt_is_used_up_the_run_halts_with_the_evidence(tmp_path)
     with pytest.raises(sf.TrainingHalted, match="weights are not finite") as halted:
         loop.run(again_and_again)
     assert loop.actions == ["roll_back"] * 3
-    assert "was kept in" in str(halted.value)
+    assert "was saved to" in str(halted.value)
     evidence = checkpoints.checkpoints()[0]
     assert not evidence.finite
     assert checkpoints.load("good").step <= FAULT_AT

@@ -210,7 +210,7 @@ def test_all_ranks_come_back_to_the_step_that_all_can_read(ranks, views, given, 
 @pytest.mark.parametrize(
     ("given", "loads", "said"),
     [
-        (["all", None], "resume", "UsageError: every rank must be given the same `checkpoints`"),
+        (["all", None], "resume", "UsageError: every rank needs the same `checkpoints`"),
         (["none", "all"], "resume", "CheckpointError: the ranks do not find the same"),
         (["all", "none"], "resume", "CheckpointError: "),
         (["torn", "all"], "resume", "CheckpointError: "),

@@ -243,7 +243,7 @@ def test_data_that_cannot_be_rewound_are_gone_on_with_and_that_is_said_once():
     loop = GeneratorLoop(once(ACCIDENTS["a NaN weight"])).guarded().run()
     assert loop.actions == ["none", "roll_back"]
     said = next(each.summary for each in loop.stabilizer.incidents if each.kind == "recovery.not-repeated")
-    assert "a generator cannot begin in the middle" in said
+    assert "a generator cannot start in the middle" in said
     assert loop.drawn == STEPS
 
 

@@ -169,7 +169,7 @@ def test_parameters_that_left_the_optimizer_are_named(tmp_path: Path) -> None:
     saved_run(tmp_path)
     model = Net()
     stabilizer = build(tmp_path, model, optim.AdamW(model.up.parameters()))
-    check_refused(stabilizer, "optimizer has 'down.weight', 'down.bias', and the run's has not")
+    check_refused(stabilizer, "optimizer has 'down.weight', 'down.bias', and the run's does not")
 
 
 def test_a_second_optimizer_beside_the_run_is_compared_too(tmp_path: Path) -> None:

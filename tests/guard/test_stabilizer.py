@@ -581,13 +581,13 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "accumulate 0": ({"accumulate": 0}, r"`accumulate` must be at least 1.*got 0"),
     "scaler with bf16": (
         {"precision": "bf16", "scaler": sf.DynamicLossScaler()},
-        r"`scaler` is for fp16; got precision='bf16'.*drop the scaler",
+        r"`scaler` is for fp16; got precision='bf16'.*remove the scaler",
     ),
     "unknown precision": ({"precision": "fp8"}, r"`precision` must be .*got 'fp8'"),
     "a number as clip": ({"clip": 1.0}, r"got the number 1\.0\. Write `clip=ClipByNorm\(1\.0\)`"),
     "a class as clip": ({"clip": sf.ClipByNorm}, r"`clip` takes clippers such as ClipByNorm\(1\.0\)"),
-    "two clippers": ({"clip": (sf.ClipByNorm(1.0), sf.ClipByZScore())}, r"one clipper beside shapers; got 2"),
-    "shaper last": ({"clip": (sf.ClipByNorm(1.0), sf.CentralizeGradients())}, r"shapers come before the clipper"),
+    "two clippers": ({"clip": (sf.ClipByNorm(1.0), sf.ClipByZScore())}, r"at most one clipper; got 2"),
+    "shaper last": ({"clip": (sf.ClipByNorm(1.0), sf.CentralizeGradients())}, r"shapers must come before the clipper"),
     "unknown place": ({"decide_on": "gpu"}, r"`decide_on` must be 'auto', 'host' or 'device'; got 'gpu'"),
     "watch True": ({"watch": True}, r"`watch` must be a LayerMetrics; got True"),
     "escalation 3": ({"escalation": 3}, r"`escalation` must be a Escalation; got 3"),
@@ -616,7 +616,7 @@ def test_settings_of_parts_are_checked_where_they_are_written():
 
 
 def test_an_optimizer_of_another_model_is_refused():
-    with pytest.raises(sf.SettingError, match=r"2 parameters are none of the model's.*`model\.parameters\(\)`"):
+    with pytest.raises(sf.SettingError, match=r"2 parameters do not belong to the model.*`model\.parameters\(\)`"):
         sf.TrainingStabilizer(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
@@ -657,7 +657,7 @@ def test_an_optimizer_that_needs_a_closure_says_so():
 def test_steps_out_of_order_are_refused():
     net, _, stabilizer = guarded(precision="fp16")
     net(torch.randn(4, 16)).mean().backward()
-    with pytest.raises(sf.UsageError, match=r"must go through `stabilizer\.backward\(loss\)`"):
+    with pytest.raises(sf.UsageError, match=r"pass the loss to `stabilizer\.backward\(loss\)`"):
         stabilizer.step()
     _, _, stabilizer = guarded(accumulate=2)
     with pytest.raises(sf.UsageError, match="accumulate=1"):

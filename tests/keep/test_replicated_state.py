@@ -35,7 +35,7 @@ def test_buffers_are_each_ranks_own_and_the_rest_is_that_of_the_first():
 def test_a_first_part_that_does_not_have_them_either_is_refused(first):
     model, second = state(2)
     leave_out_copies(second, [model])
-    with pytest.raises(CheckpointError, match="the part of rank 0 does not hold the models and the optimizer"):
+    with pytest.raises(CheckpointError, match="the part of rank 0 does not contain the models and the optimizer"):
         put_copies_in(second, first)
 
 

@@ -39,7 +39,7 @@ def test_a_forward_that_is_no_step_does_not_break_them_for_good(decide_on):
     said = [each for each in stabilizer.incidents if each.kind == "norm.broken-statistics"]
     assert len(said) == 1
     assert "1.running_mean and 1 more is not finite" in said[0].summary
-    assert "put back as after step 20" in said[0].summary
+    assert "restored to step 20" in said[0].summary
     assert model.eval()(torch.zeros(1, 4)).isfinite().all()
 
 

@@ -207,7 +207,7 @@ def test_a_second_prepare_is_one_clear_error_while_the_first_guard_is_attached()
     accelerator = Accelerator(cpu=True)
     parts = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (Classifier(), Classifier())]
     adapter.prepare(accelerator, *parts[0], device_placement=[True, False])
-    with pytest.raises(UsageError, match=r"guarded already.*one call of `prepare`"):
+    with pytest.raises(UsageError, match=r"already guarded.*one call of `prepare`"):
         adapter.prepare(accelerator, *parts[1])
     assert adapter.training_of(accelerator).is_attached
     adapter.end(accelerator)

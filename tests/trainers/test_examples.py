@@ -34,4 +34,4 @@ def test_an_example_runs_offline(framework, tmp_path):
         applied, steps = map(int, re.search(r"(\d+) of (\d+) steps applied", found.stdout).groups())
         assert applied < steps
     if framework == "ray":
-        assert "goes on from the checkpoint of step" in found.stdout  # one worker was killed
+        assert "continues from the checkpoint of step" in found.stdout  # one worker was killed

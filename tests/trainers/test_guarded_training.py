@@ -162,7 +162,7 @@ def test_no_optimizer_stays_guarded_if_another_one_cannot_be():
     model = Classifier()
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.body, model.head)]
     guarded = sf.attach(model, optimizers[1])
-    with pytest.raises(UsageError, match="guarded already"):
+    with pytest.raises(UsageError, match="already guarded"):
         GuardedTraining(GuardOptions(), [model], optimizers, "the loop")
     guarded.detach()
     training = GuardedTraining(GuardOptions(), [model], optimizers, "the loop")

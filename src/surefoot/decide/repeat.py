@@ -156,7 +156,7 @@ class RepeatPlanner:
         self.state, comes_back = observe(self.state, step, unhealthy, self._recovery.calm_steps)
         if not comes_back or advice.action != "none":
             return advice
-        reason = f"the trouble of step {self.state.onset} came back when the steps were repeated"
+        reason = f"the problem of step {self.state.onset} occurred again when the steps were repeated"
         before = self.state.onset - self._recovery.margin_steps
         return replace(advice, action="roll_back", reason=reason, before=before, only_repeat=True)
 

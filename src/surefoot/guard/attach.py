@@ -179,8 +179,8 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
     require(bool(layout.parameters), "the optimizer has no parameters.")
     require(
         not (settings.acts and models) or layout.known > 0,
-        f"the optimizer's {len(layout.parameters)} parameters are none of the model's. Pass the model that it trains, "
-        "or `None`.",
+        f"the optimizer's {len(layout.parameters)} parameters do not belong to the model. Pass the model that it "
+        "trains, or `None`.",
     )
     runs_directly = settings.run_hook is run_directly
     return build_guard(
@@ -313,7 +313,7 @@ def account_of(attachment: Attachment) -> StepAccount | None:
 
 def _guard_of(hooks: StepHooks | None) -> GuardContext:
     if hooks is None:
-        raise UsageError("the optimizer is gone, or was detached: its guard has no state any more.")
+        raise UsageError("the optimizer was deleted or detached, so its guard has no state.")
     return hooks.guard
 
 
@@ -357,7 +357,7 @@ def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -
     )
     if settings.acts and any(hooks.acts and hooks.active for hooks in hooks_of(optimizer)):
         raise UsageError(
-            "the optimizer is guarded already. Call `detach()` on the attachment it has first, or "
+            "the optimizer is already guarded. First call `detach()` on its attachment, or "
             "`sf.trainers.accelerate.end(accelerator)` if that attached it."
         )
 
@@ -410,6 +410,6 @@ def _safe(function: Callable[[Any], None] | None, name: str) -> Callable[[Any], 
             function(value)
         except Exception as error:
             failed = True
-            logger.warning("surefoot: `%s` raised, and is no longer called: %s", name, error, exc_info=error)
+            logger.warning("surefoot: `%s` raised an error and is no longer called: %s", name, error, exc_info=error)
 
     return call

@@ -52,8 +52,8 @@ class AttachedRecovery:
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
         """No steps are repeated: the loop and its data are somebody else's."""
         if self._repeats:
-            why_not = "the data belong to the loop that the optimizer is attached in"
-            summary = f"a return goes back to earlier weights and repeats no steps: {why_not}"
+            why_not = "`attach` does not control the data of the loop"
+            summary = f"a return restores earlier weights and does not repeat steps: {why_not}"
             self._history.warn_once(record.signals, "recovery.not-repeated", summary)
         return None
 

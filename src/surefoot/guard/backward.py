@@ -54,8 +54,8 @@ class GradientWarnings:
         self._history.warn_once(
             Signals(step),
             "optim.lost-microbatch",
-            f"the gradients of {window.count} of {window.length} microbatches were thrown away before the step: with "
-            "`accumulate` the stabilizer calls `zero_grad()`, the loop must not",
+            f"the gradients of {window.count} of {window.length} microbatches were discarded before the step: with "
+            "`accumulate` the stabilizer calls `zero_grad()`; remove the call from the loop",
         )
 
     def clipped_outside(self, step: int) -> None:
@@ -64,7 +64,7 @@ class GradientWarnings:
             Signals(step),
             "clip.before-unscale",
             "gradients were changed in place between backward() and step(), while they are still multiplied by the "
-            "loss scale: a limit applied there means nothing. Pass `clip=` instead",
+            "loss scale: a limit applied there has no meaning. Pass `clip=` instead",
         )
 
     def split(self, step: int, split: Split) -> None:
@@ -77,8 +77,8 @@ class GradientWarnings:
             self._history.warn_once(
                 signals,
                 "memory.split-batch-norm",
-                f"batches are run in pieces of {split.largest} rows, since more did not fit in memory, and batch norm "
-                "takes its statistics over a piece: they are noisier than over the batch. Group norm has no such limit",
+                f"batches run in pieces of {split.largest} rows, because more did not fit into memory, and batch norm "
+                "computes its statistics over a piece, which is noisier than over the batch. Use group norm instead",
             )
 
 
@@ -328,8 +328,8 @@ def check_loss(loss: object) -> None:
         raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
     if not loss.requires_grad:
         raise UsageError(
-            "the loss has no graph, so no gradient can flow: it was detached, made under `no_grad`, or depends on no "
-            "parameter that requires a gradient."
+            "the loss has no graph, so no gradient can flow: it was detached, computed under `no_grad`, or depends on "
+            "no parameter that requires a gradient."
         )
 
 

@@ -56,7 +56,7 @@ class ClosureStep:
         step = self._guarded.evaluated(self._facts_now(loss), first=self.first is None)
         if step is None:
             if self._raises:
-                raise UsageError("the closure left no gradient: it must call `stabilizer.backward(loss)`.")
+                raise UsageError("the closure computed no gradient: call `stabilizer.backward(loss)` in it.")
             return loss
         self._evaluations += 1
         if self.first is not None:

@@ -176,7 +176,7 @@ class DataLoop:
         if self._drawer is None:
             return "batches are not drawn from `stabilizer.resume(loader)`"
         if self._drawer != threading.get_ident():
-            return "batches are drawn in another thread, ahead of the one that trains"
+            return "batches are drawn in a different thread from the one that trains"
         return None
 
     def draw(self, batches: Iterator[Any], between: bool) -> Any:

@@ -78,7 +78,7 @@ class DeadLayers:
         except Exception as error:
             self._is_over = True
             _remove(self._handles)
-            logger.warning("surefoot: dead layers are no longer looked for (%s: %s)", type(error).__name__, error)
+            logger.warning("surefoot: the check for dead layers is disabled (%s: %s)", type(error).__name__, error)
 
     def _take(self, record: StepRecord) -> None:
         layers = record.signals.layers

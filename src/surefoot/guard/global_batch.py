@@ -76,22 +76,22 @@ class GlobalBatch:
         assert size is not None
         if (now["given"], size) != (saved["given"], saved["batch_size"]):
             log.warning(
-                "surefoot: a step takes %d rows from here on (%d ranks x batch_size %d x accumulate %d), and took %d "
-                "in the saved run.", here, ranks, size, now["accumulate"], before,
+                "surefoot: a step now uses %d rows (%d ranks x batch_size %d x accumulate %d); it used %d in the saved "
+                "run.", here, ranks, size, now["accumulate"], before,
             )  # fmt: skip
             return
         if before % (ranks * size):
             raise CheckpointError(
                 f"a step of the saved run took {before} rows ({saved['replicas']} ranks x batch_size {size} x "
-                f"accumulate {saved['accumulate']}), which {ranks} ranks cannot share. Start "
+                f"accumulate {saved['accumulate']}), which {ranks} ranks cannot divide evenly. Start "
                 f"{_fitting(before // size)} ranks, or choose another `batch_size` or `accumulate`, which changes the "
                 "number of rows."
             )
         now["accumulate"] = before // (ranks * size)
         self._set(now["accumulate"])
         log.warning(
-            "surefoot: the run was saved by %s ranks and goes on with %d: accumulate=%d in place of %d keeps the %d "
-            "rows of a step.", saved["replicas"], ranks, now["accumulate"], now["given"], before,
+            "surefoot: the run was saved by %s ranks and continues with %d: accumulate is %d instead of %d, "
+            "so that a step still uses %d rows.", saved["replicas"], ranks, now["accumulate"], now["given"], before,
         )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
-ONLY_THE_LOSS = "the optimizer evaluates the loss itself, so that only the loss can be compared"
+ONLY_THE_LOSS = "the optimizer evaluates the loss itself, so only the loss can be compared"
 
 
 class RunToCapture:
@@ -171,18 +171,20 @@ class RunIncidentWriter:
         found = []
         if applied:
             found.append(
-                f"the weights are as they were after the step: {applied} more {'was' if applied == 1 else 'were'} "
-                "applied before the host learned of it"
+                f"the weights are from after the step: {applied} more {'step was' if applied == 1 else 'steps were'} "
+                "applied before the host detected it"
             )
         if held is None:
-            found.append("the gradients were gone by the time it was known: their norms are all there is to compare")
+            found.append(
+                "the gradients were no longer available when it was detected: only their norms can be compared"
+            )
         if self._run.ranks.several:
             found.append(
                 f"gradients were averaged over {self._run.ranks.count} processes, of which this is one: only the loss "
                 "of this one can be compared"
             )
         if self._run.is_bare and window is not None and not any(each.losses for each in window.microbatches):
-            found.append("no backward was seen: which batch is that of the step is not known")
+            found.append("no backward pass was seen, so the batch of the step is not known")
         return found
 
     def _state(self, held: _PendingStep | None) -> dict[str, Any]:
@@ -280,7 +282,7 @@ class IncidentCapture:
     def _failed(self, error: Exception) -> None:
         self._held = None
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        warn(f"surefoot: incidents are no longer captured ({why}); training goes on.", error)
+        warn(f"surefoot: incidents are no longer captured ({why}); training continues.", error)
 
     # ---- while the run goes on ------------------------------------------------------------------------------------
 
@@ -411,7 +413,7 @@ class IncidentCapture:
         self.notes.pauses.written()
         if self._rows is not None:
             self._rows.kept(record.signals.step, place)
-        log.warning("surefoot: the step is kept in %s; `%s` runs it again", place, replay_command(place))
+        log.warning("surefoot: the step is kept in %s; to run it again: `%s`", place, replay_command(place))
 
 
 def grad_scale_of(optimizer: Any) -> float | None:

@@ -214,7 +214,7 @@ class LogRows:
     def resumed(self, step: int, folder: Path) -> None:
         """The run continues from a checkpoint."""
         evidence = {"checkpoint": str(folder)}
-        self.log.event("resume", step, f"goes on from the checkpoint of step {step:,}", evidence=evidence)
+        self.log.event("resume", step, f"continues from the checkpoint of step {step:,}", evidence=evidence)
 
     def went_back(self, step: int) -> None:
         """The run has gone back to `step`: rows and events of that step and later ones are superseded.

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.step_capture import StepCapture
 
 _CAPTURES: weakref.WeakSet[LoopCapture] = weakref.WeakSet()
-HAD_GRADIENTS = "gradients were there before the first backward of the step, and a replay begins without"
+HAD_GRADIENTS = "gradients existed before the first backward pass of the step, and a replay starts without them"
 HAS_HOOKS = "the optimizer has other step hooks, which may have changed the gradients"
-TRAINS_OTHERS = "another optimizer trains parameters of models that were not given to `attach`, and those are not kept"
+TRAINS_OTHERS = "another optimizer trains models that were not passed to `attach`, and those are not kept"
 
 
 class LoopCapture:

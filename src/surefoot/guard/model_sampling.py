@@ -128,7 +128,7 @@ class ModelSampler:
             self._active, self._now = False, None
             self._activations.end()
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            log.warning("histograms and activations are no longer watched (%s); training goes on", words)
+            log.warning("histograms and activations are no longer recorded (%s); training continues", words)
 
 
 def _join(found: dict[str, Tensor], sample: LayerSample, names: Sequence[str]) -> None:

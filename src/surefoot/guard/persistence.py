@@ -123,12 +123,12 @@ class EarlierWeights:
     def _loaded(self, step: int, run_state: RunState) -> Any:
         found = self.selector.load_here(step)
         if isinstance(found, Exception):
-            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, found)
+            log.warning("surefoot: cannot return to the checkpoint of step %d: %s", step, found)
             return None
         if found is None:
             return None
         if faults := run_state.faults(found.tree):
-            log.warning("surefoot: the checkpoint of step %d cannot be returned to: %s", step, "; ".join(faults[:5]))
+            log.warning("surefoot: cannot return to the checkpoint of step %d: %s", step, "; ".join(faults[:5]))
             return None
         return found.tree
 
@@ -253,7 +253,7 @@ class RunPersistence:
         """
         if self.checkpoints is None:
             raise UsageError(
-                "there is nothing to resume from: give the stabilizer `checkpoints=CheckpointManager(folder)`."
+                "there is no checkpoint folder: pass `checkpoints=CheckpointManager(folder)` to the stabilizer."
             )
         self.checkpoints.check_owner(self)
         self._restored = True
@@ -279,7 +279,7 @@ class RunPersistence:
         """Raise `CheckpointError` if any rank cannot load its state: one that went on would wait for it."""
         faults = self.run_state.faults(tree) if self._ranks.several else []
         if self._ranks.any(bool(faults)):
-            refuse(faults or ["another rank says why in its own output"])
+            refuse(faults or ["see the output of the other ranks for the reason"])
 
     def _restore_once(self) -> None:
         """Continue from the newest checkpoint, the first time this is called."""

@@ -28,8 +28,9 @@ def placed_parts(run_state: RunState, parts: SavedParts) -> Any:
         return whole_tensors(tree)
     if not parts.same_ranks and _is_inside_window(tree):
         raise CheckpointError(
-            f"the checkpoint was saved by {parts.count} process(es) in the middle of an accumulation window, whose "
-            "gradients belong to each of them: run as many, or load a step that was saved between two windows."
+            f"the checkpoint was saved by {parts.count} process(es) in the middle of an accumulation window, and each "
+            "process has its own gradients. Start the same number of processes, or load a step that was saved between "
+            "two windows."
         )
     if parts.is_new_rank:
         tree["streams"] = streams_for_new_rank(parts) or read_streams()

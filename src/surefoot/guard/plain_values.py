@@ -37,8 +37,8 @@ def check_saved_with_run(things: Mapping[str, Any]) -> None:
                 as_plain(thing)
             except TypeError as error:
                 raise SettingError(
-                    "`also_save` takes what has `state_dict` and `load_state_dict`, and plain values such as a config; "
-                    f"got {name!r} with {error}."
+                    "`also_save` takes objects with `state_dict` and `load_state_dict`, and plain values such as a "
+                    f"config; got {name!r} with {error}."
                 ) from None
 
 
@@ -68,7 +68,8 @@ def warn_of_changes(name: str, now: Any, saved: Any) -> None:
     if changed:
         more = f" and {len(changed) - MOST_SHOWN} more" if len(changed) > MOST_SHOWN else ""
         log.warning(
-            "surefoot: %s%s. Plain values of `also_save` are compared, not loaded: the run goes on with its own.",
+            "surefoot: %s%s. Plain values in `also_save` are compared, not loaded: the run continues with its own "
+            "values.",
             "; ".join(changed[:MOST_SHOWN]),
             more,
         )

@@ -53,7 +53,7 @@ class RefusalExplainer:
             return _explain_settings(record, evidence), evidence
         if is_stuck:
             evidence["loss_scale"] = signals.loss_scale
-            return f"gradients overflow at loss scale {signals.loss_scale:g}, the lowest there is", evidence
+            return f"gradients overflow at loss scale {signals.loss_scale:g}, the minimum", evidence
         if counts:
             first = self._first_of(counts)
             evidence |= {"first": first, "nonfinite": counts}
@@ -62,7 +62,7 @@ class RefusalExplainer:
             where = f"{counts[first]:,} non-finite {values} in the gradient of {first}{more}"
             if is_first and self._weights_broken():
                 evidence["weights_broken"] = True
-                return f"the weights themselves are not finite, so every step from here on is: {where}", evidence
+                return f"the weights are not finite, so all further steps are not finite either: {where}", evidence
             return f"{where}; the loss is {loss}", evidence
         if "nonfinite" in record.reasons:
             if signals.nonfinite:
@@ -98,7 +98,7 @@ def _explain_settings(record: StepRecord, evidence: Evidence) -> str:
     evidence["settings"] = {f"param_groups[{each.group}].{each.key}": each.value for each in record.settings}
     shown, more = record.settings[:3], len(record.settings) - 3
     words = ", ".join(map(str, shown)) + (f", and {more} more" if more > 0 else "")
-    return f"{words}: a step with it would break the weights. Look at the schedule, or whatever else sets it"
+    return f"{words}: a step with it would damage the weights. Check the schedule, or the code that sets it"
 
 
 def _times(ratio: float) -> str:

@@ -153,7 +153,7 @@ class Repeats:
             return None
         why_not = data.why_not_repeated() or why_not_again(self._persistence.run_state.position)
         if why_not is None and plan.left_out and not data.windows.have_one_step_each:
-            why_not = "several steps are taken on one batch, so that none can be left out by itself"
+            why_not = "several steps use one batch, so a single step cannot be left out"
         # Every rank gets here, and none may go back alone.
         if self._ranks.any(why_not is not None):
             self._explain(record, why_not or "another rank cannot rewind its data")
@@ -162,7 +162,7 @@ class Repeats:
         step = -1 if target is None else target.step
         if self._ranks.any(target is None) or not self._ranks.same(step):
             self._explain(
-                record, "there is no moment from before the trouble in the loop over the data that is running"
+                record, "there is no earlier moment from before the problem in the current loop over the data"
             )
             return None
         assert target is not None
@@ -197,7 +197,7 @@ class Repeats:
         self._history.warn_once(
             record.signals,
             "recovery.not-repeated",
-            f"a return goes back to earlier weights and repeats no steps: {why_not}",
+            f"a return restores earlier weights and does not repeat steps: {why_not}",
         )
 
     def _write_weights(self, target: MomentTarget) -> None:

@@ -97,7 +97,7 @@ class RunActions:
             self._persistence.weights.reset_moments()
             return "the optimizer's state is cleared"
         if decision.action == "take_back":
-            return "back to the state that was left" if self._persistence.weights.take_back() else None
+            return "the return is undone" if self._persistence.weights.take_back() else None
         assert decision.before is not None
         tried = self._history.budgets.returns_tried - 1
         where = self._persistence.return_to(decision.before, tried, keep_present=not record.skipped)
@@ -117,7 +117,7 @@ class RunActions:
         message = halt_message(self._history, reason, self._weights_broken())
         evidence = self._persistence.save_evidence(results.steps, reason)
         if evidence:
-            message += f" The state as it is was kept in {evidence}."
+            message += f" The current state was saved to {evidence}."
         raise TrainingHalted(message, self._history.incidents[-1])
 
 
@@ -141,11 +141,11 @@ def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Rank
 def halt_message(history: RunHistory, reason: str, weights_broken: bool) -> str:
     """The message of `TrainingHalted`: at which step, why, and what state the weights are in."""
     weights = (
-        "The weights themselves are not finite: an earlier step broke them with finite gradients."
+        "The weights are not finite: an earlier step with finite gradients damaged them."
         if weights_broken
         else "The weights are those of the last step that was applied."
     )
     return (
-        f"halted at step {history.incidents[-1].step} after every attempt to go on: {reason}. {weights} "
-        "See `.incident` on this error; `escalation=None` goes on skipping instead."
+        f"halted at step {history.incidents[-1].step} after all recovery attempts: {reason}. {weights} "
+        "See `.incident` on this error; to skip such steps indefinitely, use `escalation=None`."
     )

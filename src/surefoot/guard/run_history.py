@@ -53,8 +53,8 @@ LOGGED_INCIDENTS = 20
 """Incidents of one kind that are logged one by one; later ones are only counted."""
 
 _USED_UP = (
-    "the loss is above what the run had reached, and every return is used up: the run goes on as it is until "
-    "`TrainingRecovery.calm_steps` healthy steps give a return back"
+    "the loss is above its earlier level, and all returns are used up: the run continues without returns until "
+    "`TrainingRecovery.calm_steps` healthy steps restore one"
 )
 _RETURNS = ("roll_back", "reset_moments", "take_back")
 """Actions after which the steps taken since count for nothing."""
@@ -147,7 +147,7 @@ class Alarms:
             if not math.isfinite(value):
                 verdict = replace(verdict, anomalous=True, summary=f"{name} is {value}")
             elif verdict.anomalous:
-                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent past")
+                verdict = replace(verdict, summary=f"{name} is {value:.4g}, far above its recent values")
             self._alarm(f"signal.{name}", verdict, signals, note)
 
     def _alarm(self, kind: str, verdict: Verdict, signals: Signals, note: Note) -> None:
@@ -248,7 +248,7 @@ class Budgets:
         advice = self.repeats.advise(step, refused or setback or lost or broken, advice)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
-            self._reasons.append((step, f"the loss at step {step} is {loss}, which loses much of what was gained"))
+            self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
         decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
         if advice.action == "none":
             return decision

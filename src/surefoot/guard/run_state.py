@@ -190,8 +190,8 @@ class RunState:
             if not isinstance(error, Exception):
                 raise
             raise CheckpointError(
-                f"the checkpoint does not fit this run: {type(error).__name__}: {str(error).rstrip('.')}. Nothing was "
-                "loaded. Build the run as it was when it was saved, or start in another folder."
+                f"the checkpoint does not match this run: {type(error).__name__}: {str(error).rstrip('.')}. Nothing "
+                "was loaded. Create the run as it was when the checkpoint was saved, or use another folder."
             ) from error
         self.find_place(tree)
 
@@ -212,8 +212,8 @@ class RunState:
         then = tree.get("described")
         if then is None:
             log.warning(
-                "surefoot: the checkpoint was saved by a version that did not save the names of parameters: that each "
-                "moment belongs to the parameter at its position is taken for granted, and only shapes are compared."
+                "surefoot: the checkpoint was saved by a version that did not save the names of parameters. Moments "
+                "are assigned to parameters by position, and only shapes are compared."
             )
         described, then = then is not None, then or {"optimizer": None, "scheduler": None, "also": {}}
         faults = [
@@ -319,7 +319,7 @@ class RunState:
         """Find the place in the data again; the random streams are put back with it, by `put_streams_back`."""
         for name, thing in self.parts.also.items():
             if name not in tree["also"]:
-                log.warning("surefoot: the checkpoint has no %r; it starts anew.", name)
+                log.warning("surefoot: the checkpoint has no %r; it starts with a new state.", name)
             elif is_stabilizer(thing):
                 run_state_of(thing).find_place(tree["also"][name])
             elif not has_state(thing):

@@ -81,7 +81,7 @@ def write_copies(folder: Path | None = None) -> None:
             if folder is None or saver.saves_into(folder):
                 saver.write_rest()
         except Exception as error:
-            log.warning("surefoot: a checkpoint that was due could not be written: %s", error)
+            log.warning("surefoot: a scheduled checkpoint could not be written: %s", error)
 
 
 class SaveSession:
@@ -247,7 +247,7 @@ class CheckpointSaver:
         """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
         if self._checkpoints is None:
             raise UsageError(
-                "there is nowhere to save to: give the stabilizer `checkpoints=CheckpointManager(folder)`."
+                "there is no checkpoint folder: pass `checkpoints=CheckpointManager(folder)` to the stabilizer."
             )
         self._checkpoints.check_owner(self._owner)
         self._waiting.clear()
@@ -257,8 +257,8 @@ class CheckpointSaver:
             error = self._checkpoints.last_error
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self._checkpoints.folder}: "
-                f"{error or type(error).__name__}. {self._checkpoints.newest_good_age(step)} Make room or mend the "
-                "folder, then call `save()` again; the run itself is untouched."
+                f"{error or type(error).__name__}. {self._checkpoints.newest_good_age(step)} Free disk space or repair "
+                "the folder, then call `save()` again. The run is not affected."
             ) from error
 
     def save_evidence(self, step: int, reason: str) -> Path | None:

@@ -434,7 +434,7 @@ class TrainingStabilizer:
         """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
         for name, value in signals.items():
             if name in _OUR_SIGNALS:
-                raise UsageError(f"signal {name!r} is measured by surefoot itself: give yours another name.")
+                raise UsageError(f"signal {name!r} is already measured by surefoot: use another name.")
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
             self._run.own_signals[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
@@ -454,8 +454,8 @@ class TrainingStabilizer:
         window = self._run.window.sums
         if not window.open and (self._run.guard.policy.scaler is not None or window.length > 1):
             raise UsageError(
-                "`step()` came without a `backward()` since the last one. With loss scaling or accumulation the loss "
-                "must go through `stabilizer.backward(loss)`, not `loss.backward()`."
+                "`step()` was called without `backward()`. With loss scaling or accumulation, pass the loss to "
+                "`stabilizer.backward(loss)`, not `loss.backward()`."
             )
         return self._run.finish_window() if self._run.close_microbatch() else Outcome(self.steps, None)
 

@@ -256,9 +256,9 @@ def _warn_of_other_scaling(then: str | None, now: str) -> None:
     if now == none:
         what = f'it was saved with loss scaling ({then}), and the run has none: fp16 needs `precision="fp16"`'
     elif then == none:
-        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its first value"
+        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its initial value"
     else:
-        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its first value"
+        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its initial value"
     log.warning("surefoot: the checkpoint is loaded, but %s.", what)
 
 

@@ -367,7 +367,7 @@ class StepHooks:
         if self._run_hook is not run_directly:
             raise error
         log.warning(
-            "surefoot: %s is no longer watched (%s: %s); training goes on.",
+            "surefoot: %s is no longer observed (%s: %s); training continues.",
             type(self._guarded.optimizer).__name__,
             type(error).__name__,
             " ".join(str(error).split())[:300],

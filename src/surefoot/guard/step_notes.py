@@ -62,7 +62,7 @@ class DiskPauses:
         if self.failures == 1:
             self._report(
                 f"surefoot: the incident of step {self._asked_at} cannot be written ({type(error).__name__}: {error}); "
-                "training goes on, and later incidents are tried again."
+                "training continues, and later incidents will be written if possible."
             )
 
     def end(self) -> None:

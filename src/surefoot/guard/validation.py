@@ -42,7 +42,7 @@ def check_settings(
     require(
         scaler is None or precision in (None, "fp16"),
         f"`scaler` is for fp16; got precision={precision!r}. {precision} has the range of fp32 and needs no loss "
-        "scaling: drop the scaler.",
+        "scaling: remove the scaler.",
     )
     require(
         isinstance(accumulate, int) and accumulate >= 1,
@@ -65,7 +65,7 @@ def check_settings(
         )
         require(
             getattr(scheduler, "optimizer", optimizer) is optimizer,
-            "the scheduler was built for another optimizer than the one given here; build it for this one.",
+            "the scheduler was created for another optimizer; create it for the optimizer that you pass here.",
         )
 
 
@@ -74,8 +74,8 @@ def layout_of(models: Sequence[nn.Module], optimizer: Any) -> Layout:
     layout = Layout(models, optimizer)
     require(
         layout.known > 0,
-        f"the optimizer's {len(layout.parameters)} parameters are none of the model's: "
-        "it would train nothing of it. Build the optimizer from `model.parameters()`.",
+        f"the optimizer's {len(layout.parameters)} parameters do not belong to the model, so it would not be trained. "
+        "Create the optimizer from `model.parameters()`.",
     )
     return layout
 
@@ -92,10 +92,10 @@ def split_clip(clip: Any) -> tuple[tuple[Shaper, ...], Clipper | None]:
         )
     shapers = tuple(part for part in parts if isinstance(part, Shaper))
     clippers = tuple(part for part in parts if not isinstance(part, Shaper))
-    require(len(clippers) <= 1, f"`clip` takes one clipper beside shapers; got {len(clippers)}: {clippers}.")
+    require(len(clippers) <= 1, f"`clip` takes at most one clipper; got {len(clippers)}: {clippers}.")
     require(
         parts == shapers + clippers,
-        f"shapers come before the clipper, which scales what they leave; got {parts}.",
+        f"shapers must come before the clipper; got {parts}.",
     )
     return shapers, clippers[0] if clippers else None
 

@@ -56,7 +56,7 @@ def put_copies_in(tree: ModelsAndOptimizer, first: Any) -> None:
             state.update(buffers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            "the part of rank 0 does not hold the models and the optimizer that the part of this rank leaves to it: "
+            "the part of rank 0 does not contain the models and the optimizer, which this rank does not store itself: "
             f"{error}. Load another step."
         ) from error
     tree["models"], tree["optimizer"] = merged, optimizer

@@ -57,7 +57,8 @@ def _placed_moment(key: Any, saved: Any, parameter: Tensor | None) -> Any:
     if without_own and parameter is not None and saved.shape != tuple(parameter.shape):
         raise CheckpointError(
             f"the optimizer keeps {key!r} of shape {saved.shape} for a parameter of shape {tuple(parameter.shape)}, "
-            "spread over processes in a way that only its own processes know. Run as many as saved it."
+            "divided over processes in a way that only its own processes know. Start the number of processes that "
+            "saved it."
         )
     return _placed(saved, parameter)
 

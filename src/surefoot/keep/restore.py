@@ -118,7 +118,7 @@ def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
             continue
         other, here = saved[name], local_part(value)
         if not isinstance(other, Tensor):
-            faults.append(f"its {name!r} is a {type(other).__name__} and no tensor")
+            faults.append(f"its {name!r} is a {type(other).__name__}, not a tensor")
         elif here.shape != other.shape:
             faults.append(f"its {name!r} has shape {tuple(other.shape)}, and the model's {tuple(here.shape)}")
         elif name in parameters and here.dtype != other.dtype:
@@ -146,7 +146,7 @@ def optimizer_faults(
             return [f"its optimizer is {then['kind']}, and the run's is {now['kind']}"]
         faults += _moved(then["groups"], now["groups"])
         if [len(group) for group in then["groups"]] != saved_sizes:
-            faults.append("its optimizer does not fit its own list of parameters")
+            faults.append("its optimizer does not match its own list of parameters")
     if not faults and sizes[: len(saved_sizes)] != saved_sizes:
         faults.append(f"its optimizer has {saved_sizes} parameters per group, and the run's has {sizes}")
     return faults or moment_faults(optimizer, saved)
@@ -162,9 +162,9 @@ def _moved(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
         names, names_now = [each["name"] for each in old], [each["name"] for each in new]
         gone, added = _only_in(names, names_now), _only_in(names_now, names)
         if gone:
-            faults.append(f"its optimizer has {_listed(gone)}{where}, and the run's has not")
+            faults.append(f"its optimizer has {_listed(gone)}{where}, and the run's does not")
         if added:
-            faults.append(f"the run's optimizer has {_listed(added)}{where}, and the saved one has not")
+            faults.append(f"the run's optimizer has {_listed(added)}{where}, and the saved one does not")
         if gone or added:
             continue
         for position, (one, other) in enumerate(zip(old, new, strict=False)):
@@ -236,9 +236,9 @@ def refuse(faults: Iterable[str]) -> None:
         return
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     raise CheckpointError(
-        f"the checkpoint does not fit this run: {'; '.join(found[:5])}{more}. Nothing was loaded. Build the model, the "
-        "optimizer and the scheduler as they were when it was saved (a frozen parameter stays in the optimizer), or "
-        "start in another folder."
+        f"the checkpoint does not match this run: {'; '.join(found[:5])}{more}. Nothing was loaded. Create the model, "
+        "the optimizer and the scheduler as they were when it was saved (frozen parameters stay in the optimizer), or "
+        "use another folder."
     )
 
 

@@ -301,9 +301,9 @@ class SnapshotRing:
             self.clear()
             self._lacks_memory = True
             log.warning(
-                "surefoot: no memory was left for a copy of the weights before step %d. Earlier copies are dropped, "
-                "and there is no recovery any more: broken steps are skipped, and damaged weights stay. "
-                "`sf.TrainingRecovery(device_bytes=0)` keeps copies in host memory.",
+                "surefoot: there was not enough memory for a copy of the weights before step %d. Earlier copies are "
+                "discarded and recovery is disabled: bad steps are still skipped, but damaged weights are not "
+                "restored. `sf.TrainingRecovery(device_bytes=0)` keeps copies in host memory.",
                 step,
             )
 

@@ -83,7 +83,7 @@ class StopSignals:
         name = signal.Signals(number).name
         stops_now = self._waiting and not _is_receiving(frame)
         when = "" if stops_now else " after this step"
-        message = f"surefoot: {name}: saving{when}, then exiting. Once more exits at once.\n"
+        message = f"surefoot: {name}: saving{when}, then exiting. A second signal exits immediately.\n"
         os.write(2, message.encode())
         if stops_now:
             self._waiting = False

@@ -55,7 +55,7 @@ def prepare(
     before = _TRAININGS.get(accelerator)
     if isinstance(before, GuardedTraining) and before.is_attached:
         raise UsageError(
-            "this accelerator is guarded already. Pass all models and optimizers in one call of `prepare`, or call "
+            "this accelerator is already guarded. Pass all models and optimizers in one call of `prepare`, or call "
             "`sf.trainers.accelerate.end(accelerator)` first."
         )
     end(accelerator)

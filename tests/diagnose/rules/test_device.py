@@ -41,7 +41,7 @@ def test_memory_that_grew_with_every_step_is_named_with_its_beginning() -> None:
 
 def test_memory_that_did_not_grow_is_not_blamed() -> None:
     assert (
-        "did not grow (3.00 GiB at step 41); within a step the most so far was 4.00 GiB"
+        "did not grow (3.00 GiB at step 41); the peak within a step was 4.00 GiB"
         in found([1.0, 2.0, *[3.0] * 40]).summary
     )
     varying = [3.0 + 0.9 * ((7 * step) % 5) for step in range(40)]  # batches of different lengths
@@ -74,7 +74,7 @@ def test_the_three_modules_that_left_most_held_in_the_last_sampled_step_are_name
     assert RunFacts.from_json(facts.to_json()) == facts
     finding = diagnose(facts, strict=True).findings[0]
     assert (
-        "In step 7, the last that was observed in depth, the calls of these modules left most memory held: `attention` "
+        "In step 7, the last sampled step, the calls of these modules left the most memory allocated: `attention` "
         "3.00 GiB (0.50 GiB in step 0), `head` 1.50 GiB, `tokens` 0.20 GiB; up to 11.00 GiB were in use while "
         "`attention` ran."
     ) in finding.summary
@@ -99,7 +99,7 @@ COLLECTIVES = {
     "memory": (
         NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.",
                     "Cuda failure 2 'out of memory'"),
-        "`ncclUnhandledCudaError` (`Cuda failure 2 'out of memory'`): no memory was left on the device",
+        "`ncclUnhandledCudaError` (`Cuda failure 2 'out of memory'`): the device had no memory left",
     ),
     "timeout": (
         "NCCL communicator was aborted on rank 3.  Original reason for failure was: [Rank 3] Watchdog caught "

@@ -57,7 +57,7 @@ def test_a_loss_at_the_best_constant_answer_is_named_with_both_numbers(watch: Nu
     )
     assert run.first.cause in ("optim.not-learning", "data.labels-uninformative")
     if run.first.cause == "optim.not-learning":
-        assert "always giving the same answer costs 0.69" in run.first.summary
+        assert "the loss of the best constant answer is 0.69" in run.first.summary
 
 
 def test_a_softmax_over_one_output_ends_above_the_best_constant_answer(watch: Nursery) -> None:

@@ -195,7 +195,7 @@ def test_a_folder_that_vanishes_is_made_anew_and_that_is_said(tmp_path, caplog):
     shutil.rmtree(tmp_path / "run")
     assert saved(manager, 2)
     assert saved(manager, 3)
-    assert [line for line in warnings(caplog) if "has vanished" in line] == warnings(caplog)
+    assert [line for line in warnings(caplog) if "was deleted with the checkpoints" in line] == warnings(caplog)
     assert len(warnings(caplog)) == 1
     assert [each.step for each in manager.checkpoints()] == [3, 2]
 

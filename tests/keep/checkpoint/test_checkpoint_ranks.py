@@ -100,4 +100,4 @@ def test_rank_0_saving_alone_is_told_that_nothing_is_whole(tmp_path, caplog):
     manager = ranks(tmp_path, 2)[0]
     for step in (10, 20, 30, 40):
         saved(manager, step)
-    assert caplog.text.count("give the CheckpointManager `rank=0, world_size=1`") == 1
+    assert caplog.text.count("use `CheckpointManager(..., rank=0, world_size=1)`") == 1

@@ -75,12 +75,12 @@ def test_nothing_is_overwritten_and_other_files_are_told_apart(tmp_path):
     trained(tmp_path / "run")
     loaded = load_whole(checkpoints_in(tmp_path / "run"), "latest")
     export_state(loaded, tmp_path / "state.safetensors")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_state(loaded, tmp_path / "state.safetensors")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         import_state(tmp_path / "state.safetensors", tmp_path / "run")
     save_file({"weight": torch.zeros(2)}, tmp_path / "plain.safetensors")
-    with pytest.raises(UsageError, match="holds tensors and no training state"):
+    with pytest.raises(UsageError, match="contains tensors but no training state"):
         import_state(tmp_path / "plain.safetensors", tmp_path / "again")
     (tmp_path / "pickle.safetensors").write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(CheckpointError, match="looks like a pickle"):

@@ -33,7 +33,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, caplog):
     save(tmp_path, 2)
     damage(tmp_path, 2)
     assert load_first(tmp_path, "latest", Reader(0, 1)).tree["step"] == 1
-    assert "It is passed over; step 1 is loaded instead" in caplog.text
+    assert "It is skipped; step 1 is loaded instead" in caplog.text
 
 
 def test_where_all_are_damaged_it_is_an_error_and_where_there_is_none_it_is_none(tmp_path):

@@ -193,7 +193,7 @@ itself.append(itself)
         ({torch.ones(1): 1}, r"scheduler\.0\.made has tensors as keys.*state_dict"),
         (np.array([{}]), "NumPy array of object"),
         (np.zeros(2, [("a", "f4"), ("b", "i4")]), "NumPy array of"),
-        (itself, "does it hold itself"),
+        (itself, "Check whether it contains itself"),
         (object, "builtins.type"),
         (range(3), "builtins.range"),
     ],

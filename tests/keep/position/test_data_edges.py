@@ -252,7 +252,7 @@ def test_another_loader_is_told_and_a_place_beyond_its_end_is_an_error(caplog):
     assert "batch_size=2" in caplog.text
     caplog.clear()
     assert rows(moved(position).follow(loader(num_workers=2))) == ROWS[8:]
-    assert "start anew" in caplog.text
+    assert "start again" in caplog.text
     with pytest.raises(UsageError, match="after batch 4 of the pass, but the loader ends after 3"):
         list(moved(position).follow(loader(Noisy(), sampler=range(6))))
     with pytest.raises(SettingError, match="schema"):

@@ -61,7 +61,7 @@ def test_batches_of_another_size_move_past_the_same_number_of_samples(caplog):
     then, now = describe(DataLoader(DATA, batch_size=4)), describe(DataLoader(DATA, batch_size=2))
     assert warn_of_differences(now, then, 2, untracked_workers=False, shared=[]) == 4
     assert "batch_size=2" in caplog.text
-    assert "going on after 4 batches of the new size" in caplog.text
+    assert "continuing after 4 batches of the new size" in caplog.text
 
 
 def test_equal_loaders_are_not_worth_a_word_and_shared_streams_are(caplog):
@@ -69,7 +69,7 @@ def test_equal_loaders_are_not_worth_a_word_and_shared_streams_are(caplog):
     assert warn_of_differences(facts, facts, 3, untracked_workers=False, shared=[]) == 3
     assert caplog.text == ""
     warn_of_differences(facts, facts, 3, untracked_workers=True, shared=["numpy"])
-    assert "drew from the same stream (numpy) in turns" in caplog.text
+    assert "use the same random stream (numpy)" in caplog.text
     assert "workers were started before `resume(loader)` was first called" in caplog.text
 
 

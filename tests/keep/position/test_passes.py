@@ -74,4 +74,4 @@ def test_what_cannot_begin_in_the_middle_is_consumed_and_that_is_logged(caplog):
     draw(current, iterator, 2)
     _, resumed = take_up((value for value in range(5)), current.state_dict(None))
     assert list(resumed) == [2, 3, 4]
-    assert "moving past 2 batches of generator by loading them again" in caplog.text
+    assert "re-reading 2 batches, because a generator cannot start in the middle" in caplog.text

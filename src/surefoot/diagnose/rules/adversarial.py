@@ -118,9 +118,9 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
     other = "/".join(sorted(pair.generator_models)) or "the generator"
     return Claim(
         0.92,
-        f"`{name}` tells real from made without error: its loss is down from {judge.start:.3g} to {middle:.2g} since "
-        f"step {since}, while the loss of `{other}` went from {maker.start:.3g} to {maker.end:.3g} and its gradient "
-        f"norm from {first:.2g} to {last:.2g}.",
+        f"`{name}` distinguishes real from generated samples without error: its loss is down from {judge.start:.3g} to "
+        f"{middle:.2g} since step {since}, while the loss of `{other}` went from {maker.start:.3g} to {maker.end:.3g} "
+        f"and its gradient norm from {first:.2g} to {last:.2g}.",
         step=since,
         where=where_of(name, other, pair.discriminator.site),
         evidence={
@@ -158,8 +158,8 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     name = "/".join(sorted(pair.generator_models)) or "the generator"
     return Claim(
         0.9 if spread < 0.25 else 0.75,
-        f"Samples of `{name}` are alike: from step {late[0].step} on their spread is {spread:.1%} of that of the "
-        f"real data and they come near {covered:.0%} of the real rows, while the discriminator's loss is "
+        f"Samples of `{name}` are nearly identical: from step {late[0].step} on their spread is {spread:.1%} of that "
+        f"of the real data and they are near {covered:.0%} of the real rows, while the discriminator's loss is "
         f"{judge.end:.3g}, not 0.",
         step=late[0].step,
         where=where_of(name, pair.generator.site),

@@ -73,8 +73,8 @@ def _claim_argument(bad: NonFiniteLoss) -> Claim:
     return Claim(
         0.92,
         f"The argument `{bad.argument}` of shape {shape} that the compiled `{bad.call}` is given{place} at step "
-        f"{bad.step or 0} already holds {held}, and the loss of that step is the first that is not finite: they went "
-        "in with the data, the compiled code did not make them.",
+        f"{bad.step or 0} already contains {held}, and the loss of that step is the first that is not finite: they "
+        "came with the data; the compiled code did not produce them.",
         step=bad.step,
         where=where_of(bad.site),
         evidence={key: value for key, value in details(bad).items() if key in _SHOWN | {"argument", "largest"}},
@@ -95,13 +95,13 @@ def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
     shape = tuple(bad.shape or ())
     place = f" at {bad.site}" if bad.site else ""
     passed = bad.passed or []
-    end = ": no operation of the step made them, they came with the data."
+    end = ": they came with the data; no operation of the step produced them."
     if passed:  # whether it was finite before is not known
-        end = f". Whether they came with the data was not seen; on the way: {', '.join(passed[:3])}."
+        end = f". It is not known whether they came with the data; operations in between: {', '.join(passed[:3])}."
     return Claim(
         0.6 if passed else 0.97,
         f"{tensor} of shape {shape} that reaches `{bad.call or bad.op}`{place} at step "
-        f"{bad.step or 0} already holds {_counted(bad)}{end}",
+        f"{bad.step or 0} already contains {_counted(bad)}{end}",
         step=bad.step,
         where=where_of(bad.site, bad.module),
         evidence={key: value for key, value in details(bad).items() if key in _SHOWN},
@@ -147,7 +147,7 @@ def _seen_in_stream(run: RecordedRun, step: int | None) -> Claim | None:
             if value is not None and not math.isfinite(value) and note.step == step:
                 return Claim(
                     0.9,
-                    f"The {name} of the batch at step {note.step} holds a value of {value}, and the loss of that "
+                    f"The {name} of the batch at step {note.step} contains a value of {value}, and the loss of that "
                     "very step is the first that is not finite.",
                     step=note.step,
                     evidence={key: str(value), "step": note.step},
@@ -184,7 +184,7 @@ def _label_crash(crash: CrashFacts) -> Claim | None:
         label = given.input or given.tensor
         return Claim(
             0.9,
-            f"`one_hot` at {crash.site or ''} was given a label outside its classes"
+            f"`one_hot` at {crash.site or ''} got a label outside its classes"
             + (
                 f": labels run from {label.min} to {label.max}."
                 if label and label.min is not None
@@ -202,7 +202,7 @@ def _label_claim(site: str, classes: int, low: int, high: int, ignored: int) -> 
     if low == 1 and high == classes:
         fixes.append("The labels count from 1: subtract 1 from them.")
     elif outside in (255, -1):
-        fixes.append(f"{outside} is the usual mark for unlabelled: pass `ignore_index={outside}` to the loss.")
+        fixes.append(f"{outside} usually means unlabelled: pass `ignore_index={outside}` to the loss.")
     return Claim(
         0.97,
         f"Labels run from {low} to {high} at {site}, but the model has {classes} outputs (labels 0 to {classes - 1}) "
@@ -226,7 +226,7 @@ def _indexed_crash(crash: CrashFacts) -> Claim | None:
         return None
     return Claim(
         0.9,
-        f"`{labels[0]}` holds the label {index} at {crash.site or ''}, but `{outputs[0]}` has {size} columns "
+        f"`{labels[0]}` contains the label {index} at {crash.site or ''}, but `{outputs[0]}` has {size} columns "
         f"(labels 0 to {size - 1}).",
         where=where_of(crash.site, labels[0]),
         evidence={"label": index, "classes": size, "labels": labels[0], "outputs": outputs[0]},
@@ -352,7 +352,7 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     reach = abs(math.log10(size))
     end = f"the loss went from {curve.start:.3g} to {curve.end:.3g}" if curve.finite else "no loss was finite"
     if stuck is not None:
-        end += f" (always giving the same answer would cost {stuck.level:.3g})"
+        end += f" (the loss of a constant answer is {stuck.level:.3g})"
     return Claim(
         min(0.92, 0.55 + 0.15 * reach),
         f"The input of `{note.model}` has a typical size of {size:.3g} at step {note.step}, before any update "

@@ -181,13 +181,13 @@ def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
         rows = f"{size * len(kinds)} of {known:,} rows" if known else f"{len(kinds)} batch{'es' * (len(kinds) > 1)}"
         return Claim(
             0.96,
-            f"The loader at {loader.site} was opened {loader.iterations} times and gave {loader.drawn} "
-            f"batches, {len(kinds)} of them different: every step takes the first batch again, and only {rows} are "
-            "ever trained on.",
+            f"The loader at {loader.site} was opened {loader.iterations} times and returned {loader.drawn} batches, "
+            f"{len(kinds)} of them different: every step uses the first batch again, and only {rows} are ever trained "
+            "on.",
             step=1,
             where=where_of(loader.site),
             evidence={"opened": loader.iterations, "drawn": loader.drawn, "different": len(kinds)},
-            fixes=("Make the iterator once, before the loop, and call `next` on it; begin anew when it ends.",),
+            fixes=("Create the iterator once, before the loop, and call `next` on it; create a new one when it ends.",),
         )
     return None
 
@@ -234,14 +234,14 @@ def worker_seeds(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.93,
-            f"The {count} workers of the loader at {loader.site} hand out the same batch one after another, in "
+            f"The {count} workers of the loader at {loader.site} return the same batch one after another, in "
             f"{len(same)} of {len(groups)} rounds of the first pass: they draw the same random numbers.",
             step=first[0].step,
             where=where_of(loader.site),
             evidence={"workers": count, "rounds": len(groups), "same": len(same)},
             fixes=(
-                "Draw from `torch` or `numpy.random` inside `__getitem__`, which are seeded for each worker; or make a "
-                "generator of the data set's own in `worker_init_fn`, from `torch.initial_seed()`.",
+                "Draw from `torch` or `numpy.random` inside `__getitem__`, which are seeded for each worker; or create "
+                "a separate generator for the data set in `worker_init_fn`, from `torch.initial_seed()`.",
             ),
         )
     return None
@@ -306,7 +306,7 @@ def _reason(run: RecordedRun, loader: LoaderFacts | None, period: int) -> Unmixe
         if times >= 3 and (own or not ordered) and (period > 1 or times > 0.5 * run.steps):
             call, _, site = key.partition(" at ")
             return Unmixed(
-                f"{call} at {site} starts the random numbers over {len(steps)} times during training",
+                f"{call} at {site} resets the random numbers {len(steps)} times during training",
                 site,
                 {"reseeded_at": sorted(set(steps))[:8], "call": call},
                 ("Seed once, before the first epoch, or add the epoch to the seed.",),
@@ -402,7 +402,7 @@ def _claim_outlier(
         0.92 if len(steps) > 1 else 0.85,
         f"At step {first.step} the loss jumps from {first.level:.3g} to {first.value:.3g} ({times}): the "
         f"{name} of that batch reaches {worst:.3g}, where batches usually reach {usual:.3g} and no other more than "
-        f"{next_largest:.3g}" + (f"; row {row} of the batch stands out." if row is not None else "."),
+        f"{next_largest:.3g}" + (f"; row {row} of the batch is the outlier." if row is not None else "."),
         step=first.step,
         evidence={"loss": first.value, "level": first.level, "steps": steps[:20], "largest": worst}
         | {"usual": usual, "next_largest": next_largest, "tensor": name, "row": row},
@@ -431,7 +431,7 @@ def _outlying_row(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
     return Claim(
         0.8,
         f"At step {spike.step} the loss jumps from {spike.level:.3g} to {spike.value:.3g}: row "
-        f"{data.worst_row} of the data that reaches `{data.op}` goes up to {reach:.3g}, {data.row_ratio:.0f} "
+        f"{data.worst_row} of the data for `{data.op}` reaches {reach:.3g}, {data.row_ratio:.0f} "
         "times as far as the rows around it.",
         step=spike.step,
         evidence={"loss": spike.value, "level": spike.level, "row": data.worst_row, "largest": reach},

@@ -37,11 +37,11 @@ def constant_inputs(run: RecordedRun) -> Claim | None:
     return Claim(
         0.93,
         f"The input of `{call.model}` at {call.site} is {value} in {len(same)} of {len(calls)} sampled batches of "
-        f"{given.shape[0]} rows, while their labels differ: there is nothing to tell the rows apart by.",
+        f"{given.shape[0]} rows, while their labels differ: the inputs do not distinguish the rows.",
         step=call.step,
         where=where_of(call.site, call.model),
         evidence={"batches": len(calls), "constant": len(same), "range": [given.min, given.max]},
-        fixes=("Print one batch right before the model, and look where its values are lost.",),
+        fixes=("Print one batch directly before the model, and find the step of the loading that loses its values.",),
     )
 
 
@@ -84,7 +84,7 @@ def _claim(found: list[StepBatch], of: int, words: str, evidence: dict[str, obje
     more = f" (also at {len(found) - 1} more of {of:,} steps)" if len(found) > 1 else f" (the other {of - 1:,} are not)"
     return Claim(
         0.85,
-        f"{words} at step {first.step}{more}: some step of the loading made it.",
+        f"{words} at step {first.step}{more}: a step of the data loading produced it.",
         step=first.step,
         evidence={"steps": [note.step for note in found[:20]], "batches": of, **evidence},
         severity="warning",

@@ -34,24 +34,25 @@ _COLLECTIVE = (
     _Collective(
         re.compile(r"Duplicate GPU detected"),
         "two ranks use the same GPU",
-        "Give each rank a GPU of its own before anything uses one: "
+        "Assign each rank its own GPU before the first CUDA call: "
         "`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`.",
     ),
     _Collective(
         re.compile(r"Cuda failure \d+ 'out of memory'|Failed to CUDA calloc"),
-        "no memory was left on the device for the buffers of the collective, which torch's allocator does not give",
-        "Leave memory free beside torch's: a smaller batch, or `torch.cuda.set_per_process_memory_fraction(0.9)`.",
+        "the device had no memory left for the buffers of the collective, which are outside of torch's allocator",
+        "Leave memory free outside of torch: use a smaller batch, or "
+        "`torch.cuda.set_per_process_memory_fraction(0.9)`.",
     ),
     _Collective(
         re.compile(r"collective operation timeout|NCCL timeout|Timed out waiting|Original reason for failure was"),
-        "not every rank made this call in time, because it waits elsewhere, has ended, or has more or fewer batches",
-        "Look at the line that each rank is at (`py-spy dump --pid PID`): all must make the same calls in the same "
+        "not every rank made this call in time: a rank waits elsewhere, has ended, or has more or fewer batches",
+        "Print the current line of each rank (`py-spy dump --pid PID`): all ranks must make the same calls in the same "
         "order.",
     ),
     _Collective(
         re.compile(r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited"),
         "another rank has ended or cannot be reached",
-        "Look at the output of the rank that ended first, and at its own run folder: this one only saw it leave.",
+        "Read the output and the run folder of the rank that ended first. This rank only reports that it ended.",
     ),
     _Collective(
         re.compile(r"ncclUnhandledCudaError"),
@@ -60,7 +61,7 @@ _COLLECTIVE = (
     ),
     _Collective(
         re.compile(r"ncclSystemError"),
-        "a socket, shared memory or a driver did not do what was asked of it",
+        "a socket, shared memory or a driver failed",
         "Run once with `NCCL_DEBUG=WARN`; in a container give it more shared memory (`--shm-size=8g`).",
     ),
 )
@@ -99,9 +100,9 @@ def failed_assertion(run: RecordedRun) -> Claim | None:
         return _nan_probability(crash)
     return Claim(
         0.6,
-        f"A kernel failed an assertion on the device, which {_reported(run, crash)}. {_fitted(crash)}: an index that "
-        "does not fit elsewhere (`table[ids]`, `gather`, `scatter`, `index_select`, `one_hot`, a compiled function), "
-        "or a value outside the domain of `multinomial`.",
+        f"A kernel failed an assertion on the device, which {_reported(run, crash)}. {_fitted(crash)}: another index "
+        "may be out of range (`table[ids]`, `gather`, `scatter`, `index_select`, `one_hot`, a compiled function), or a "
+        "value outside the domain of `multinomial`.",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300], "calls_checked": crash.calls_checked or 0},
     )
@@ -114,12 +115,14 @@ def _nan_probability(crash: CrashFacts) -> Claim | None:
         return None
     return Claim(
         0.6,
-        f"binary_cross_entropy at {crash.site} was given values that are not finite; on a device that ends in an "
-        "assertion, where a loss on the CPU raises an error.",
+        f"binary_cross_entropy at {crash.site} got values that are not finite. On a device this fails an assertion; on "
+        "the CPU it raises an error.",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300]},
-        fixes=("Look for where the first value that is not finite comes from: the data, the learning rate, a square "
-               "root or a logarithm of 0. `surefoot run --guard` keeps such steps away from the weights.",),
+        fixes=(
+            "Find the origin of the first non-finite value: the data, the learning rate, a root or a logarithm of 0.",
+            "Skip such steps with `surefoot run --guard`.",
+        ),
     )  # fmt: skip
 
 
@@ -134,7 +137,7 @@ def illegal_access(run: RecordedRun) -> Claim | None:
     return Claim(
         0.7,
         f"A kernel ended with `{words}`, which {_reported(run, crash)}. {_fitted(crash)}. torch's own kernels check "
-        "most indices, so look first at what is not torch's: an extension, a Triton or CUDA kernel, an attention or "
+        "most indices, so check code outside of torch first: an extension, a Triton or CUDA kernel, an attention or "
         "quantisation library, or memory that was freed or is used on another stream.",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300], "error": words, "calls_checked": crash.calls_checked or 0},
@@ -143,7 +146,7 @@ def illegal_access(run: RecordedRun) -> Claim | None:
 
 def _reported(run: RecordedRun, crash: CrashFacts) -> str:
     where = crash.site or "no line of the script"
-    return f"was reported at {where} after {run.steps:,} steps; the call that failed is an earlier one"
+    return f"was reported at {where} after {run.steps:,} steps; the call that failed came earlier"
 
 
 def _fitted(crash: CrashFacts) -> str:
@@ -198,7 +201,7 @@ def compiled_misfit(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9,
         f"{name} into the compiled model at {crash.site} with values from {low} to {high}; the largest table in "
-        f"the model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label that does not fit. The call failed "
+        f"the model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label is out of range. The call failed "
         f"at step {crash.step}{later}.",
         step=crash.step,
         where=(crash.site or "", crash.table or ""),
@@ -227,8 +230,8 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
         first, last = grown
         each = (last.allocated - first.allocated) / max(1, last.step - first.step)
         words = (
-            f" What is still held after a step grew from {_size(first.allocated)} at step {first.step} to "
-            f"{_size(last.allocated)} at step {last.step}, by {_size(each)} per step: something keeps tensors of past "
+            f" The memory in use after a step grew from {_size(first.allocated)} at step {first.step} to "
+            f"{_size(last.allocated)} at step {last.step}, by {_size(each)} per step: the script keeps tensors of past "
             "steps."
         )
         fixes: tuple[str, ...] = ("Keep numbers, not tensors: `loss.item()` or `loss.detach()` in lists and sums.",)
@@ -236,11 +239,11 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
     if held:
         last = held[-1]
         words = (
-            f" What is held after a step did not grow ({_size(last.allocated)} at step {last.step}); within a step the "
-            f"most so far was {_size(last.peak)}. This step, or what is done beside training, needs more."
+            f" The memory in use after a step did not grow ({_size(last.allocated)} at step {last.step}); the peak "
+            f"within a step was {_size(last.peak)}. This step, or work outside of training, needs more."
         )
     else:
-        words = " No step was completed: the model and its first batch need more than there is."
+        words = " No step was completed: the model and its first batch need more memory than is available."
     return Claim(0.9, begun + words + by_module, where=(crash.site or "",), evidence=evidence)
 
 
@@ -255,7 +258,7 @@ def _largest_modules(notes: list[ModuleMemory], held: list[HeldMemory]) -> tuple
     words = [f"`{each.module}` {_size(each.held)}{_earlier(each, notes)}" for each in largest]
     top = max(largest, key=lambda each: each.peak)
     return (
-        f" In step {step}, the last that was observed in depth, the calls of these modules left most memory held: "
+        f" In step {step}, the last sampled step, the calls of these modules left the most memory allocated: "
         f"{', '.join(words)}; up to {_size(top.peak)} were in use while `{top.module}` ran."
     ), [[each.module, each.step, each.held, each.peak] for each in largest]
 

@@ -48,7 +48,7 @@ def random_eval(run: RecordedRun) -> Claim | None:
     return Claim(
         0.92,
         f"`{first.op}` at {first.site} drops {first.p:.0%} at random in {len(hot)} of {len(blocks)} evaluations that "
-        f"were recorded{words}: the same rows give another result each time.",
+        f"were recorded{words}: the same rows give a different result each time.",
         step=first.step,
         where=where_of(first.site, first.module, *models[:1]),
         evidence={"evaluations": len(blocks), "with_dropout": len(hot), "p": first.p, "call": first.op},
@@ -112,8 +112,8 @@ def labels_mismatched(run: RecordedRun) -> Claim | None:
     return Claim(
         0.88,
         f"On evaluation rows at {site} {there.accuracy:.1%} of the predictions are right, and always guessing the most "
-        f"frequent label gives {there.guess:.1%}; in training {here.accuracy:.1%} are. The inputs of both are alike, "
-        f"but training rows foretell the label of their nearest evaluation row in {across.found:.1%} of the cases "
+        f"frequent label gives {there.guess:.1%}; in training {here.accuracy:.1%} are. The inputs of both are similar, "
+        f"but training rows predict the label of their nearest evaluation row in {across.found:.1%} of the cases "
         f"({across.shuffled:.1%} by chance, {general.found:.1%} among training rows): the evaluation labels do not "
         "belong to their rows.",
         step=blocks[0].step,

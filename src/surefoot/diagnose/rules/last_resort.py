@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 _REPLAY = (
-    "Run `surefoot replay` on the incident in the run folder: it names the first operation that did it, with its line."
+    "Run `surefoot replay` on the incident in the run folder: it names the first operation that produced a non-finite "
+    "value, with its line."
 )
 
 
@@ -74,8 +75,8 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
     some = "every parameter" if not spared else f"{', '.join(hit[:_NAMED])}, and not of {', '.join(spared[:_NAMED])}"
     return Claim(
         0.5,
-        f"The loss at step {event.step} was finite, but not the gradient of {some}: some operation of that step has "
-        "no finite derivative where it was called. The update made the weights non-finite, and every loss since.",
+        f"The loss at step {event.step} was finite, but not the gradient of {some}: an operation of that step has "
+        "no finite derivative at its input. The update made the weights non-finite, and every loss since.",
         step=event.step,
         where=tuple(hit[:_NAMED]),
         evidence=event.to_json(),
@@ -91,8 +92,8 @@ def _broken_norm(run: RecordedRun) -> Claim | None:
     step, norm, loss = bad
     return Claim(
         0.5,
-        f"The loss at step {step} was {loss:.4g}, but the norm of its gradient {norm}: some operation of that step has "
-        "no finite derivative where it was called. The update made the weights non-finite, and every loss since.",
+        f"The loss at step {step} was {loss:.4g}, but the norm of its gradient {norm}: an operation of that step has "
+        "no finite derivative at its input. The update made the weights non-finite, and every loss since.",
         step=step,
         evidence={"step": step, "loss": loss, "grad_norm": norm},
         fixes=(_REPLAY,),
@@ -125,8 +126,7 @@ def broken_update(run: RecordedRun) -> Claim | None:
     return Claim(
         0.6,
         f"{', '.join(named[:_NAMED])} became non-finite by step {bad.step}, although every gradient before was "
-        f"finite: the optimizer computes in fp16, as the weights are, and its update went beyond what fp16 can "
-        f"hold.{lost}",
+        f"finite: the optimizer computes in fp16, as the weights are, and its update exceeded the range of fp16.{lost}",
         step=bad.step,
         where=tuple(named[:_NAMED]),
         evidence={**bad.to_json(), "eps": eps},
@@ -160,12 +160,12 @@ def broken_weights(run: RecordedRun) -> Claim | None:
     return Claim(
         0.4,
         f"{named} {hold} values that are not finite at step {bad.step}, "
-        "although no gradient before it was seen not to be: an update that overflowed, or something other than a step "
-        "that wrote to them.",
+        "although no earlier gradient was seen to be non-finite: an update overflowed, or other code "
+        "wrote to them.",
         step=bad.step,
         where=tuple((bad.parameters or [])[:_NAMED]),
         evidence=bad.to_json(),
-        fixes=("Look for code that writes to the weights: `copy_`, `load_state_dict`, an average, a custom update.",),
+        fixes=("Check the code that writes to the weights: `copy_`, `load_state_dict`, an average, a custom update.",),
     )
 
 
@@ -178,12 +178,12 @@ def broken_loss(run: RecordedRun) -> Claim | None:
         return Claim(
             0.5,
             f"What `{bad.call or bad.op}` at {bad.site or 'the loss'} was given at step "
-            f"{bad.step} is not finite, and a model made it without gradients, as target networks and frozen "
-            "parts do: its weights or its inputs are not finite.",
+            f"{bad.step} is not finite, and a model computed it without gradients, like a target network or a frozen "
+            "part: its weights or its inputs are not finite.",
             step=bad.step,
             where=(str(bad.site or ""),),
             evidence=details(bad),
-            fixes=("Check the weights of the model that runs without gradients, and what it is given.", _REPLAY),
+            fixes=("Check the weights and the inputs of the model that runs without gradients.", _REPLAY),
         )
     return Claim(
         0.4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -47,9 +48,9 @@ def undefined_op(run: RecordedRun) -> Claim | None:
         if exact:
             return Claim(
                 0.95,
-                f"The loss at step {event.step} was finite, but the backward of "
+                f"The loss at step {event.step} was finite, but the backward pass of "
                 f"{exact.call or exact.op.lower()} at {exact.site or 'the loss'} turned finite "
-                f"gradients into non-finite ones ({len(event.parameters)} parameters hit).",
+                f"gradients into non-finite ones in {count_of(len(event.parameters), 'parameter')}.",
                 step=event.step,
                 where=(exact.site or "", *event.parameters[:3]),
                 evidence=event.to_json(),
@@ -94,9 +95,9 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
 
 def _domain_fix(call: str, at: str) -> str:
     if at.startswith("a factor"):
-        return f"Look for where the number that goes into {call} comes from, and why it is not finite."
+        return f"Find out why the input of {call} is not finite."
     if call in ("exp", "expm1"):
-        return f"Bound what goes into {call}, or stay in logarithms: `log_input=True`, `log_softmax`, `logsumexp`."
+        return f"Limit the input of {call}, or compute with logarithms: `log_input=True`, `log_softmax`, `logsumexp`."
     for calls, fix in _FIXES:
         if call in calls:
             return fix.format(call=call)
@@ -116,7 +117,7 @@ _FIXES = (
     (("div", "reciprocal"), "Keep the divisor away from 0: clamp it, or add an eps of its sign."),
     (
         ("norm", "linalgvectornorm", "vector_norm", "cdist", "dist", "std", "pairwise_distance"),
-        "Instead of {call}, take the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
+        "Replace {call} by the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
     ),
     (("acos", "asin", "atanh"), "Clamp the input of {call} to -1 + 1e-6 and 1 - 1e-6."),
     (("acosh",), "Clamp the input of acosh to at least 1 + 1e-6."),

@@ -74,7 +74,7 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
             0.97,
             f"`{_maker(notes[0])}` returns probabilities (every row sums to 1 ± "
             f"{max(d.sum_error for d in seen):.0e}, all ≥ 0) and they go into cross_entropy, which applies "
-            f"log-softmax itself: the loss cannot fall under {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
+            f"log-softmax itself: the loss cannot fall below {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
             f"classes; it is at {run.curve.end:.3f}.",
             step=notes[0].step,
             where=(site, _source(notes[0])),
@@ -100,7 +100,7 @@ def _softmax_twice(run: RecordedRun) -> Claim | None:
         if len(notes) >= 2 and all(n.is_distribution for n in notes):
             return Claim(
                 0.9,
-                f"log_softmax at {site} is given rows that already are probabilities (all ≥ 0, sums of 1): "
+                f"log_softmax at {site} gets rows that are already probabilities (all ≥ 0, sums of 1): "
                 "the softmax is applied twice.",
                 step=notes[0].step,
                 where=(site, _source(notes[0])),
@@ -179,8 +179,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
-                f"kl_div at {site} is given values that are no log-probabilities (up to "
-                f"{max(d.max for d in seen):.3g}).",
+                f"kl_div at {site} gets values that are not log-probabilities (up to {max(d.max for d in seen):.3g}).",
                 step=notes[0].step,
                 where=(site, _source(notes[0])),
                 evidence={"log_sum_error": min(d.log_sum_error for d in seen)},
@@ -213,8 +212,8 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
     if falling or plunging:
         return Claim(
             0.85,
-            f"The loss starts at {curve.start:.3g} and runs to {curve.end:.3g} without a bound: what is minimised, or "
-            "a part of it, is the negative of what should be.",
+            f"The loss starts at {curve.start:.3g} and falls to {curve.end:.3g} without a lower bound: the loss, or a "
+            "term of it, has the wrong sign.",
             step=0,
             where=(calls[0].site,) if calls else (),
             evidence={"first": curve.start, "last": curve.end, "operations": calls[0].operations[:6] if calls else []},
@@ -282,12 +281,12 @@ def bounded_output(run: RecordedRun) -> Claim | None:
             return Claim(
                 0.95,
                 f"The prediction at {site} comes out of {op} and stays within [{low:g}, {high:g}], but targets go from "
-                f"{goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of reach. The loss is at "
+                f"{goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of its range. The loss is at "
                 f"{run.curve.end:.3g}.",
                 step=first.step,
                 where=(site, _source(first)),
                 evidence={"operation": op, "bounds": [low, high], "targets": list(goals), "out_of_reach": share},
-                fixes=(f"Leave out the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
+                fixes=(f"Remove the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
             )
     return None
 
@@ -299,17 +298,19 @@ def _out_of_range(seen: OutputRange) -> Claim | None:
         return None
     if seen.loss == "cross_entropy":
         unit, centred = low >= 0.0 and high <= 1.0, low >= -1.0 and high <= 1.0 and high - low > 1.5
-        words = "so no class can become certain"
+        words = "so the probability of a class cannot approach 1"
         share = 1.0 if unit or centred else 0.0
     else:
         bounded_below = abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
         share = seen.below * bounded_below + seen.above * (abs(high - 1.0) < 1e-2)
-        words = f"and {share:.0%} of the targets ({seen.target_low:.3g} to {seen.target_high:.3g}) lie beyond"
+        words = (
+            f"and {share:.0%} of the targets ({seen.target_low:.3g} to {seen.target_high:.3g}) are outside this range"
+        )
     if share <= 0.01:
         return None
     return Claim(
         0.9,
-        f"What reaches {seen.loss} stays within {low:.3g} to {high:.3g} whatever the weights, {words}.",
+        f"The input of {seen.loss} stays within {low:.3g} to {high:.3g} for any weights, {words}.",
         step=0,
         evidence={"out_of_reach": share, "bounds": [low, high]},
     )
@@ -387,7 +388,7 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
         return None
     return Claim(
         0.85,
-        f"{op} at {site} adds up {count} elements instead of averaging them: the gradient norm starts at "
+        f"{op} at {site} sums {count} elements instead of averaging them: the gradient norm starts at "
         f"{norms[0]:.3g}, {norms[0] / count:.3g} per element, so the step is {count} times that of a mean, "
         f"and the loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=step,
@@ -469,7 +470,7 @@ def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
 
 def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
     source = _source(note)
-    return (f"Pass the logits: drop the {what} at {source}.",) if source else ()
+    return (f"Pass the logits: remove the {what} at {source}.",) if source else ()
 
 
 def _same_but_for_ones(a: list[int], b: list[int]) -> bool:

@@ -18,7 +18,7 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
         return Claim(
             0.95,
             f"At step {run.nonfinite.loss_step} {bad.masked_rows} rows of the softmax at {bad.site or bad.op} "
-            "have every key masked: softmax over nothing is 0/0.",
+            "have every key masked: the softmax of such a row is 0/0.",
             step=run.nonfinite.loss_step,
             where=(str(bad.site or ""), str(bad.module or "")),
             evidence=details(bad),
@@ -49,8 +49,8 @@ def leaks_future(run: RecordedRun) -> Claim | None:
                 0.97,
                 f"Targets are the inputs one token later, and outputs of the first half of `{facts.model}`'s "
                 f"{facts.positions} positions depend on inputs of the second half (gradient "
-                f"{facts.from_future:.2g}, against {facts.from_past:.2g} from the first half): it sees what it "
-                f"is asked to predict. The loss is at {run.curve.end:.3g}.",
+                f"{facts.from_future:.2g}, against {facts.from_past:.2g} from the first half): it sees the tokens that "
+                f"it should predict. The loss is at {run.curve.end:.3g}.",
                 step=root.step,
                 where=(facts.model, facts.site),
                 evidence=facts.to_json(),

@@ -107,9 +107,11 @@ def not_learning(run: RecordedRun) -> Claim | None:
     if level is not None:
         if course.last < _AT_CONSTANT * level:
             return None
-        place = "where the best constant answer is" if course.last < 1.1 * level else "above the best constant answer"
+        place = (
+            "at the loss of the best constant answer" if course.last < 1.1 * level else "above the best constant answer"
+        )
         words = (
-            f"The loss ended {place}: {course.last:.4g}, where always giving the same answer costs {level:.4g}. It "
+            f"The loss ended {place}: {course.last:.4g}, and the loss of the best constant answer is {level:.4g}. It "
             f"began at {run.curve.start:.4g}, {run.curve.count:,} steps earlier"
         )
         return _claim(run, words, course, level, 0.8)
@@ -170,14 +172,14 @@ def started_over(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.7,
-        f"A new model and a new {lives[0].type} were made {len(lives)} times at {lives[0].site}, each for one pass of "
-        f"{lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} again, "
+        f"A new model and a new {lives[0].type} were created {len(lives)} times at {lives[0].site}, each for one pass "
+        f"of {lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} again, "
         f"although the one before ended at {mean(ends):.3g}.",
         step=lives[1].created_at_step,
         where=(lives[0].site,),
         evidence={"models": len(lives), "steps_each": lives[0].steps, "starts": starts[:10], "ends": ends[:10]},
         severity="warning",
-        fixes=("Make the model and the optimizer once, before the loop over epochs.",),
+        fixes=("Create the model and the optimizer once, before the loop over epochs.",),
     )
 
 
@@ -201,12 +203,12 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9,
         f"`{layer.op}` in `{layer.module}` at {layer.site} runs over the {layer.time_steps} rows of the batch as if "
-        f"they were steps of time, and takes the {layer.sequences} steps for rows: every answer depends on rows before "
-        f"it in the batch. The loss is at {run.curve.end:.3g}.",
+        f"they were time steps, and treats the {layer.sequences} steps as rows: every output depends on rows before it "
+        f"in the batch. The loss is at {run.curve.end:.3g}.",
         step=layer.step,
         where=(layer.site, layer.module),
         evidence={"time_steps": layer.time_steps, "sequences": layer.sequences, "rows": layer.time_steps},
-        fixes=("Make the layer with `batch_first=True`.",),
+        fixes=("Create the layer with `batch_first=True`.",),
     )
 
 
@@ -234,13 +236,13 @@ def why_unjudged(run: RecordedRun) -> str:
     course, level = course_of(run.curve.finite), constant_answer(run)
     if level is not None and course.last >= _AT_CONSTANT * level:
         return (
-            f"The loss was still falling at the end, at {course.last:.4g}, and always giving the same answer costs "
-            f"{level:.4g}: the run is too short to tell whether it learns."
+            f"The loss was still falling at the end, at {course.last:.4g}, and the loss of the best constant answer is "
+            f"{level:.4g}: the run is too short to judge whether it learns."
         )
     if level is None and (not course.fell or run.curve.rose):
         return (
             f"The loss did not fall (its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} "
-            f"steps and {course.last:.4g} over the last), and whether it should have is not known for this loss."
+            f"steps and {course.last:.4g} over the last), and for this loss it is not known whether it should fall."
         )
     return ""
 

@@ -58,7 +58,7 @@ def _overflowed_loss(run: RecordedRun) -> Claim | None:
     if bad.kind == "operation" and bad.dtype == "float16":
         return Claim(
             0.93,
-            f"{call} at {place} overflowed at step {step}: its fp16 result went beyond 65504 ({bad.inf or 0} infinite, "
+            f"{call} at {place} overflowed at step {step}: its fp16 result exceeded 65504 ({bad.inf or 0} infinite, "
             f"{bad.nan or 0} NaN).",
             step=bad.step,
             where=where,
@@ -72,7 +72,7 @@ def _overflowed_loss(run: RecordedRun) -> Claim | None:
             step=bad.step,
             where=where,
             evidence=details(bad),
-            fixes=("Scale the inputs, or keep this layer in float32: fp16 ends at 65504.",),
+            fixes=("Scale the inputs, or keep this layer in float32: the largest value in fp16 is 65504.",),
         )
     peak = _largest_half(run)
     if bad.kind in ("unknown", "operation") or (bad.kind != "data" and peak > 3e4):
@@ -130,8 +130,8 @@ def fp16_underflow(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9,
         f"{median(zeros):.0%} of the gradient's entries are exactly 0 in fp16, without loss scaling; the largest are "
-        f"{median(sizes) if sizes else 0:.1e} (fp16 ends at 6e-8). The loss moved from {run.curve.start:.4g} to "
-        f"{run.curve.end:.4g}.",
+        f"{median(sizes) if sizes else 0:.1e} (the smallest value in fp16 is 6e-8). The loss moved from "
+        f"{run.curve.start:.4g} to {run.curve.end:.4g}.",
         step=0,
         where=tuple(run.label(row.parameter) for _, row in list(run.sampled.weight_updates())[:3]),
         evidence={"zeros": median(zeros), "largest": median(sizes) if sizes else 0},
@@ -153,7 +153,7 @@ def low_precision_weights(run: RecordedRun) -> Claim | None:
     return Claim(
         0.92 if median(stuck) > 0.85 else 0.75,
         f"{median(stuck):.0%} of the weights in {run.parameters[0].dtype if 0 in run.parameters else '16 bits'} "
-        f"stay the same bit for bit at a step although their gradient is not 0: the updates round to nothing (loss "
+        f"stay the same bit for bit at a step although their gradient is not 0: the updates are rounded away (loss "
         f"{run.curve.start:.4g} to {run.curve.end:.4g}).",
         step=run.sampled.steps[0].step,
         where=tuple(dict.fromkeys(names))[:4],
@@ -175,7 +175,7 @@ def scaler_stuck(run: RecordedRun) -> Claim | None:
     return Claim(
         0.93,
         f"The last {tail} of {attempts} steps were all skipped by the gradient scaler; its scale fell from "
-        f"{trace[0]:.3g} to {trace[-1]:.3g} without ever finding one that fits.",
+        f"{trace[0]:.3g} to {trace[-1]:.3g} and every scale overflowed.",
         step=attempts - tail,
         where=(),
         evidence={"attempts": attempts, "skipped": skips, "skipped_at_end": tail, "scale": trace[-1]},
@@ -199,8 +199,8 @@ def scaler_skips(run: RecordedRun) -> Claim | None:
     fell = f", whose scale fell from {max(trace):.3g} to {trace[-1]:.3g}" if trace and trace[-1] < max(trace) else ""
     return Claim(
         0.7,
-        f"Gradients overflowed in fp16 in {skips} of {attempts} steps, which the gradient scaler left out{fell}: "
-        f"{later} of them after the scale had fitted once.",
+        f"Gradients overflowed in fp16 in {skips} of {attempts} steps, which the gradient scaler skipped{fell}: "
+        f"{later} of them after a step without overflow.",
         step=scaler.skip_steps[0] if scaler.skip_steps else None,
         evidence={"attempts": attempts, "skipped": skips, "later": later, "scale": trace[-1] if trace else None},
         severity="warning",
@@ -220,8 +220,8 @@ def clip_before_unscale(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.97,
-        f"Clipping at {scaler.clip_site} ran {count} times on gradients that still carry the loss scale of "
-        f"{scale:.3g}: the limit means {1 / scale:.2g} of what it says.",
+        f"Clipping at {scaler.clip_site} ran {count} times on gradients that are still multiplied by the loss scale of "
+        f"{scale:.3g}: the effective limit is {1 / scale:.2g} times the given one.",
         step=0,
         where=(str(scaler.clip_site or ""),),
         evidence={"clipped": count, "scale": scale},
@@ -340,7 +340,7 @@ def graph_retained(run: RecordedRun) -> Claim | None:
     return Claim(
         0.95,
         f"The graphs of {alive} of {total} backward calls were still held at step {last_step}, one more with every "
-        "step: something keeps the loss (or a tensor made from it) with its graph.",
+        "step: the script keeps the loss (or a tensor computed from it) with its graph.",
         step=counts[0][0],
         where=tuple(dict.fromkeys(root.site for root in run.sampled.backward_calls))[:1],
         evidence={

@@ -67,8 +67,8 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
     if schedulers and 0 < top < 0.03 * base and not run.curve.learned:
         return known.claim(
             0.93,
-            f"The optimizer was made with a learning rate of {base:.3g} and never steps with more than {top:.2g}: the "
-            "schedule multiplies it by far too little (it may return rates where factors are asked for).",
+            f"The optimizer was created with a learning rate of {base:.3g} and never steps with more than {top:.2g}: "
+            "the schedule multiplies it by far too little (it may return rates instead of factors).",
             0,
             lr_of_optimizer=base,
         )
@@ -90,7 +90,7 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     return known.claim(
         0.93,
         f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} "
-        f"and stays there: the last {1 - first_tiny / count:.0%} of the run learn nothing (loss "
+        f"and stays there: nothing is learned in the last {1 - first_tiny / count:.0%} of the run (loss "
         f"{run.curve.end:.3g}){_per_step(known.schedulers, count)}.",
         first_tiny,
     )
@@ -104,8 +104,8 @@ def _rebound(known: RateHistory) -> Claim | None:
         if s.type == "CosineAnnealingLR" and period and s.last_epoch > 1.05 * period and _rebounds(rates):
             claim = known.claim(
                 0.93,
-                f"CosineAnnealingLR was made for {period:.0f} steps and stepped {s.last_epoch} times: the learning "
-                f"rate reaches its floor and climbs back to {_after_floor(rates):.3g}.",
+                f"CosineAnnealingLR was created for {period:.0f} steps and stepped {s.last_epoch} times: the learning "
+                f"rate reaches its minimum and rises again to {_after_floor(rates):.3g}.",
                 rates.index(min(rates)),
                 T_max=period,
                 stepped=s.last_epoch,
@@ -132,8 +132,8 @@ def _climbs(run: RecordedRun, known: RateHistory) -> Claim | None:
     if top > 3 * base and rates[-1] > 3 * rates[0] and rates[-1] >= 0.99 * top and run.failing:
         return known.claim(
             0.9,
-            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times what "
-            f"the optimizer was made with (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
+            f"The learning rate only grows: from {rates[0]:.3g} to {rates[-1]:.3g}, {rates[-1] / base:.3g} times the "
+            f"initial rate of the optimizer (loss {run.curve.start:.3g} to {run.curve.end:.3g}).",
             count - 1,
         )
     return None

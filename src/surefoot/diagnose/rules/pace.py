@@ -181,7 +181,7 @@ def no_warmup(run: RecordedRun) -> Claim | None:
         step=early.index(max(early)),
         where=(run.main.site,),
         evidence={"lr": run.lr[:10], "update_to_weight": ratios, "peak": max(early), "last": curve.end},
-        fixes=("Warm the learning rate up over the first few hundred steps (surefoot.warmup_cosine does).",),
+        fixes=("Warm up the learning rate over the first few hundred steps (`surefoot.warmup_cosine`).",),
     )
 
 
@@ -270,12 +270,12 @@ def epsilon(run: RecordedRun) -> Claim | None:
         return Claim(
             0.9,
             f"eps={eps:g} of {run.main.type} is {eps / median(roots):.3g} times the root of the second moment "
-            f"({median(roots):.2g}): updates are that much smaller than the learning rate says, and the loss moved "
+            f"({median(roots):.2g}): updates are smaller than the learning rate by this factor, and the loss moved "
             f"from {run.curve.start:.4g} to {run.curve.end:.4g}.",
             step=1,
             where=(run.main.site,),
             evidence={"eps": eps, "root_second_moment": median(roots), "ratio": eps / median(roots)},
-            fixes=(f"Lower eps under {median(roots) / 10:.0e}; the default is 1e-8.",),
+            fixes=(f"Lower eps below {median(roots) / 10:.0e}; the default is 1e-8.",),
         )
     bad = run.nonfinite.loss
     if bad is None or bad.kind != "parameter":
@@ -285,7 +285,7 @@ def epsilon(run: RecordedRun) -> Claim | None:
         return Claim(
             0.85,
             f"eps={eps:g} of {run.main.type}: where a second moment is 0 the update is 0/0. "
-            f"{bad.count} parameters became non-finite though no gradient was ({', '.join(names[:3])}).",
+            f"{bad.count} parameters became non-finite although no gradient was ({', '.join(names[:3])}).",
             step=bad.step,
             where=(run.main.site, *names[:3]),
             evidence={"eps": eps, "parameters": names},
@@ -317,7 +317,7 @@ def weight_decay(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.9,
-        f"weight_decay={decay:g} outweighs the gradient ({median(shares):.2g} times its update at the sampled "
+        f"weight_decay={decay:g} is stronger than the gradient ({median(shares):.2g} times its update at the sampled "
         f"steps) and the weights shrink to {median(shrink):.0%} of their first norm; the loss is at "
         f"{run.curve.end:.4g} (first {run.curve.start:.4g}).",
         step=run.sampled.steps[-1].step if run.sampled.steps else None,
@@ -352,9 +352,9 @@ def stale_state(run: RecordedRun) -> Claim | None:
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(
                 0.9,
-                f"The moments loaded into {held.type} (age {held.loaded_state_steps or 0:.0f} steps) do not fit the "
-                f"gradients they meet at step {when}: the root of the second moment is {median(ratios):.3g} times the "
-                "gradient's entries.",
+                f"The moments loaded into {held.type} (from {held.loaded_state_steps or 0:.0f} steps) do not match the "
+                f"gradients at step {when}: the root of the second moment is {median(ratios):.3g} times the gradient's "
+                "entries.",
                 step=when,
                 where=(held.site,),
                 evidence={"moment_to_gradient": median(ratios), "age": held.loaded_state_steps},
@@ -362,8 +362,8 @@ def stale_state(run: RecordedRun) -> Claim | None:
         if fresh:
             return Claim(
                 0.8,
-                f"{held.type} was given the state of an optimizer {held.loaded_state_steps:.0f} steps old, and the "
-                "model was never loaded: the moments belong to other weights.",
+                f"{held.type} was given an optimizer state of {held.loaded_state_steps:.0f} steps, but the model was "
+                "never loaded: the moments belong to other weights.",
                 step=when,
                 where=(held.site,),
                 evidence={"age": held.loaded_state_steps, "model_loaded": False},
@@ -382,7 +382,7 @@ def _foreign_moments(preflight: PreflightFacts) -> Claim | None:
         return None
     return Claim(
         0.7,
-        f"A gradient is {worst:.3g} times what the second moment of its parameter remembers.",
+        f"A gradient is {worst:.3g} times the value that the second moment of its parameter implies.",
         step=0,
         evidence={"gradient_to_moment": worst},
         severity="warning",
@@ -419,13 +419,13 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
         if len(names) >= 2:
             return Claim(
                 0.9,
-                f"By step {at} the second moment of {len(names)} parameters is at {worst:.1e} of the least its decay "
-                "allows, while its step count went on: the moments were emptied and the bias correction was not, so "
-                "the updates after that were many times too large.",
+                f"By step {at} the second moment of {len(names)} parameters is at {worst:.1e} of the smallest value "
+                "that its decay allows, while its step count continued: the moments were cleared but the bias "
+                "correction was not, so the updates after that were many times too large.",
                 step=at,
                 where=tuple(names[:4]),
                 evidence={"parameters": names[:20], "share_of_least": worst},
-                fixes=("Reset the step count with the moments, or make a new optimizer.",),
+                fixes=("Reset the step count with the moments, or create a new optimizer.",),
             )
     return None
 

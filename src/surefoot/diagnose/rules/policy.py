@@ -106,8 +106,8 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
     return Claim(
         0.94,
         f"In {len(empty)} of {len(by_step)} steps looked at, every advantage is 0 (largest "
-        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first.site}: no reward "
-        "tells the samples apart, and the policy gets no gradient.",
+        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first.site}: the rewards do "
+        "not distinguish the samples, and the policy gets no gradient.",
         step=empty[0],
         where=where_of(first.site),
         evidence={"steps_without": len(empty), "steps": len(by_step), "values": first.other.shape},
@@ -125,7 +125,7 @@ def ratio_explosion(run: RecordedRun) -> Claim | None:
         0.92,
         f"The importance ratio at {worst.site} reaches {worst.largest:.3g} at step {worst.step} "
         f"where its mean is {worst.mean:.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
-        f"first at step {wild[0].step}: a few samples outweigh all others.",
+        f"first at step {wild[0].step}: a few samples dominate all others.",
         step=wild[0].step,
         where=where_of(worst.site),
         evidence={"largest": worst.largest, "mean": worst.mean, "batches_above_10": len(wild), "of": len(notes)},
@@ -209,7 +209,7 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
         + (
             f"; the returns rose by {rise:.1f} of their early spreads."
             if rise is not None
-            else ": exploration is over."
+            else ": the policy no longer explores."
         ),
         step=last_high,
         evidence={"start": start, "end": end, "collapsed_at": last_high, "gain_of_returns": rise},
@@ -225,7 +225,7 @@ def _born_certain(run: RecordedRun, values: list[float]) -> Claim | None:
     return Claim(
         0.85,
         f"The policy is certain from the first step on: its entropy is {values[0]:.2g} of the largest it could be, and "
-        f"never over {max(values):.2g}; it cannot find out whether another action is better.",
+        f"never over {max(values):.2g}; it does not try other actions.",
         step=0,
         evidence={"start": values[0], "highest": max(values), "end": values[-1], "gain_of_returns": rise},
         fixes=("Start with small logits: scale the last layer of the policy down.",),
@@ -251,7 +251,7 @@ def reward_scale(run: RecordedRun) -> Claim | None:
     moved = entropies(run)
     learning = rise is not None and rise > 0.3
     site = known[0].site if known else advantages(run)[0].site
-    told = f"; the value loss brings {share:.1%} of the gradient" if share is not None else ""
+    told = f"; {share:.1%} of the gradient comes from the value loss" if share is not None else ""
     size = (
         f"returns have a typical size of {scale:.3g}"
         if scale >= 30

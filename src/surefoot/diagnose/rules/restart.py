@@ -244,7 +244,7 @@ def _claim_forgotten(run: RecordedRun, restart: Restart, forgotten: list[str]) -
         where=where_of(file.site, restart.optimizers[-1].site),
         evidence={"holds": file.holds, "not_loaded": forgotten} | jump.evidence,
         severity="warning" if forgotten == ["scaler"] else "error",
-        fixes=tuple(f"Call `{name}.load_state_dict(...)` right after the model's." for name in forgotten),
+        fixes=tuple(f"Call `{name}.load_state_dict(...)` directly after that of the model." for name in forgotten),
     )
 
 
@@ -271,7 +271,8 @@ def _claim_scale(restart: Restart, skipped: int) -> Claim:
     return Claim(
         0.75,
         f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but no state of the gradient scaler: the "
-        f"loss scale starts over, and {skipped} of the next 20 steps {'is' if skipped == 1 else 'are'} skipped.",
+        f"loss scale starts again at its initial value, and {skipped} of the next 20 steps "
+        f"{'is' if skipped == 1 else 'are'} skipped.",
         step=file.step,
         where=where_of(file.site),
         evidence={"holds": file.holds, "skipped": skipped},
@@ -297,7 +298,7 @@ def _claim_rate(restart: Restart, jump: tuple[float, float]) -> Claim:
     return Claim(
         0.8,
         f"After the checkpoint was read at {file.site} the learning rate is {jump[1]:.3g}, where it had been "
-        f"{jump[0]:.3g}: the schedule starts over while parameters and moments continue.",
+        f"{jump[0]:.3g}: the schedule starts again while parameters and moments continue.",
         step=file.step,
         where=where_of(file.site),
         evidence={"lr_before": jump[0], "lr_after": jump[1]},
@@ -325,8 +326,8 @@ def data_replayed(run: RecordedRun) -> Claim | None:
         return Claim(
             0.9,
             f"After the restart at step {at} ({restart.file.site}) the first {length} batches are those of steps "
-            f"{start} to {start + length - 1}, in the same order: the epoch had not ended there, and its beginning is "
-            "trained on twice.",
+            f"{start} to {start + length - 1}, in the same order: the epoch had not ended there, so its first batches "
+            "are used twice.",
             step=at,
             where=where_of(restart.file.site),
             evidence={"replayed": length, "first_seen_at": start, "restart": at},

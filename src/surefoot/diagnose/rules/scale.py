@@ -65,8 +65,8 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9 if worst > 2 * HEALTHY_GAIN[1] else 0.75,
         f"Before the first update activations grow from a spread of {entering or first:.3g} to {last:.3g} over "
-        f"{len(chain)} layers: weights have up to {worst:.3g} times the scale that keeps it (std x sqrt(fan-in); 1 to "
-        f"1.4 is right). The loss starts at {run.curve.start:.3g}.",
+        f"{len(chain)} layers: weights have up to {worst:.3g} times the scale that preserves it (std x sqrt(fan-in); 1 "
+        f"to 1.4 is right). The loss starts at {run.curve.start:.3g}.",
         step=0,
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
@@ -84,7 +84,7 @@ def _starts_above_chance(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.6,
-        f"The first loss is {value:.3g}, where chance over {classes} classes is {chance:.3g}.",
+        f"The first loss is {value:.3g}, and the chance level for {classes} classes is {chance:.3g}.",
         step=0,
         evidence={"first_loss": value, "chance": chance},
         severity="warning",
@@ -122,9 +122,9 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
         0.88,
-        f"Before the first update activations die from a spread of {entering:.3g} to {last:.2g} over {len(chain)} "
-        f"layers: weights have {median(gains):.2g} times the scale that keeps it (std x sqrt(fan-in)). The loss went "
-        f"from {run.curve.start:.4g} to {run.curve.end:.4g}.",
+        f"Before the first update activations shrink from a spread of {entering:.3g} to {last:.2g} over {len(chain)} "
+        f"layers: weights have {median(gains):.2g} times the scale that preserves it (std x sqrt(fan-in)). The loss "
+        f"went from {run.curve.start:.4g} to {run.curve.end:.4g}.",
         step=0,
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
@@ -158,9 +158,9 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
     p = alike[0]
     return Claim(
         0.95,
-        f"All {p.shape[0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units "
-        f"compute the same thing, get the same gradient, and learn as one"
-        f"{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
+        f"All {p.shape[0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units compute "
+        "the same values, get the same gradient, and stay "
+        f"equal{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
@@ -179,7 +179,7 @@ def _alike_after_updates(preflight: PreflightFacts) -> Claim | None:
     return Claim(
         0.95,
         f"All rows of {', '.join(names[:3])} are equal at the start, and still are after {alike[0].updates} updates: "
-        "units that compute the same thing get the same gradient, and learn as one.",
+        "units that compute the same values get the same gradient, and stay equal.",
         step=0,
         where=tuple(names[:6]),
         evidence={"layers": len(alike), "parameters": names[:20]},
@@ -208,7 +208,7 @@ def dead_units(run: RecordedRun) -> Claim | None:
         0.85 if at_start > 0.4 else 0.7,
         f"{share:.0%} of the {units} units after `{module or site}` are zero on every input of the last "
         f"{len(notes) - len(notes) // 2} sampled steps ({at_start:.0%} at step {notes[0].step}): they get no gradient "
-        "and cannot come back.",
+        "and cannot recover.",
         step=notes[-1].step,
         where=(module, site),
         evidence={"share": share, "units": units, "share_at_start": at_start, "sampled_steps": len(notes)},
@@ -294,8 +294,8 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85 if first / last < 1e-4 else 0.7,
         f"The gradient of `{run.label(profile[0][0])}` is {first / last:.1e} times that of "
-        f"`{run.label(profile[-1][0])}` ({first:.2g} against {last:.2g} per weight): it dies on its way back through "
-        f"{len(profile)} layers, and the first ones do not learn.",
+        f"`{run.label(profile[-1][0])}` ({first:.2g} against {last:.2g} per weight): it vanishes in the backward pass "
+        f"through {len(profile)} layers, and the first ones do not learn.",
         step=early[0].step if early else 0,
         where=(run.label(profile[0][0]), run.label(profile[-1][0])),
         evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
@@ -328,8 +328,8 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
         if last > 0 and first / last > 1e3:
             return Claim(
                 0.85,
-                f"The gradient grows on its way back: `{run.label(profile[0][0])}` has {first / last:.1e} times the "
-                f"gradient of `{run.label(profile[-1][0])}`, before the first update.",
+                f"The gradient grows in the backward pass: `{run.label(profile[0][0])}` has {first / last:.1e} times "
+                f"the gradient of `{run.label(profile[-1][0])}`, before the first update.",
                 step=0,
                 where=(run.label(profile[0][0]), run.label(profile[-1][0])),
                 evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
@@ -448,7 +448,7 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
         if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
             return Claim(
                 0.85,
-                f"The largest attention logit at {site} climbs from {first:.3g} to {last:.3g} while the entropy of the "
+                f"The largest attention logit at {site} rises from {first:.3g} to {last:.3g} while the entropy of the "
                 f"heads falls from {calm:.3g} to {sharp:.3g}.",
                 step=notes[-1].step,
                 where=(module, site),

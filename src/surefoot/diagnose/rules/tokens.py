@@ -78,7 +78,7 @@ def _not_shifted(run: RecordedRun, loss: LossCall, tokens: TokenAlignment, causa
         0.93,
         f"The targets of `{loss.op}` at {loss.site} are the input ids of {tokens.site} at the same positions "
         f"({tokens.same:.1%} of them; the next id in {tokens.following:.1%}), and `{causal.model}` sees only the "
-        f"inputs so far: it learns to repeat the token that it is given. The loss is at {run.curve.end:.3g}.",
+        f"inputs so far: it learns to repeat its input token. The loss is at {run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json() | {"causality": causal.to_json()},
@@ -108,7 +108,9 @@ def padding_counted(run: RecordedRun) -> Claim | None:
             where=where_of(loss.site, tokens.site),
             evidence=tokens.to_json() | {"ignore_index": loss.ignore_index, "share": share},
             severity="warning",
-            fixes=(f"Leave it out of the loss: `ignore_index={label}`, or set the labels of the padding to -100.",),
+            fixes=(
+                f"Exclude the padding from the loss: `ignore_index={label}`, or set the labels of the padding to -100.",
+            ),
         )
     return None
 

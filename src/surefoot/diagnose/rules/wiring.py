@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -26,8 +27,8 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
             return Claim(
                 0.97,
                 f"At {len(left)} of {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} still "
-                f"held the last step's gradient when backward ran at {site}: gradients pile up "
-                f"(norm {norms[0]:.3g} at first, {max(norms):.3g} at most)."
+                f"held the last step's gradient when backward ran at {site}: gradients accumulate (norm {norms[0]:.3g} "
+                f"at first, {max(norms):.3g} at most)."
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
                 step=1,
@@ -62,7 +63,7 @@ def no_update(run: RecordedRun) -> Claim | None:
             return Claim(
                 0.97,
                 f"zero_grad ran between backward and step at {held.zeroed_before_step} of {held.steps} steps of "
-                f"{held.type}: it steps on nothing.",
+                f"{held.type}: the step has no gradients.",
                 step=0,
                 where=(held.zero_site, held.site),
                 evidence={"zeroed_before_step": held.zeroed_before_step, "steps": held.steps},
@@ -106,7 +107,7 @@ def _never_moved(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"backward ran {run.facts.backwards} times at {site}, with gradients (norm {median(norms):.3g}), and "
-        f"{', '.join(p.label for p in looked[:4])} never changed by a bit: the updates do not reach them.",
+        f"{', '.join(p.label for p in looked[:4])} never changed: the updates do not reach them.",
         step=0,
         where=(site, *[p.label for p in looked[:4]]),
         evidence={"backwards": run.facts.backwards, "parameters": [p.label for p in looked], "changed": 0},
@@ -117,7 +118,7 @@ def _never_moved(run: RecordedRun) -> Claim | None:
 def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:
     return Claim(
         confidence,
-        f"{_named(held)} stepped {held.steps} times and none of its {len(mine)} parameters changed by a bit: {why}.",
+        f"{_named(held)} stepped {held.steps} times and none of its {len(mine)} parameters changed: {why}.",
         step=0,
         where=(held.site, *[p.label for p in mine[:3]]),
         evidence={"steps": held.steps, "parameters": len(mine), "changed": 0},
@@ -155,8 +156,9 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
     names = [p.label for p in lost]
     return Claim(
         0.95,
-        f"{len(lost)} parameters ({share:.0%} of all weights) get a gradient but are in no optimizer: "
-        f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}. They never change.",
+        f"{count_of(len(lost), 'parameter')} ({share:.0%} of all weights) {'get' if len(lost) > 1 else 'gets'} a "
+        f"gradient but {'are' if len(lost) > 1 else 'is'} in no optimizer, and will never change: "
+        f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}.",
         step=0,
         where=(site, *names[:6]),
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
@@ -247,7 +249,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         return Claim(
             0.95,
             f"backward at {crash.site} was called on a tensor without a graph"
-            + (f"; it was cut off by {cuts[-1].op} at {at}." if cuts else "."),
+            + (f"; it was detached by {cuts[-1].op} at {at}." if cuts else "."),
             step=run.steps,
             where=(str(crash.site), str(at)),
             evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
@@ -268,7 +270,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
             return None
         return Claim(
             0.5,
-            f"{len(dead)} parameters are used in the forward but the loss does not depend on them "
+            f"The forward pass uses {count_of(len(dead), 'parameter')} that the loss does not depend on "
             f"({', '.join(names[:4])}).",
             step=0,
             where=tuple(names[:6]),
@@ -277,12 +279,12 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         )
     return Claim(
         0.95 if cut.reaches_loss else 0.85,
-        f"{len(dead)} parameters ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}) take part in the forward and "
-        f"never get a gradient: {_cut_words(cut)} at {cut.site} cuts the graph behind them.",
+        f"The forward pass uses {count_of(len(dead), 'parameter')} without a gradient "
+        f"({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): {_cut_words(cut)} at {cut.site} cuts the graph.",
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
-        fixes=(f"Let the graph through at {cut.site}.",),
+        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
     )
 
 
@@ -326,8 +328,8 @@ def unregistered_parameters(run: RecordedRun) -> Claim | None:
     names = [p.label for p in lost]
     return Claim(
         0.96,
-        f"{len(lost)} tensors with a gradient sit in plain attributes of `{lost[0].model}` where parameters() does "
-        f"not see them: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}. No optimizer has them.",
+        f"Plain attributes of `{lost[0].model}` hold {count_of(len(lost), 'tensor')} with a gradient that parameters() "
+        f"does not return: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}. No optimizer updates them.",
         step=0,
         where=(*names[:6], run.optimizers[-1].site),
         evidence={"tensors": names[:50], "weights": _numel(lost)},
@@ -347,12 +349,12 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
         late = notes[-max(2, len(notes) // 4) :]
         if len(off) >= max(2, 0.2 * len(notes)) and all(_switched_off(n) for n in late):
             first = off[0]
-            parts = [f"{first.dropouts} dropouts"] * bool(first.dropouts)
-            parts += [f"{first.batchnorms} batch norms"] * bool(first.batchnorms)
+            parts = [count_of(first.dropouts, "dropout")] * bool(first.dropouts)
+            parts += [count_of(first.batchnorms, "batch norm")] * bool(first.batchnorms)
             return Claim(
                 0.95,
                 f"`{model}` is in eval mode (training=False) on steps that update its weights, from step "
-                f"{first.step} on: its {' and '.join(parts)} are inactive in {len(off)} of {len(notes)} passes "
+                f"{first.step} on: {' and '.join(parts)} inactive in {len(off)} of {len(notes)} passes "
                 "looked at.",
                 step=first.step,
                 where=(model, first.site),
@@ -380,12 +382,12 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
         return _evaluated_with_gradients(run, trained)
     first = hot[0]
-    parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
-    parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
+    parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
+    parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
     return Claim(
         0.9,
         f"`{first.model}` was evaluated without gradients at {first.site} but in training mode: "
-        f"{' and '.join(parts)} were active in {len(hot)} of {len(notes)} such passes, so the figures are noisy"
+        f"{' and '.join(parts)} active in {len(hot)} of {len(notes)} such passes, so the results are noisy"
         f"{' and the running statistics take in evaluation data' if first.batchnorms_on else ''}.",
         step=first.step,
         where=(first.model, first.site),
@@ -413,8 +415,8 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
     if sum(map(len, passes)) < 2 or any(_has_trained_rows(run, n) for calls in passes for n in calls):
         return None
     first = passes[0][0]
-    parts = [f"{first.dropouts_on} dropouts"] * bool(first.dropouts_on)
-    parts += [f"{first.batchnorms_on} batch norms"] * bool(first.batchnorms_on)
+    parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
+    parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
     return Claim(
         0.85,
         f"`{first.model}` was evaluated at {first.site} in training mode, with {' and '.join(parts)} active: "

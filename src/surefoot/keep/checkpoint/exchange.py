@@ -67,7 +67,7 @@ def load_whole(place: Path, which: str) -> Loaded:
         raise UsageError(f"--step must be 'latest', 'good', 'best' or the number of a step; got {which!r}.")
     found = load_first(place, which, reader)
     if found is None:
-        raise CheckpointError(f"no checkpoint in {place} is the {which} one; `surefoot checkpoints list` shows all.")
+        raise CheckpointError(f"there is no {which} checkpoint in {place}; `surefoot checkpoints list` lists all.")
     return found
 
 
@@ -85,7 +85,7 @@ def export_weights(loaded: Loaded, out: Path) -> FileFacts:
     models = loaded.tree.get("models") if isinstance(loaded.tree, dict) else None
     if not isinstance(models, list):
         raise UsageError(
-            "the checkpoint was not saved by a TrainingStabilizer, so that it is not known which of its tensors are "
+            "the checkpoint was not saved by a TrainingStabilizer, so it is not known which of its tensors are "
             "weights. Export the whole state, without --weights."
         )
     tensors = {
@@ -100,7 +100,7 @@ def export_weights(loaded: Loaded, out: Path) -> FileFacts:
 def _written(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> FileFacts:
     """Write a file under a hidden name, then rename it: it is whole or not there."""
     if os.path.lexists(out):
-        raise UsageError(f"{out} exists already. Give another name, or delete it first.")
+        raise UsageError(f"{out} already exists. Use another name, or delete it first.")
     hidden = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with HashedFile(hidden) as file:
@@ -121,8 +121,8 @@ def import_state(file: Path, folder: Path) -> Path:
     text = tensors.metadata().get(KEY)
     if text is None:
         raise UsageError(
-            f"{file} holds tensors and no training state: `surefoot checkpoints export` did not write it, or wrote it "
-            "with --weights. Weights alone are loaded with `model.load_state_dict(safetensors.torch.load_file(file))`."
+            f"{file} contains tensors but no training state: it was not written by `surefoot checkpoints export`, or "
+            "with --weights. To load only weights, use `model.load_state_dict(safetensors.torch.load_file(file))`."
         )
     with fault_of(file):
         rest = json.loads(text)
@@ -132,7 +132,7 @@ def import_state(file: Path, folder: Path) -> Path:
         tree = unflatten(rest["state"], tensors)
     place = folder / "checkpoints" / part_name(step, 0)
     if place.exists():
-        raise UsageError(f"{place} exists already. Give another folder, or delete it first.")
+        raise UsageError(f"{place} already exists. Use another folder, or delete it first.")
     facts: SaveFacts = {
         "quiet": known.get("quiet") is True,
         "reasons": [str(reason) for reason in known.get("reasons") or ()],
@@ -175,7 +175,9 @@ def verify_step(listing: CheckpointListing) -> VerifiedStep:
         for each in found:
             held = sum(prod(shard.layout.local_shape) for shard in each.shards())
             if held != prod(each.shape):
-                raise CheckpointError(f"its parts hold {held:,} of the {prod(each.shape):,} values of {each.name!r}.")
+                raise CheckpointError(
+                    f"its parts contain {held:,} of the {prod(each.shape):,} values of {each.name!r}."
+                )
         spread = len(found)
     except CheckpointError as error:
         return VerifiedStep(listing, str(error), size, spread)

@@ -43,10 +43,10 @@ class FailedSaves:
             self._next, self._pause = self.failures * GROWTH, self._pause * 2
         self._logged.add(kind)
         self._again_at = time.monotonic() + self._pause
-        many = f"; {self.failures:,} saves in a row have failed" if self.failures > 1 else ""
+        many = f"; {self.failures:,} consecutive saves have failed" if self.failures > 1 else ""
         message = (
             f"the checkpoint of step {step} could not be written to {place}: {error or type(error).__name__}{many}. "
-            f"Training goes on, earlier checkpoints are untouched, and it will be tried again. {age()}"
+            f"Training continues, earlier checkpoints are unchanged, and the save will be tried again. {age()}"
         )
         log.warning(message, exc_info=None if isinstance(error, OSError) else error)
         return message

@@ -81,7 +81,9 @@ class CheckpointListing:
         if missing := self.missing:
             return f"{part_name(self.step, missing[0], self.aside)}: the part of rank {missing[0]} is missing."
         if len({_number(each, "world_size", 1) for each in self.manifests.values()}) > 1:
-            return f"{part_name(self.step, 0, self.aside)}: its parts are of runs with different numbers of processes."
+            return (
+                f"{part_name(self.step, 0, self.aside)}: its parts come from runs with different numbers of processes."
+            )
         if len({str(each.facts.get("session")) for each in self.manifests.values()}) > 1:
             return f"{part_name(self.step, 0, self.aside)}: its parts were saved before and after a restart."
         return None
@@ -171,7 +173,7 @@ def make_evidence(path: Path, step: int, rank: int) -> None:
         path.rename(place)
         sync(path.parent)
     except OSError as error:
-        log.warning("surefoot: %s is of a step that was undone, and cannot be renamed: %s", path, error)
+        log.warning("surefoot: %s belongs to a step that was undone, and cannot be renamed: %s", path, error)
 
 
 def last_number(folder: Path) -> int:

@@ -61,8 +61,8 @@ class Reader:
         if count != self.world_size:
             raise CheckpointError(
                 f"{part_name(listing.step, 0)}: it was saved by {count} process(es) and this run has "
-                f"{self.world_size}; run as many, load a single part by its path, or the whole state with "
-                "`load(whole=True)`."
+                f"{self.world_size}. Start the same number, load a single part by its path, or load the whole state "
+                "with `load(whole=True)`."
             )
         for other, path in listing.paths.items():
             if other != self.rank:
@@ -100,13 +100,13 @@ def load_first(place: Path, which: str, reader: Reader, without: Collection[int]
             continue
         passed_over += [step for step in faults if step > each.step and step not in passed_over]
         for step in passed_over:
-            log.warning("checkpoint %s It is passed over; step %d is loaded instead.", faults[step], each.step)
+            log.warning("checkpoint %s It is skipped; step %d is loaded instead.", faults[step], each.step)
         return loaded
     if faults:
         found = " ".join(faults[step] for step in sorted(faults, reverse=True))
         raise CheckpointError(f"no checkpoint in {place} can be loaded: {found}")
     if steps:
-        log.warning("none of the %d checkpoints in %s is %s: none is loaded.", len(steps), place, _ASKED_FOR[which])
+        log.warning("none of the %d checkpoints in %s is %s, so none is loaded.", len(steps), place, _ASKED_FOR[which])
     return None
 
 

@@ -56,8 +56,8 @@ log = logging.getLogger("surefoot")
 Which = Literal["latest", "good", "best"]
 
 _CLOCKS_DIFFER = (
-    "`every_minutes` cannot be used with several processes: their clocks would have them save different steps, and "
-    "none would be whole. Use `every_steps`, or call `save` when all ranks have agreed to."
+    "`every_minutes` cannot be used with several processes: their clocks differ, so they would save different steps "
+    "and no checkpoint would be complete. Use `every_steps`, or call `save` on all ranks at the same step."
 )
 
 
@@ -250,9 +250,9 @@ class CheckpointManager:
         """Raise `UsageError` if another owner has been given this manager since: each would load the other's state."""
         if self._owner() is not owner:
             raise UsageError(
-                f"the CheckpointManager of {self.folder} was given to two TrainingStabilizers, and each would load "
-                "what the other one saved. Give it to one alone, with `also_save={'other': second}`, or make a "
-                "CheckpointManager with a folder of its own for each."
+                f"the CheckpointManager of {self.folder} was passed to two TrainingStabilizers, and each would load "
+                f"the state that the other saved. Pass it to one of them, with `also_save={'other': second}`, or "
+                "create a CheckpointManager with its own folder for each."
             )
 
     def claim(self) -> None:
@@ -431,15 +431,15 @@ def _check_settings(
     require(
         (rank is None) == (world_size is None) and (rank is None or 0 <= rank < (world_size or 0)),
         f"`rank` and `world_size` go together, with rank below world_size; got {rank!r} and {world_size!r}. "
-        "Leave both out to take them from torch.distributed.",
+        "Omit both to read them from torch.distributed.",
     )
 
 
 def _check_save(step: int, process: int, every_minutes: float | None, world_size: int) -> None:
     if os.getpid() != process:
         raise UsageError(
-            "this CheckpointManager was made in another process, before a fork, and two would write the same "
-            "files. Make it in the process that saves."
+            "this CheckpointManager was created in another process, before a fork, and both processes would write the "
+            "same files. Create it in the process that saves."
         )
     if type(step) is not int or not 0 <= step < 10**18:
         raise UsageError(f"`step` must be a whole number of at least 0; got {step!r}.")

@@ -130,6 +130,6 @@ class SavedParts:
         if not replicated:
             raise CheckpointError(
                 f"{self._listing.paths[0].name}: it was saved by {self.count} processes with a version of surefoot "
-                f"that did not store how tensors are spread over them. Run {self.count} processes once and save; that "
-                "checkpoint can be loaded by any number."
+                f"that did not store how tensors are divided. Start {self.count} processes once and save; any number "
+                "of processes can load that checkpoint."
             )

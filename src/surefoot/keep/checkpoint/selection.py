@@ -44,9 +44,8 @@ class CheckpointSelector:
         if not self._ranks.same(count):
             here = "none" if self._checkpoints is None else f"one for {count} process(es)"
             raise UsageError(
-                "every rank must be given the same `checkpoints`, since each saves its own part and all come back "
-                f"together; this rank has {here}, and another does not. Write "
-                "`checkpoints=CheckpointManager(folder)` on all ranks."
+                f"every rank needs the same `checkpoints`, because each saves its own part; this rank has {here}, and "
+                "another rank does not. Pass `checkpoints=CheckpointManager(folder)` on all ranks."
             )
 
     def load(self, which: Any) -> Loaded | None:
@@ -67,7 +66,7 @@ class CheckpointSelector:
             passed_over.add(step)
             if not isinstance(which, str):
                 raise CheckpointError(f"step {step} cannot be loaded on every rank: {_here(found)}")
-            log.warning("surefoot: step %d is passed over, since not every rank can load it: %s", step, _here(found))
+            log.warning("surefoot: step %d is skipped, because not every rank can load it: %s", step, _here(found))
 
     def load_here(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
         """What this rank finds, as it needs it; or why it cannot be loaded."""
@@ -88,8 +87,8 @@ class CheckpointSelector:
         here = f"step {found.step}" if found is not None else "none"
         tried = f", and {sorted(passed_over)} cannot be read by all" if passed_over else ""
         raise CheckpointError(
-            f"the ranks do not find the same checkpoints: this one finds {here}{tried}. Another rank may say more in "
-            "its own output. All of them must be given one folder, on a disk that they share."
+            f"the ranks do not find the same checkpoints: this one finds {here}{tried}. See the output of the other "
+            "ranks. All ranks must use one folder on a shared disk."
         )
 
 
@@ -100,4 +99,4 @@ def _raised_or_given(found: Loaded | CheckpointError | None) -> Loaded | None:
 
 
 def _here(found: object) -> str:
-    return str(found) if isinstance(found, Exception) else "another rank says why in its own output."
+    return str(found) if isinstance(found, Exception) else "see the output of the other ranks for the reason."

@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     with _opened(path) as descriptor:
         if os.fstat(descriptor).st_size > LARGEST_MANIFEST:
-            raise _fault(path, f"it is larger than {LARGEST_MANIFEST:,} bytes, which no manifest is")
+            raise _fault(path, f"it is larger than {LARGEST_MANIFEST:,} bytes, so it is not a manifest")
     manifest = _parsed(path, b"".join(_read_chunks(path)))
     for name in (TENSORS, STATE):
         with _opened(folder / name) as descriptor:
@@ -294,7 +294,7 @@ def _parsed(path: Path, text: bytes) -> Manifest:
     except (ValueError, RecursionError):
         whole = False
     if not whole:
-        raise _fault(path, "its own checksum does not fit, so its content has changed")
+        raise _fault(path, "its own checksum does not match, so its content has changed")
     if not _well_formed(content):
         raise _fault(path, "it lacks an entry, or has one of the wrong kind")
     return Manifest(**content)
@@ -350,4 +350,6 @@ def _fault(path: Path, what: str) -> CheckpointError:
 def _pickled(start: bytes) -> str:
     """A hint for files that torch.save or pickle wrote."""
     looks = start[:1] == b"\x80" or start[:2] == b"PK"
-    return "; it looks like a pickle, which surefoot never loads, since loading one runs what it says" if looks else ""
+    return (
+        "; it looks like a pickle, which surefoot never loads, because loading a pickle can run code" if looks else ""
+    )

@@ -171,7 +171,9 @@ class Flattened:
         """The JSON value for one value of the state."""
         kind = type(value)
         if len(path) > DEEPEST:
-            raise UsageError(f"{_spell(path[:4])}… is nested more than {DEEPEST} levels deep: does it hold itself?")
+            raise UsageError(
+                f"{_spell(path[:4])}… is nested more than {DEEPEST} levels deep. Check whether it contains itself."
+            )
         if kind in _SCALARS:
             return _SCALARS[kind](value)
         if kind is list:
@@ -205,7 +207,7 @@ class Flattened:
     def _pair(self, key: Any, value: Any, path: Path) -> list[Any]:
         if isinstance(key, (Tensor, np.ndarray)):
             raise UsageError(
-                f"{_spell(path)} has tensors as keys, which have no name to be saved under. Save "
+                f"{_spell(path)} has tensors as keys, which cannot be saved by name. Save "
                 "`optimizer.state_dict()` and `model.state_dict()`, not the objects' own dictionaries."
             )
         inside = (*path, str(key))

@@ -139,7 +139,7 @@ class CheckpointWriter:
             self.wait()
             return True
         if self.is_busy:
-            log.debug("a checkpoint was due, but the one before is still being written: it is saved after that.")
+            log.debug("a checkpoint is due, but the previous one is still being written; it will be saved after that.")
             return False
         return time.monotonic() >= self._not_before
 
@@ -247,8 +247,8 @@ class CheckpointWriter:
         """Warn once that what is saved is not finite, until it is again: the run itself may not notice."""
         if not facts["finite"] and not self._warned_broken:
             log.warning(
-                "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart goes back "
-                "to an older one. Later ones that are not are not told.",
+                "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart uses an "
+                "older one. Further ones are not reported.",
                 step,
                 ", ".join(facts["broken"][:3]),
             )
@@ -256,7 +256,7 @@ class CheckpointWriter:
 
     def _warn_if_vanished(self) -> None:
         if self._folder_seen and not self._place.exists():
-            message = f"{self._place} has vanished with the checkpoints in it; it is made anew."
+            message = f"{self._place} was deleted with the checkpoints in it; it is created again."
             self.failed_saves.warn_once("vanished", message)
 
     def _warn_if_shared(self, place: Path) -> None:
@@ -284,8 +284,8 @@ class CheckpointWriter:
             self._warned_missing_parts = True
             self.failed_saves.warn_once(
                 "alone",
-                f"no checkpoint is whole: the parts of ranks {lacking[0].missing[:8]} never came. Every rank must call "
-                "`save`; where rank 0 alone saves, give the CheckpointManager `rank=0, world_size=1`.",
+                f"no checkpoint is complete: the parts of ranks {lacking[0].missing[:8]} are missing. Every rank must "
+                "call `save`; if only rank 0 saves, use `CheckpointManager(..., rank=0, world_size=1)`.",
             )
 
 
@@ -303,11 +303,11 @@ def newest_good_age(place: Path, step: int) -> str:
     except OSError:
         good = []
     if not good:
-        return "There is no good checkpoint: a restart begins anew."
+        return "There is no good checkpoint: a restart starts from step 0."
     saved_at = datetime.fromisoformat(good[0].first.saved_at)
     seconds = max(0.0, (datetime.now(timezone.utc) - saved_at).total_seconds())
     steps = f"{step - good[0].step:,} steps and " if step > good[0].step else ""
-    return f"The newest good checkpoint is of step {good[0].step}, {steps}{duration(seconds)} ago."
+    return f"The newest good checkpoint is from step {good[0].step}, {steps}{duration(seconds)} ago."
 
 
 def duration(seconds: float) -> str:

@@ -219,7 +219,7 @@ class DataPosition:
         return next((saved for saved in self._target["open"] if saved["number"] == number), None)
 
     def _pass_over(self, number: int, after_positioning: Callable[[], None] | None) -> None:
-        log.info("pass %d over the data was complete when the state was saved: nothing is left of it.", number + 1)
+        log.info("pass %d over the data was complete when the state was saved; it is skipped.", number + 1)
         assert self._target is not None
         if self._target["quiet"] and number == self._target["started"] - 1:
             self._reach(after_positioning)
@@ -306,17 +306,17 @@ class FollowedPasses:
         """Why the batches cannot be drawn once more; `None` if they can."""
         current = self.current
         if current is None or self._loader is None:
-            return "the data are at their end"
+            return "the data has ended"
         kind = current.loader["kind"]
         if kind != "stateful" and kind != "map" and not isinstance(self._loader, (list, tuple, range)):
             return (
-                f"a {current.loader['type']} cannot begin in the middle; a DataLoader over a map-style data set can, "
-                "and a loader with state_dict(), such as torchdata's StatefulDataLoader"
+                f"a {current.loader['type']} cannot start in the middle; use a DataLoader over a map-style data set, "
+                "or a loader with state_dict(), such as torchdata's StatefulDataLoader"
             )
         if current.untracked_workers:
             return "the loader's workers were started before `resume(loader)` was first called"
         if current.loader["workers"] > 0 and not current.loader["in_order"]:
-            return "with in_order=False it is not known which batches are out"
+            return "with in_order=False it is not known which batches were returned"
         shared = {*current.shared, *(current.watch.shared if current.watch else ())}
         if shared:
             return f"the sampler and the training loop draw from the same random stream ({', '.join(sorted(shared))})"

@@ -101,31 +101,30 @@ def warn_of_differences(
     different = [name for name in there if here.get(name) != there[name]]  # older states have fewer entries
     if "replicas" in different and _can_share(now, then) and set(different) <= {"replicas", "length"}:
         different = []
-        log.info("surefoot: %d ranks share the rows that %d ranks did.", now["replicas"], then["replicas"])
+        log.info("surefoot: %d ranks now share the rows of %d ranks.", now["replicas"], then["replicas"])
     if different:
         both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
         said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
     if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
-        said.append(f"going on after {skip} batches of the new size, about the same number of samples")
+        said.append(f"continuing after {skip} batches of the new size, about the same number of samples")
     elif again:
         said.append(
             f"{count} batches on {then['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
-            f"of the samples that were drawn come again, from batch {skip} on"
+            f"of the samples are repeated, from batch {skip} on"
         )
     if now["workers"] != then["workers"]:
-        said.append("the random streams of the workers start anew")
+        said.append("the random streams of the workers start again")
     elif untracked_workers:
         said.append(
             "the workers were started before `resume(loader)` was first called, so random numbers drawn in them do not "
-            "go on exactly; call it before any other iteration over a loader with persistent workers"
+            "continue exactly; call it before any other iteration over a loader with persistent workers"
         )
     if not now["in_order"] and now["workers"] > 0:
-        said.append("with in_order=False it is not known which batches are out: some may come twice or never")
+        said.append("with in_order=False it is not known which batches were returned: some may be repeated or skipped")
     if shared:
         said.append(
-            f"what yields the data and the training loop drew from the same stream ({', '.join(shared)}) in "
-            "turns; if the order depends on that, it is another one from here on: give the sampler or the data set a "
-            "generator of its own"
+            f"the data and the training loop use the same random stream ({', '.join(shared)}). If the order of the "
+            "data depends on it, it differs from here on: use a separate generator for the sampler or the data set"
         )
     if said:
         log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(said))

@@ -215,8 +215,8 @@ def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     """Consume what was handed out before."""
     if skip:
         log.warning(
-            "moving past %d batches of %s by loading them again: it has no way to begin in the middle. "
-            "A loader with state_dict() would, such as torchdata's StatefulDataLoader.",
+            "resuming: re-reading %d batches, because a %s cannot start in the middle. Use a loader with state_dict(), "
+            "such as torchdata's StatefulDataLoader, to avoid this.",
             skip,
             current.loader["type"],
         )
@@ -224,5 +224,5 @@ def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     iterator = _iterate(loader, current, skip)
     seconds = time.monotonic() - began
     if seconds > SLOW_SECONDS:
-        log.warning("moving past %d batches took %.0f s.", skip, seconds)
+        log.warning("resuming: re-reading %d batches took %.0f s.", skip, seconds)
     return iterator

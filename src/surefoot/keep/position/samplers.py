@@ -108,5 +108,6 @@ class FollowedIndices:
             except StopIteration:
                 raise UsageError(
                     f"the saved position is after batch {skip} of the pass, but the loader ends after {done}: it is "
-                    "not the one the state was saved with. Give `resume` that one, or start without the saved state."
+                    "not the loader that the state was saved with. Pass that loader to `resume`, or start without the "
+                    "saved state."
                 ) from None
