@@ -211,7 +211,7 @@ _DONE: dict[Action, str] = {
     "roll_back": "back to an earlier state, learning rate cut",
     "repeat": "back to an earlier moment, steps repeated",
     "reset_moments": "optimizer state cleared, learning rate cut",
-    "take_back": "the return was taken back",
+    "take_back": "the return was undone",
     "halt": "halted",
 }
 

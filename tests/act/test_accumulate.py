@@ -289,7 +289,7 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused_with_the_way_out(wei
 def test_a_window_half_weighted_is_refused(weights):
     window = AccumulationWindow(2)
     taken(window, torch.tensor(1.0), weights[0])
-    with pytest.raises(sf.UsageError, match="give it to all of them or to none"):
+    with pytest.raises(sf.UsageError, match="pass it for all of them or for none"):
         taken(window, torch.tensor(1.0), weights[1])
 
 

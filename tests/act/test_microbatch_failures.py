@@ -26,7 +26,7 @@ def test_a_backward_that_fails_half_way_leaves_nothing_behind():
         stabilizer.run_microbatches(loss_of(model), rows(8, 1))
     assert_equal(gradients(model), before)
     assert model[2].tried[-4:] == [8, 4, 2, 1]
-    assert "cut down to one row" in "".join(getattr(caught.value, "__notes__", ["cut down to one row"]))
+    assert "divided down to one row" in "".join(getattr(caught.value, "__notes__", ["divided down to one row"]))
     assert stabilizer.steps == 0
     model[2].fits = 100
     stabilizer.run_microbatches(loss_of(model), rows(8, 1))  # the window goes on as if nothing had been
@@ -112,7 +112,7 @@ def test_batch_norm_in_pieces_is_warned_about_once(caplog):
             stabilizer.step()
     assert [i.kind for i in stabilizer.incidents] == ["memory.split", "memory.split-batch-norm"]
     assert len(caplog.records) == 2
-    assert "8 rows are run in 2 pieces of 4" in caplog.text
+    assert "8 rows run in 2 pieces of at most 4" in caplog.text
     evaluated = nn.Sequential(nn.BatchNorm1d(5), Scarce(4), nn.Linear(5, 3))
     evaluated[0].eval()
     stabilizer = stabilized(evaluated)

@@ -40,8 +40,8 @@ def two_old_versions():
 @pytest.mark.parametrize(
     ("found", "way_out"),
     [
-        (4, "A newer surefoot wrote it: use that version or a later one"),
-        (1, "An older surefoot wrote it: use the version that did"),
+        (4, "It was written by a newer version of surefoot: use that version or a later one"),
+        (1, "It was written by an older version of surefoot: use that version"),
         (0, "not a version number"),
         (-1, "not a version number"),
         (True, "not a version number"),
@@ -233,7 +233,7 @@ def test_every_format_that_is_read_again_is_tried():
 def test_a_newer_version_is_refused_with_one_clear_error(known, tmp_path):
     for message in READ_AGAIN[known.name](tmp_path):
         assert f"is of {known.key} {known.version + 1}; this surefoot reads {known.key} {known.readable}. " in message
-        assert "A newer surefoot wrote it: use that version or a later one." in message
+        assert "It was written by a newer version of surefoot: use that version or a later one." in message
 
 
 def test_a_live_page_shows_the_error_in_its_place(tmp_path):

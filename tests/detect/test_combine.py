@@ -241,7 +241,7 @@ def test_a_detector_that_fails_is_left_out_with_one_warning(
     train(model, stabilizer)
     assert differences(everything(model, optimizer), bare()) == []
     [warning] = caplog.records
-    assert f"step 5: the detector Failing(at=5, how={how!r}) failed and is left out" in warning.getMessage()
+    assert f"step 5: the detector Failing(at=5, how={how!r}) failed and is disabled" in warning.getMessage()
 
 
 @pytest.mark.parametrize("decide_on", ["host", "device"])

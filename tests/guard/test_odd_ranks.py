@@ -29,8 +29,8 @@ def test_a_guarded_run_is_bitwise_the_bare_one_and_refuses_together(ranks, tmp_p
 def test_what_cannot_be_guarded_is_refused_with_the_way_out(ranks, tmp_path):
     assert ranks.play(scenarios.refusals, tmp_path) == [0, 0]
     for said in results(tmp_path):
-        assert "`checkpoints` and `recovery` cannot keep it" in said["zero and checkpoints"]
-        assert "`checkpoints` and `recovery` cannot keep it" in said["zero and recovery"]
+        assert "`checkpoints` and `recovery` cannot store it" in said["zero and checkpoints"]
+        assert "`checkpoints` and `recovery` cannot store it" in said["zero and recovery"]
         assert "use_error_feedback=True, warm_start=True" in said["power"]
         assert said["plain power"] == ""
         assert "bf16_compress_hook" in said["power later"]

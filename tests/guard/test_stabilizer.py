@@ -667,7 +667,7 @@ def test_steps_out_of_order_are_refused():
 def test_weights_on_some_microbatches_only_are_refused():
     net, _, stabilizer = guarded(accumulate=2)
     stabilizer.backward(net(torch.randn(4, 16)).square().mean(), weight=4)
-    with pytest.raises(sf.UsageError, match="give it to all of them or to none"):
+    with pytest.raises(sf.UsageError, match="pass it for all of them or for none"):
         stabilizer.backward(net(torch.randn(4, 16)).square().mean())
 
 

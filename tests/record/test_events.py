@@ -58,7 +58,7 @@ def test_a_flood_of_events_is_a_few_thousand_lines_with_their_count(tmp_path):
         ("drops", "nonfinite"): 2,
     }
     assert max(each.evidence.get("count", 0) for each in events if each.event == "skip") == 200_000
-    assert events[1000].summary == "more than 1,000 of `skip` (nonfinite): from here on only some are written"
+    assert events[1000].summary == "more than 1,000 of `skip` (nonfinite): only some of the further ones are written"
     assert events[-1].evidence == {"of": "skip", "count": 200_005}
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_a_folder_that_is_no_incident_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no incident"):
+    with pytest.raises(UsageError, match="is not an incident"):
         replay(tmp_path, script="train.py")
 
 

@@ -52,4 +52,4 @@ def test_a_stabilizer_of_a_continued_run_applies_what_it_would_have_refused() ->
 def test_an_incident_that_cannot_be_read_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(order={"incident": str(tmp_path), "follow": 3}, problem="")
     assert continue_from_incident(run)
-    assert "is no incident" in run.problem
+    assert "is not an incident" in run.problem

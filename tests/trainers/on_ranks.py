@@ -23,7 +23,9 @@ class Warned(logging.Handler):
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.messages += [part for part in ("start anew", "no recovery") if part in record.getMessage()]
+        self.messages += [
+            part for part in ("start without history", "recovery is disabled") if part in record.getMessage()
+        ]
 
 
 def train(folder: Path, name: str, resume: str | None = None, **options: Any) -> Any:

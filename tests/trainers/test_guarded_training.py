@@ -64,7 +64,7 @@ def test_a_state_is_written_into_the_folder_of_a_checkpoint_and_read_again(tmp_p
     assert again.steps == 1
     assert caplog.text == ""
     load_from(again, tmp_path / "nothing")
-    assert "start anew" in caplog.text
+    assert "start without history" in caplog.text
     (tmp_path / "file").write_text("")
     save_into(again, tmp_path / "file")  # no folder, and no error
     assert "was not saved" in caplog.text
@@ -74,7 +74,7 @@ def test_a_state_is_written_into_the_folder_of_a_checkpoint_and_read_again(tmp_p
 def test_recovery_is_left_out_where_copies_do_not_fit(monkeypatch, caplog):
     monkeypatch.setattr("surefoot.trainers.guarded_training.SHARE_OF_HOST", 0.0)
     assert built()[2] is not None
-    assert "there is no recovery" in caplog.text
+    assert "recovery is disabled" in caplog.text
 
 
 def test_recovery_is_for_one_optimizer():

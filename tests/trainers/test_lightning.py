@@ -330,7 +330,7 @@ def test_a_checkpoint_after_training_has_the_state_and_a_second_fit_does_not_mis
     resumed = StabilizerCallback()
     train(tmp_path, resumed, resume=tmp_path / "end.ckpt", epochs=2)
     assert guard_of(resumed).steps == 80
-    assert "start anew" not in caplog.text
+    assert "start without history" not in caplog.text
 
 
 def test_a_callback_that_has_trained_can_be_sent_to_another_process(tmp_path):

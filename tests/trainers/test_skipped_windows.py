@@ -202,7 +202,7 @@ def test_a_checkpoint_is_loaded_whether_or_not_it_was_saved_with_the_guard(tmp_p
         with caplog.at_level(logging.WARNING):
             accelerator.load_state(tmp_path / first)
         assert torch.equal(model.weight, again.weight)
-        assert caplog.text.count("start anew") == (second == "guard")
+        assert caplog.text.count("start without history") == (second == "guard")
         adapter.end(accelerator)
 
 

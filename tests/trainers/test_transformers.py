@@ -364,7 +364,7 @@ def test_the_last_checkpoint_is_found_and_its_state_continued(tmp_path, caplog):
     callback = StabilizerCallback(tmp_path / "run")
     train(tmp_path, callback, resume=True, max_steps=14, **settings)
     assert guard_of(callback).counts.items() >= {"steps": 14, "skipped": 1}.items()
-    assert "start anew" not in caplog.text
+    assert "start without history" not in caplog.text
 
 
 def test_evaluation_the_best_model_and_a_short_last_window_stay_bitwise(tmp_path):

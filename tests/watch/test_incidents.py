@@ -219,7 +219,7 @@ def test_a_forward_from_before_another_optimizers_step_is_said_to_be_out_of_reac
     facts = watched(tmp_path, run).facts
     assert facts["configuration"]["turn"]["optimizer"] == 1, "the loss reaches both, and it is the other's turn"
     assert facts["configuration"]["turn"]["after"] == 0
-    assert any("the forward of maker (Linear) was run before another" in each for each in facts["inexact"])
+    assert any("the forward pass of maker (Linear) ran before another" in each for each in facts["inexact"])
 
 
 def test_a_disk_that_fails_costs_one_incident_and_a_later_one_is_kept(watch):

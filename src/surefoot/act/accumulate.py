@@ -111,7 +111,8 @@ class AccumulationWindow:
             )
         if self.loss_sum is not None and self.weighted != (weight is not None):
             raise UsageError(
-                "one microbatch of this window has a `weight` and another has none; give it to all of them or to none."
+                "one microbatch of this window has a `weight` and another has none; pass it for all of them or for "
+                "none."
             )
 
     @property

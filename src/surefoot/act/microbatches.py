@@ -132,7 +132,7 @@ class Split:
 
     def __str__(self) -> str:
         because = f": {self.why}" if self.why else ", the size that is known to fit"
-        return f"{self.rows} rows are run in {self.pieces} pieces of {self.largest} at most{because}"
+        return f"{self.rows} rows run in {self.pieces} pieces of at most {self.largest}{because}"
 
     def evidence(self) -> dict[str, int | str]:
         """The numbers of it."""
@@ -272,7 +272,9 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
         if not is_out_of_memory(error):
             kept.add_back()
             if rows < total_rows:
-                _note(error, f"surefoot: in a piece of {rows} of {total_rows} rows, since more did not fit in memory.")
+                _note(
+                    error, f"surefoot: in a piece of {rows} of {total_rows} rows, because more did not fit into memory."
+                )
             raise
         failure = f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}{_in_use()}"
         kept.put_back()
@@ -282,7 +284,7 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
                 "in place. Write into a copy, such as `x = x / 255` for `x /= 255`."
             ) from error
         if rows == 1:
-            _note(error, f"surefoot: the batch of {total_rows} rows was cut down to one row, and that did not fit.")
+            _note(error, f"surefoot: the batch of {total_rows} rows was divided down to one row, which did not fit.")
             raise
         _clear_frames(error)
     else:

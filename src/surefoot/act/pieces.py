@@ -27,7 +27,7 @@ from surefoot.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_WAY_OUT = "Leave what belongs to no row out of `batch`: the loss function can read it from around it."
+_WAY_OUT = "Remove values that do not belong to a row from `batch`; the loss function can use them as a closure."
 
 
 def count_rows(batch: Any) -> int:
@@ -37,7 +37,7 @@ def count_rows(batch: Any) -> int:
     sizes = sizes or Counter(_list_lengths(batch))
     if not sizes:
         raise UsageError(
-            f"`batch` has nothing to cut into pieces; got {_describe(batch)}. Expected a tensor, or tuples, lists or "
+            f"`batch` has nothing to divide; got {_describe(batch)}. Expected a tensor, or tuples, lists or "
             "dictionaries of tensors whose first dimension is the batch."
         )
     (rows, votes), *others = sizes.most_common(2)
@@ -47,7 +47,7 @@ def count_rows(batch: Any) -> int:
             f"got {_describe(batch)}. {_WAY_OUT}"
         )
     if rows == 0:
-        raise UsageError(f"`batch` has no rows; got {_describe(batch)}. Leave empty batches out.")
+        raise UsageError(f"`batch` has no rows; got {_describe(batch)}. Skip empty batches.")
     return rows
 
 

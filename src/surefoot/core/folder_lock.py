@@ -181,8 +181,8 @@ def _message(folder: str, what: str, descriptor: int) -> str:
         owner = ""
     files = "a run log" if what == "log" else what
     return (
-        f"another process is writing {files} into {folder}: {owner or 'its name is not known'}. Two in one folder "
-        "would mix their files. Stop that process, or use another folder."
+        f"another process is writing {files} into {folder}: {owner or 'its name is not known'}. Two processes in one "
+        "folder would overwrite each other's files. Stop that process, or use another folder."
     )
 
 

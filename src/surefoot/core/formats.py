@@ -61,11 +61,11 @@ class Format:
         if known and self.oldest <= found <= self.version:
             return ""
         if known and found > self.version:
-            way_out = "A newer surefoot wrote it: use that version or a later one"
+            way_out = "It was written by a newer version of surefoot: use that version or a later one"
         elif known and found > 0:
-            way_out = "An older surefoot wrote it: use the version that did"
+            way_out = "It was written by an older version of surefoot: use that version"
         else:
-            way_out = "That is not a version number: it is damaged, or surefoot did not write it"
+            way_out = "This is not a version number: the file is damaged, or surefoot did not write it"
         return f"is of {self.key} {found!r:.20}; this surefoot reads {self.key} {self.readable}. {way_out}"
 
     def check(self, found: Any, what: str, error: type[Exception] = UsageError) -> None:

@@ -63,9 +63,9 @@ def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
     if root.ndim == 1:
         return root.get_group()  # type: ignore[no-any-return]
     raise UsageError(
-        f"the model lies on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} "
-        "dimensions, and there is no process group of exactly these to agree in. Make the mesh of all processes, or "
-        "of one dimension."
+        f"the model is on a mesh of {root.size()} of the {dist.get_world_size()} processes, in {root.ndim} "
+        "dimensions, and there is no process group of exactly these processes. Use a mesh of all processes, or of one "
+        "dimension."
     )
 
 

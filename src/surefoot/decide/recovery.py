@@ -305,19 +305,17 @@ class TrainingRecovery:
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         """The loss of the earlier weights is as high: it is the data."""
         state = self.decline(state)
-        reason = "the loss of the earlier weights is just as high, so the data have changed and not the model"
+        reason = "the loss of the earlier weights is equally high, so the data has changed and not the model"
         return state, self._decision("take_back", state, reason)
 
     def _reason(self, state: RecoveryState, broken: bool) -> str:
         if broken:
             return "the weights are not finite"
         if state.tried:
-            return "the state returned to is no better"
+            return "the restored state is no better"
         if state.refused >= self.patience_refused:
-            return f"{state.refused} steps in a row were refused"
-        return (
-            f"the loss was above what the run had reached in {state.unhealthy} steps, and did not settle between them"
-        )
+            return f"{state.refused} consecutive steps were refused"
+        return f"the loss was above its earlier level in {state.unhealthy} steps, and did not recover between them"
 
     def cut(self, state: RecoveryState) -> float:
         """What the learning rate is multiplied by."""

@@ -32,7 +32,7 @@ def check_can_part(models: Sequence[nn.Module]) -> None:
         reason = _why_in_step(model)
         if reason:
             raise UsageError(
-                f"`run_microbatches` lets each rank cut its batch as it must, and {reason}. Use smaller batches with "
+                f"`run_microbatches` divides the batch of each rank separately, but {reason}. Use smaller batches with "
                 "`accumulate`, or activation checkpointing."
             )
 
@@ -49,7 +49,7 @@ def _why_in_step(model: nn.Module) -> str:
             return "`SyncBatchNorm` is a collective within the forward"
         if isinstance(module, DistributedDataParallel):
             if module is not model and not alone:
-                return "DDP lies inside of another module here, such as torch.compile's: compile first, then wrap"
+                return "DDP is inside another module, such as that of torch.compile: compile first, then wrap in DDP"
             if module.static_graph:
                 return "DDP was built with `static_graph=True`"
             if getattr(module, "_comm_hooks", None) or hasattr(module, "buffer_hook"):
@@ -117,8 +117,8 @@ def _agree_and_average(models: Sequence[DistributedDataParallel], average: bool)
         anyone_failed, *present = _exchange(model, failed=False)
         if anyone_failed:
             raise RankFailed(
-                "another rank failed in `run_microbatches` and says why in its own output. The gradients of this "
-                "window are dropped on every rank, and no step was taken."
+                "another rank failed in `run_microbatches`; see its output. The gradients of this window are discarded "
+                "on every rank, and no step was taken."
             )
         if average:
             used = [parameter for parameter, used in zip(_parameters(model), present, strict=True) if used]

@@ -39,13 +39,13 @@ def check_optimizer(optimizer: Any, keeps_states: bool) -> None:
     if getattr(optimizer, "_overlap_with_ddp", False):
         raise UsageError(
             "ZeroRedundancyOptimizer with `overlap_with_ddp=True` steps during backward, before surefoot can refuse "
-            "the step. Make it without `overlap_with_ddp`."
+            "the step. Create it without `overlap_with_ddp`."
         )
     if keeps_states:
         raise UsageError(
-            "ZeroRedundancyOptimizer has a share of its state on each rank and hands it out only after a collective, "
-            "so that `checkpoints` and `recovery` cannot keep it. Shard with `torch.distributed.fsdp.fully_shard` "
-            "instead, or leave both out and save with `consolidate_state_dict` yourself."
+            "ZeroRedundancyOptimizer divides its state over the ranks and returns it only after a collective, so "
+            "`checkpoints` and `recovery` cannot store it. Shard with `torch.distributed.fsdp.fully_shard` instead, or "
+            "remove both and save with `consolidate_state_dict` yourself."
         )
 
 
@@ -78,6 +78,6 @@ class SetupOfRanks:
                 raise UsageError(
                     "surefoot cannot guard a model inside `join()`: a rank that has run out of data answers the "
                     "collectives of DDP for the others, but not the one in which all ranks agree on a step. Give every "
-                    "rank as many batches: `DistributedSampler(..., drop_last=True)`, or without `drop_last`, which "
-                    "repeats a few rows."
+                    "rank the same number of batches: `DistributedSampler(..., drop_last=True)`, or without "
+                    "`drop_last`, which repeats a few rows."
                 )

@@ -168,7 +168,7 @@ class UserDetector:
             except Exception as error:
                 self._failed = True
                 log.warning(
-                    "surefoot: step %d: the detector %r failed and is left out from now on (%s: %s); training goes on.",
+                    "surefoot: step %d: the detector %r failed and is disabled (%s: %s); training continues.",
                     signals.step,
                     self._detector,
                     type(error).__name__,

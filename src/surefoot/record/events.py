@@ -61,7 +61,9 @@ class Flood:
             yield event
             return
         if count == WRITTEN_IN_FULL + 1:
-            yield _notice(event, f"more than {WRITTEN_IN_FULL:,} of {_said(kind)}: from here on only some are written")
+            yield _notice(
+                event, f"more than {WRITTEN_IN_FULL:,} of {_said(kind)}: only some of the further ones are written"
+            )
         self._silent[kind] += 1
         if count % 10 ** (len(str(count - 1)) - 3) == 0:
             self._silent[kind] = 0

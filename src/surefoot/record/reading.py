@@ -113,7 +113,7 @@ def _read(folder: Path, name: SegmentName, last: bool) -> tuple[pa.Table | None,
     except FileNotFoundError:
         if not last:
             raise
-        return None, f"{path.name}: vanished while it was read"
+        return None, f"{path.name}: was deleted while it was read"
     except OSError as error:
         return None, f"{path.name}: {error}"
 
@@ -121,13 +121,13 @@ def _read(folder: Path, name: SegmentName, last: bool) -> tuple[pa.Table | None,
 def _require_run_folder(path: Path) -> None:
     if is_run_folder(path):
         return
-    way_out = "Give the folder that `surefoot run --out` or `RunLog` was given."
+    way_out = "Pass the folder that was passed to `surefoot run --out` or `RunLog`."
     if not path.is_dir():
-        raise UsageError(f"{path} is no folder. {way_out}")
+        raise UsageError(f"{path} is not a folder. {way_out}")
     ranks = sorted(child.name for child in path.glob("rank*") if is_run_folder(child))
     if ranks:
-        way_out = f"It holds one run for each of {len(ranks)} ranks: load {path / ranks[0]}, for example."
-    raise UsageError(f"{path} is no run folder: it has none of {', '.join(_MARKS)}. {way_out}")
+        way_out = f"It contains one run for each of {len(ranks)} ranks: load {path / ranks[0]}, for example."
+    raise UsageError(f"{path} is not a run folder: it contains none of {', '.join(_MARKS)}. {way_out}")
 
 
 def _json(path: Path, known: Format, problems: list[str]) -> dict[str, object] | None:

@@ -152,7 +152,7 @@ class Store:
         if self._encoder.columns_left_out and not self._warned_columns:
             self._warned_columns = True
             log.warning(
-                "More than %d different names of signals were logged: further names are left out. "
-                "Use a few names, and let the step tell the rest.",
+                "More than %d different names of signals were logged: further names are ignored. Use fewer names; do "
+                "not put the step into a name.",
                 MOST_EXTRA_COLUMNS,
             )

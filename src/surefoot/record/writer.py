@@ -105,7 +105,7 @@ class Writer:
             self.room, self._closing = 0, True
             self._folder_lock.release()
             self._ended.set()
-            log.warning("The run log in %s cannot be written (%s); training goes on without it.", self.folder, error)
+            log.warning("The run log in %s cannot be written (%s); training continues without it.", self.folder, error)
 
     def has_room_for_event(self) -> bool:
         """Whether an event may wait although the queue is full of other things."""
@@ -134,7 +134,7 @@ class Writer:
         self.end_soon(timeout)
         self._wake.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(timeout):
-            log.warning("The run log in %s was not finished within %g s: it may lack its end.", self.folder, timeout)
+            log.warning("The run log in %s was not finished within %g s: its end may be missing.", self.folder, timeout)
 
     def _call_before_close(self) -> None:
         callbacks, self.before_close = self.before_close, []
@@ -172,7 +172,7 @@ class Writer:
             self._loop()
         except BaseException as error:  # a bug, or no memory: training must not notice more than this line
             what = f"{type(error).__name__}: {error}"
-            log.warning("The run log in %s has ended (%s); training goes on without it.", self.folder, what)
+            log.warning("The run log in %s has ended (%s); training continues without it.", self.folder, what)
         finally:
             self.room = 0
             self._folder_lock.release()
@@ -227,7 +227,7 @@ class Writer:
                 self.waiting.extend(("", message) for message in source.ask())
             except Exception as error:
                 self.sources.remove(source)
-                log.warning("%r failed and is not asked again: %s: %s", source.ask, type(error).__name__, error)
+                log.warning("%r failed and is no longer called: %s: %s", source.ask, type(error).__name__, error)
 
 
 class BatchBuilder:
@@ -300,7 +300,7 @@ class BatchBuilder:
         self._reported += lost
         self._report_at, self._report_pause = now + self._report_pause, min(self._report_pause * 2, 3600.0)
         summary = (
-            f"{lost:,} messages did not reach the log: they came faster than they could be written, or the disk failed"
+            f"{lost:,} messages were not logged: they arrived faster than they could be written, or the disk failed"
         )
         event = Event("drops", self._step, summary, time.time(), evidence={"dropped": lost})
         return replace(batch, events=[*batch.events, event])
@@ -337,7 +337,7 @@ class Disk:
             self._fail(loss.error)
         elif not self.works:
             self.works = True
-            log.info("The run log in %s is written again.", self._folder)
+            log.info("The run log in %s can be written again.", self._folder)
         return loss.messages
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class Disk:
         if self._store is not None and self._store.vanished():
             self._store.release()
             self._store = None
-            log.warning("The run log in %s has vanished; it is begun anew.", self._folder)
+            log.warning("The run log in %s was deleted; it is started again.", self._folder)
         if self._store is None:
             self._store = Store(self._folder, self._limits)
         return self._store
@@ -368,8 +368,8 @@ class Disk:
         if self.works:
             self.works = False
             log.warning(
-                "The run log in %s cannot be written (%s: %s). Training goes on; it is tried again every %g s, and "
-                "what is lost is counted.",
+                "The run log in %s cannot be written (%s: %s). Training continues; writing is tried again every %g s, "
+                "and lost rows are counted.",
                 self._folder,
                 type(error).__name__,
                 error,

@@ -328,8 +328,8 @@ class GuardedTraining:
         saved = state["guards"]
         if len(saved) != len(self.attachments):
             logger.warning(
-                "surefoot: the checkpoint has the state of %d guarded optimizers, and there are %d: the rules start "
-                "anew.",
+                "surefoot: the checkpoint has the state of %d guarded optimizers, and there are %d: the detectors "
+                "start without history.",
                 len(saved),
                 len(self.attachments),
             )
@@ -429,8 +429,8 @@ def _follow_zero_grad(
 def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
     if ours is not None:
         raise UsageError(
-            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Leave one "
-            "of them out."
+            f"{framework} {what}, and surefoot was given `clip={ours!r}`: gradients would be clipped twice. Remove one "
+            "of them."
         )
 
 
@@ -463,12 +463,14 @@ def load_from(training: GuardedTraining, checkpoint: Path) -> None:
             is_missing, problem = True, str(error)
     if is_missing:
         logger.warning(
-            "surefoot: %s has no state of the guard that can be read, so its rules start anew: %s", checkpoint, problem
+            "surefoot: %s has no readable state of the guard, so its detectors start without history: %s",
+            checkpoint,
+            problem,
         )
         return
     for attachment in training.attachments:
         if attachment.log is not None:
-            summary = f"goes on from the checkpoint of step {attachment.steps:,}"
+            summary = f"continues from the checkpoint of step {attachment.steps:,}"
             attachment.log.event("resume", attachment.steps, summary, evidence={"checkpoint": str(checkpoint)})
 
 
@@ -543,8 +545,9 @@ def _recovery(
     if not ranks.any(not _copies_fit(models, optimizers[0], recovery.keep)):  # on every rank, or on none
         return recovery
     logger.warning(
-        "surefoot: %d copies of the model and its optimizer state do not fit in memory, so that there is no recovery: "
-        "broken steps are skipped, and damaged weights stay. `recovery=sf.TrainingRecovery(keep=1)` asks for it.",
+        "surefoot: %d copies of the model and its optimizer state do not fit into memory, so recovery is disabled: bad "
+        "steps are still skipped, but damaged weights are not restored. To enable it anyway, pass "
+        "`recovery=sf.TrainingRecovery(keep=1)`.",
         recovery.keep,
     )
     return None

@@ -76,7 +76,9 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if self._saved is not None:
             training.load_state_dict(self._saved)
         elif trainer.ckpt_path is not None:
-            logger.warning("surefoot: the checkpoint has no state of the guard, so that its rules start anew.")
+            logger.warning(
+                "surefoot: the checkpoint has no state of the guard, so its detectors start without history."
+            )
         elif trainer.global_step and carried and self._trained() is pl_module:
             training.load_state_dict(carried)  # a second `fit` goes on where the first has ended
         self._saved, self._trained = None, weakref.ref(pl_module)
@@ -88,7 +90,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if self._options.clip is not None and trainer.gradient_clip_val:
             raise UsageError(
                 f"`gradient_clip_val={trainer.gradient_clip_val:g}` and `clip={self._options.clip!r}` would clip the "
-                "gradients twice. Leave `gradient_clip_val` out of the Trainer, or `clip` out of the callback."
+                "gradients twice. Remove `gradient_clip_val` from the Trainer, or `clip` from the callback."
             )
 
     def _follow_clipping(self, training: GuardedTraining, precision: Any) -> None:

@@ -134,8 +134,8 @@ class GuardedWorker:
                 save_into(self.training, Path(checkpoint.path))
             else:
                 logger.warning(
-                    "surefoot: the checkpoint %s is not on a file system of this machine, so that the state of the "
-                    "guard is not part of it: its rules start anew when the run is resumed.",
+                    "surefoot: the checkpoint %s is not on a file system of this machine, so it does not contain the "
+                    "state of the guard: its detectors start without history when the run is resumed.",
                     checkpoint.path,
                 )
         try:
@@ -157,8 +157,8 @@ def _run_folder(log: str | PathLike[str]) -> Path:
     if isinstance(storage.storage_filesystem, LocalFileSystem):
         return Path(storage.experiment_fs_path) / folder
     logger.warning(
-        "surefoot: the storage of this run is not on a file system of this machine, so that the log is written to %s. "
-        "Give an absolute path to have it elsewhere.",
+        "surefoot: the storage of this run is not on a file system of this machine, so the log is written to %s. To "
+        "write it elsewhere, pass an absolute path.",
         folder.absolute(),
     )
     return folder.absolute()

@@ -137,7 +137,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         if self._options.clip is not None and args.max_grad_norm:
             raise UsageError(
                 f"`max_grad_norm={args.max_grad_norm:g}` and `clip={self._options.clip!r}` would clip the gradients "
-                "twice. Set `max_grad_norm=0` in the training arguments, or leave `clip` out."
+                "twice. Set `max_grad_norm=0` in the training arguments, or remove `clip`."
             )
 
     def on_train_end(
@@ -248,4 +248,4 @@ def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | PathLike[str
             resumed_from = frame.f_locals.get("resume_from_checkpoint")
             return owner, resumed_from if isinstance(resumed_from, (str, PathLike)) else None
         frame = frame.f_back
-    raise UsageError("`StabilizerCallback` must be called by a `transformers.Trainer`: give it to one as a callback.")
+    raise UsageError("`StabilizerCallback` works only in a `transformers.Trainer`: pass it in `callbacks=[...]`.")

@@ -34,8 +34,8 @@ class WatchedEngine:
 
     def __init__(self, options: GuardOptions, engine: str, step: int = 0) -> None:
         logger.warning(
-            "surefoot: %s owns the optimizer step, so that steps are not guarded: the loss of each one is logged, and "
-            "broken steps are not skipped.",
+            "surefoot: %s runs the optimizer step itself, so steps are not guarded: losses are logged, but bad steps "
+            "are not skipped.",
             engine,
         )
         self._options = options

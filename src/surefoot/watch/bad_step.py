@@ -134,7 +134,7 @@ class BadStep:
         ]
         if earlier and self._found.after is not None:
             found.append(
-                f"the forward of {', '.join(earlier)} was run before another optimizer's step, and a replay begins "
+                f"the forward pass of {', '.join(earlier)} ran before another optimizer's step, and a replay starts "
                 "after that"
             )
         written = [name for name, buffer in other_buffers(models) if self._has_changed(buffer)]

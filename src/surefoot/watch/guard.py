@@ -208,7 +208,7 @@ class OptimizerGuard:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             at = f"from step {self._state.steps:,} on"
             self._not_guarded[f"optimizer {record.number + 1} ({record.type}) {at}"] = why
-            say(f"surefoot: --guard has ended for optimizer {record.number + 1} ({record.type}): {why}. Broken steps")
+            say(f"surefoot: --guard has ended for optimizer {record.number + 1} ({record.type}): {why}. Bad steps")
             say(f"  reach the weights {at}.")
             return None
 

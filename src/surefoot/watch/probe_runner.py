@@ -74,7 +74,7 @@ class ProbeRunner:
         except Unobservable as reason:  # later, when there is no other thread, it may be possible again
             if SOME_STEPS not in self.problems:
                 self.problems[SOME_STEPS] = str(reason)
-                say(f"surefoot: {SOME_STEPS} are not watched ({reason})")
+                say(f"surefoot: {SOME_STEPS} are not observed ({reason})")
             return None
         except Exception as error:
             self.switch_off(probe, error)

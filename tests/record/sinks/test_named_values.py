@@ -77,4 +77,4 @@ def test_texts_can_be_encoded_whatever_they_hold():
     assert encodable("a\udcffb").isascii()
     text = sentence(event(summary="NaN \udcff", cause="nonfinite", action="skip"))
     assert text.startswith("step 3: NaN ?")
-    assert text.endswith("(cause: nonfinite) Done about it: skip.")
+    assert text.endswith("(cause: nonfinite) Action: skip.")

@@ -84,7 +84,7 @@ def test_one_that_always_raises_is_warned_about_once_and_given_up_with_one_more_
     assert (sink.calls, sink.closed, runner.given_up, runner.dropped) == (4, 1, True, 21)
     first, last = caplog.messages
     assert "Raising failed (ValueError: the disk is on fire)" in first
-    assert "given up after 4 failures" in last
+    assert "disabled after 4 consecutive failures" in last
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(3), KeyboardInterrupt()])

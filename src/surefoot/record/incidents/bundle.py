@@ -44,7 +44,7 @@ NOT_FREE_TEXT = ("versions", "hardware", "switches", "fingerprints")
 """Words of torch and of the machine, compared with those of a replay. An environment variable that happens to say
 "x86_64" or "2.13.0" is no reason to take them out."""
 _ABOUT = {
-    "gradients": "the gradients of the step; their prints are there",
+    "gradients": "the gradients of the step; their fingerprints are included",
     "optimizer": "the optimizer's state; forward and backward can be run again without it",
     "buffers": "buffers that are not part of the model's state_dict",
     "models": "the weights; without them the step cannot be run again",

@@ -133,13 +133,13 @@ def _loss_print(loss: Tensor) -> Print:
 def faults_of(window: Window | None) -> list[str]:
     """Why a replay cannot be exact, as far as the notes tell."""
     if window is None or not window.microbatches:
-        return ["nothing was noted of the step: its batch and its random numbers are not known"]
+        return ["nothing was recorded for the step: its batch and its random numbers are not known"]
     found = []
     if not window.drew:
         inputs = any(each.calls for each in window.microbatches)
         found.append(
-            "no batch was seen: the data were not drawn from a DataLoader or from stabilizer.resume. What the model "
-            + ("was called with is there, its targets may not be" if inputs else "was called with is not known either")
+            "no batch was seen: the data did not come from a DataLoader or from stabilizer.resume. The inputs of the "
+            "model " + ("are included, its targets may not be" if inputs else "are not known either")
         )
     if any(seen.changed for each in window.microbatches for seen in _seen(each)):
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")
@@ -150,13 +150,13 @@ def faults_of(window: Window | None) -> list[str]:
         )
     dropped = sum(each.dropped for each in window.microbatches)
     if dropped:
-        found.append(f"the batches of the first {dropped} microbatches are not there: they are too large to be kept")
+        found.append(f"the batches of the first {dropped} microbatches are missing: they are too large to be kept")
     if window.began_before:
-        found.append("the step began before a restart: its first microbatches are not there")
+        found.append("the step began before a restart: its first microbatches are missing")
     if window.interrupted:
-        found.append("another optimizer stepped between the first forward of the step and its end")
+        found.append("another optimizer stepped between the first forward pass of the step and its end")
     if window.microbatches[0].streams is None and window.start is None:
-        found.append("where the random streams stood is not known")
+        found.append("the positions of the random streams are not known")
     return found
 
 

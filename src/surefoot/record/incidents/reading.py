@@ -54,9 +54,9 @@ def read_facts(folder: Path) -> IncidentFacts:
     if not path.is_file():
         inside = sorted(found.parent.name for found in folder.glob(f"incidents/*/{FACTS}")) if folder.is_dir() else []
         if inside:
-            raise UsageError(f"{folder} is a run folder; give one of its incidents: {folder}/incidents/{inside[0]}")
+            raise UsageError(f"{folder} is a run folder; pass one of its incidents: {folder}/incidents/{inside[0]}")
         raise UsageError(
-            f"{folder} is no incident: it has no {FACTS}. Expected a folder such as runs/exp1/incidents/000000123"
+            f"{folder} is not an incident: it has no {FACTS}. Expected a folder such as runs/exp1/incidents/000000123"
         )
     try:
         if path.stat().st_size > LARGEST_FACTS:

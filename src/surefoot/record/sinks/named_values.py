@@ -148,7 +148,7 @@ def sentence(event: Event) -> str:
     """One line of plain text about an event."""
     at = "" if event.step is None else f"step {event.step}: "
     cause = f" (cause: {event.cause})" if event.cause else ""
-    action = f" Done about it: {event.action}." if event.action else ""
+    action = f" Action: {event.action}." if event.action else ""
     return encodable(f"{at}{event.summary}{cause}{action}")
 
 

@@ -61,7 +61,7 @@ class SinkRunner:
             self._thread.start()
         except RuntimeError as error:  # the machine or the user may have no more threads
             self._queue.give_up()
-            log.warning("Nothing is sent to %s (%s); training and the run log go on.", self.name, error)
+            log.warning("Nothing is sent to %s (%s); training and the run log continue.", self.name, error)
 
     @property
     def dropped(self) -> int:
@@ -109,7 +109,7 @@ class SinkRunner:
         if self._thread.is_alive() and not self._warned_unfinished:
             self._warned_unfinished = True
             log.warning(
-                "%s did not finish in time and is left behind; %d rows and events were still waiting for it.",
+                "%s did not finish in time and is abandoned; %d rows and events were not sent.",
                 self.name,
                 self._queue.waiting,
             )
@@ -153,7 +153,7 @@ class SinkRunner:
         if not self._warned_failure:
             self._warned_failure = True
             log.warning(
-                "%s failed (%s: %s). It is tried again, %d times in a row at most; training and the run log go on.",
+                "%s failed (%s: %s). It is tried again, at most %d times in a row; training and the run log continue.",
                 self.name,
                 type(error).__name__,
                 error,
@@ -162,8 +162,8 @@ class SinkRunner:
         if self._failures >= self._attempts:
             self._queue.give_up()
             log.warning(
-                "%s is given up after %d failures in a row, the last one %s: %s. Nothing more is sent to it; training "
-                "and the run log go on.",
+                "%s is disabled after %d consecutive failures, the last one %s: %s. Nothing more is sent to it; "
+                "training and the run log continue.",
                 self.name,
                 self._failures,
                 type(error).__name__,
@@ -184,7 +184,7 @@ class SinkRunner:
             self._sink.close()
         except BaseException as error:
             if self._failures == 0:  # otherwise a failure was already logged
-                log.warning("%s failed as it was closed (%s: %s).", self.name, type(error).__name__, error)
+                log.warning("%s failed when it was closed (%s: %s).", self.name, type(error).__name__, error)
 
 
 def close_all(runners: Sequence[SinkRunner], timeout: float) -> None:

@@ -141,7 +141,7 @@ class WebhookSink:
         if not self._warned:
             self._warned = True
             log.warning(
-                "WebhookSink at %s: an alert was not delivered (%s); training goes on.%s",
+                "WebhookSink at %s: an alert was not delivered (%s); training continues.%s",
                 self._address.host,
                 trouble.words,
                 "" if trouble.is_final else f" It is tried {self._attempts} times.",
@@ -152,7 +152,10 @@ class WebhookSink:
         self._lost += count
         if self.undelivered == 0:
             log.warning(
-                "WebhookSink at %s: %d alerts were given up (%s). The run log has them.", self._address.host, count, why
+                "WebhookSink at %s: %d alerts were not delivered (%s). The run log contains them.",
+                self._address.host,
+                count,
+                why,
             )
         self.undelivered += count
         self._pending.clear()

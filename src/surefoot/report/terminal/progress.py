@@ -155,7 +155,7 @@ class ProgressSink:
                 if self._status is not None:
                     self._status.close()  # rows that no longer move would look like a run that no longer moves
             _logger.warning(
-                "progress is no longer shown (%s: %s); training goes on, and the run log is still written",
+                "progress is no longer shown (%s: %s); training continues, and the run log is still written",
                 type(error).__name__,
                 error,
             )

@@ -119,12 +119,12 @@ def watch(folder: str | Path, once: bool = False) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
     if sys.stdout is None:
-        raise UsageError("`surefoot watch` has nowhere to write to: its standard output is closed.")
+        raise UsageError("`surefoot watch` cannot write: its standard output is closed.")
     watcher = RunFollowerView(path)
     if once:
         watcher.read()
         if not watcher.has_begun:
-            raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it to begin.")
+            raise UsageError(f"no run at {path} yet. Without --once, `surefoot watch` waits for it.")
         watcher.print_view()
         return
     with suppress(KeyboardInterrupt), ended_by_signal():

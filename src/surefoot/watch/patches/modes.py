@@ -198,7 +198,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.state.sampled is not None and not watcher.state.sampled.hooks.has_any():
             watcher.state.sampled.hooks.note_compiled(args[0], args[1:], kwargs, result)
 
-    why_called = "what goes in and out of a compiled model; observed once there is one"
+    why_called = "the inputs and outputs of a compiled model; observed as soon as there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
     why = "after the first compilation no hook and no mode is installed, because compiled code depends on them"
     wrapping.add(torch, "compile", "looking", why, compiling, compiled)

@@ -23,10 +23,10 @@ def wrap_scaler(watcher: Watcher, wrapping: Hooks) -> None:
     """All calls of a gradient scaler that matter."""
     calls = _ScalerCalls(watcher)
     wrapping.after(GradScaler, "scale", "scaler", calls.scaled, "the loss before scaling, and the scale")
-    why = "whether gradients still carry the scale when clipped"
+    why = "whether gradients are still scaled when they are clipped"
     wrapping.after(GradScaler, "unscale_", "scaler", calls.unscaled, why)
     wrapping.add(GradScaler, "step", "scaler", "which steps are skipped", calls.before_step, calls.after_step)
-    wrapping.after(GradScaler, "update", "scaler", calls.updated, "how the scale moves")
+    wrapping.after(GradScaler, "update", "scaler", calls.updated, "how the scale changes")
 
 
 class _ScalerCalls:

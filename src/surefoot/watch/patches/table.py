@@ -23,5 +23,5 @@ def table(wrapping: Hooks) -> str:
     rows.append((f"{wrapper}.__init__", f"{OBSERVED} by `--guard`", WHY_REPLICAS))
     rows.append((f"{wrapper}._pre_forward", OBSERVED, WHY_WRAPPER))
     rows.extend((f"torch.distributed.{name}", OBSERVED, WHY_COLLECTIVES) for name in COLLECTIVES)
-    lines = ["| function | | what is learned |", "|---|---|---|"]
+    lines = ["| function | | what surefoot learns from it |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])
