@@ -34,7 +34,8 @@ def test_the_script_prints_what_the_page_shows(name, tmp_path):
 def test_a_killed_run_continues_and_prints_what_the_page_shows(tmp_path):
     page = SYMPTOMS / "killed-every-night.md"
     (script,), (printed, listed) = blocks(page, "python"), blocks(page, "text")
-    killed = script.replace("stabilizer.step()", "stabilizer.step(); stabilizer.steps == 170 and os.kill(os.getpid(), 9)")
+    kill = "stabilizer.steps == 170 and os.kill(os.getpid(), 9)"
+    killed = script.replace("stabilizer.step()", f"stabilizer.step(); {kill}")
     (tmp_path / "killed.py").write_text("import os\n" + killed)
     (tmp_path / "train.py").write_text(script)
     assert forked.run(["killed.py"], cwd=tmp_path).returncode == -9

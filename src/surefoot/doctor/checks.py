@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from surefoot.core.formats import EXAMINATION
 from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.doctor.notebook import html_of
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Finding
@@ -202,6 +203,9 @@ class Examination:
 
     def __repr__(self) -> str:
         return f"Examination({self.verdict})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)

@@ -36,6 +36,7 @@ from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keepe
 from surefoot.guard.persistence import LoopHooks, RunPersistence
 from surefoot.guard.run_actions import RunActions, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
+from surefoot.guard.run_summary import RunSummary
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults, settled
 from surefoot.guard.validation import check_settings, layout_of
@@ -44,7 +45,7 @@ from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.log import RunLog
-from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
+from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -491,15 +492,12 @@ class TrainingStabilizer:
         return dict(self._run.results.seen().counts)
 
     def summary(self) -> str:
-        """A few lines a person can read: counts, the last incidents, the largest gradients of the last step."""
+        """Text with the counts, the last incidents and the largest gradients of the last step; HTML in a notebook."""
         seen = self._run.results.seen()
-        lines = [", ".join(f"{count:,} {name}" for name, count in seen.counts.items())]
-        lines += [str(incident) for incident in list(seen.incidents)[-5:]]
         layers = seen.history[-1].signals.layers if seen.history else None
-        if layers is not None:
-            rows = sorted(layers.rows(), key=lambda row: (-row["nonfinite"], -row["grad_norm"]))
-            lines += ["", format_table(rows[:10])]
-        return "\n".join(lines)
+        rows = [] if layers is None else list(layers.rows())
+        rows.sort(key=lambda row: (-row["nonfinite"], -row["grad_norm"]))
+        return RunSummary(seen.counts, [str(incident) for incident in list(seen.incidents)[-5:]], rows[:10])
 
     # ---- coming back ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from surefoot.core.formats import FINDINGS, RUN, Format
 from surefoot.errors import UsageError
 from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble
+from surefoot.record.notebook import html_of
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
 from surefoot.record.sessions import check_versions, first_steps
@@ -56,6 +57,9 @@ class RunTables:
     """How many messages never reached the log: training was faster than the disk, or the disk was full."""
     problems: list[str] = field(default_factory=list)
     """What could not be read. A batch cut short by a killed process is the usual one."""
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def load_run(folder: str | os.PathLike[str]) -> RunTables:
