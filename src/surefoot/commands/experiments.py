@@ -20,12 +20,8 @@ def bisect(
     only: str = typer.Option("", help="Try only these changes, separated by commas, such as lr-3,clip,fp32."),
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON to stdout."),
-    share: list[Path] | None = typer.Option(
-        None, help="A folder below this one that the script only reads; it is not copied."
-    ),
-    allow_writes: list[Path] | None = typer.Option(
-        None, help="A folder outside this one that the script may write to."
-    ),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads; it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run a failing script again with single changes, and report which one cures it. Exit code 1 if none does."""
     from surefoot.experiments.command import Options
@@ -63,20 +59,12 @@ def replay(
     experiments: bool = typer.Option(
         False, "--experiments", help="Apply the step, continue the run, and find the single change that cures it."
     ),
-    budget: float | None = typer.Option(
-        None, min=1.0, help="Time limit for all experiments together, in seconds (default: 600)."
-    ),
+    budget: float | None = typer.Option(None, min=1.0, help="Seconds for all experiments together (default: 600)."),
     jobs: int | None = typer.Option(None, min=0, help="Number of parallel experiments (default: half of the cores)."),
     only: str | None = typer.Option(None, help="Try only these changes, separated by commas, such as lr-3,clip,fp32."),
-    out: Path | None = typer.Option(
-        None, help="The folder for experiments (default: runs/bisect-incident-STEP-DATE-TIME)."
-    ),
-    share: list[Path] | None = typer.Option(
-        None, help="A folder below this one that the script only reads; it is not copied."
-    ),
-    allow_writes: list[Path] | None = typer.Option(
-        None, help="A folder outside this one that the script may write to."
-    ),
+    out: Path | None = typer.Option(None, help="Folder to create (default: runs/bisect-incident-STEP-DATE-TIME)."),
+    share: list[Path] | None = typer.Option(None, help="A folder here that the script only reads; it is not copied."),
+    allow_writes: list[Path] | None = typer.Option(None, help="A folder elsewhere that the script may write to."),
 ) -> None:
     """Run the step of an incident again twice, compare it bit for bit, and name the first bad operation.
 
