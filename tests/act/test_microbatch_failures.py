@@ -157,7 +157,7 @@ def test_a_real_allocation_that_fails_is_cut_down():
     stabilizer = stabilized(model)
     stabilizer.run_microbatches(loss, torch.ones(8, 4))
     assert stabilizer.step().applied
-    assert "4 pieces of 2" in stabilizer.incidents[0].summary
+    assert "4 pieces of at most 2" in stabilizer.incidents[0].summary
 
 
 def test_a_batch_changed_in_place_is_not_run_twice():

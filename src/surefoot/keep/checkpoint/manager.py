@@ -251,7 +251,7 @@ class CheckpointManager:
         if self._owner() is not owner:
             raise UsageError(
                 f"the CheckpointManager of {self.folder} was passed to two TrainingStabilizers, and each would load "
-                f"the state that the other saved. Pass it to one of them, with `also_save={'other': second}`, or "
+                "the state that the other saved. Pass it to one of them, with `also_save={'other': second}`, or "
                 "create a CheckpointManager with its own folder for each."
             )
 
