@@ -27,7 +27,7 @@ def test_the_parameter_whose_gradient_was_ready_first_is_named_with_its_count():
     assert summary == "5 non-finite values in the gradient of body and 1 more; the loss is 0.5"
     assert evidence["nonfinite"] == {"head": 2, "body": 5}
     summary, evidence = explain(signals, "nonfinite", weights_broken=True)
-    assert summary.startswith("the weights themselves are not finite")
+    assert summary.startswith("the weights are not finite")
     assert evidence["weights_broken"] is True
 
 

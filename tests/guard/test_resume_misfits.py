@@ -263,7 +263,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_returned_to(tmp_path: Path, caplo
     before = everything(stabilizer)
     assert stabilizer._run.persistence.return_to(before=10, tried=0, keep_present=False) is None
     assert not differences(everything(stabilizer), before)
-    assert "cannot be returned to: its 'exp_avg' of parameter 0" in caplog.text
+    assert "cannot return to the checkpoint of step 3: its 'exp_avg' of parameter 0" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_two_thousand_failing_saves_make_a_few_lines_with_the_age_of_the_last_go
     manager = sf.CheckpointManager(tmp_path, every_steps=1)
     tree = {"w": torch.ones(2)}
     assert manager.save(tree, 1, blocking=True)
-    assert "The newest good checkpoint is of step 1, 4 steps and 0 s ago." in manager.newest_good_age(5)
+    assert "The newest good checkpoint is from step 1, 4 steps and 0 s ago." in manager.newest_good_age(5)
     (tmp_path / "checkpoints" / "step-00000001").rename(tmp_path / "kept")
     (tmp_path / "checkpoints").rmdir()
     blocked(tmp_path)

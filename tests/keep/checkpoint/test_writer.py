@@ -50,7 +50,7 @@ def test_a_state_is_written_in_a_thread_and_reported(writer, tmp_path):
     assert writer.is_ready(wait=True)
     assert saved == [(5, "step-00000005", True)]
     assert good == [True]
-    assert "The newest good checkpoint is of step 5, 2 steps and" in newest_good_age(tmp_path / "checkpoints", 7)
+    assert "The newest good checkpoint is from step 5, 2 steps and" in newest_good_age(tmp_path / "checkpoints", 7)
 
 
 def test_a_state_that_is_not_finite_is_kept_beside_a_good_one_of_the_same_step(writer, tmp_path, caplog):
