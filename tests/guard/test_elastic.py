@@ -61,7 +61,7 @@ def test_fewer_ranks_take_the_same_rows_in_every_step(ranks, uninterrupted, tmp_
     assert alone["accumulate"] == 2
     assert rows_of([alone]) == {step: rows for step, rows in rows_of(uninterrupted).items() if step >= 4}
     assert alone["weights"] == pytest.approx(uninterrupted[0]["weights"], rel=1e-9)
-    assert "accumulate=2 in place of 1 keeps the 8 rows" in (tmp_path / "log-0").read_text()
+    assert "accumulate is 2 instead of 1, so that a step still uses 8 rows" in (tmp_path / "log-0").read_text()
 
 
 def test_ranks_that_cannot_share_the_rows_of_a_step_all_say_so(ranks, tmp_path):

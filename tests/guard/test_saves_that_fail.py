@@ -92,8 +92,8 @@ def test_saves_that_go_on_failing_are_told_again_in_log_run_log_and_sinks(
     log.close()
     told = [record.getMessage() for record in caplog.records if "could not be written" in record.getMessage()]
     assert "There is no good checkpoint" in told[0]
-    assert "4 saves in a row have failed" in told[1]
-    assert "16 saves in a row have failed" in told[2]
+    assert "4 consecutive saves have failed" in told[1]
+    assert "16 consecutive saves have failed" in told[2]
     events = [event for event in load_run(tmp_path / "log").events if event.cause == "checkpoint.failed"]
     assert [event.severity for event in events][:3] == ["error"] * 3
     assert events[0].event == "alarm"

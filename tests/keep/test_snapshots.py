@@ -197,4 +197,4 @@ def test_without_memory_for_a_copy_the_others_are_dropped_with_one_warning(monke
     ring.take(2)
     assert ring.steps == []
     assert ring.return_to(5, 0, keep_present=False) is None
-    assert caplog.text.count("no memory was left") == 1
+    assert caplog.text.count("there was not enough memory") == 1

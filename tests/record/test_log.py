@@ -303,7 +303,7 @@ def test_a_sink_that_hangs_cannot_hold_the_end_of_the_program(tmp_path):
     """
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Hangs did not finish in time and is left behind" in done.stderr
+    assert "Hangs did not finish in time and is abandoned" in done.stderr
     assert load_run(tmp_path).scalars.num_rows == 1
 
 

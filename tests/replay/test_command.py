@@ -24,7 +24,7 @@ def test_a_folder_that_is_no_incident_is_named(tmp_path: Path) -> None:
 def test_a_run_folder_is_answered_with_its_first_incident(tmp_path: Path) -> None:
     capture(tmp_path, "mlp", step=(2, 4))
     first = incidents_in(tmp_path)[0]
-    with pytest.raises(UsageError, match=f"give one of its incidents: .*{first.name}"):
+    with pytest.raises(UsageError, match=f"pass one of its incidents: .*{first.name}"):
         replay(tmp_path)
     with pytest.raises(UsageError, match=r"there is no script 'nowhere\.py'"):
         replay(first, script="nowhere.py")

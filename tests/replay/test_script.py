@@ -81,7 +81,7 @@ def test_the_command_names_the_operation_and_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "is no incident"),
+        (["nowhere"], "is not an incident"),
         (["incident", "--script", "quiet.py"], "before its first step"),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_nan_that_went_into_a_compiled_model_is_named_with_its_argument() -> N
     assert claim is not None
     assert claim.step == 12
     assert f"argument `image` of shape (64, 8) that the compiled `Net` is given at {SITE}" in claim.summary
-    assert "already holds NaN," in claim.summary
+    assert "already contains NaN," in claim.summary
     rows = COMPILED_LOSS | {"nan": 2, "inf": 1, "rows": [5], "bad_rows": 1}
     claim = data.nonfinite_input(run([1.0] * 12 + [math.nan], events=[rows]))
     assert claim is not None

@@ -186,7 +186,7 @@ def test_a_loss_that_only_wavers_has_not_fallen() -> None:
 def test_a_rate_of_zero_is_the_extreme_of_too_low(watch: Nursery, rate: str) -> None:
     run = watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN.replace("Adam", "SGD").replace("1e-2", rate))
     first = run.names_first("lr.too-low", step=0, at="|optimizer = ", evidence={"lr", "steps"})
-    assert "none of its 4 parameters changed by a bit" in first.summary
+    assert "none of its 4 parameters changed" in first.summary
 
 
 FROZEN = """

@@ -33,7 +33,7 @@ def test_after_ten_minutes_it_is_logged_again_with_the_number_of_failures(clock)
     fail(saves, 2)
     clock.now += FIRST_PAUSE_SECONDS
     (message,) = fail(saves, 1)
-    assert "3 saves in a row have failed" in message
+    assert "3 consecutive saves have failed" in message
     assert message.endswith("Nothing is saved.")
 
 

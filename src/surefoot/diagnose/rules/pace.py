@@ -143,7 +143,7 @@ def hardly_any_rate(run: RecordedRun) -> Claim | None:
     return Claim(
         0.95,
         f"The learning rate of {held.type} is {rate:g} throughout: it stepped {held.steps} times and none of its "
-        f"{len(mine)} parameters changed by a bit. The loss stays at {run.curve.end:.4g}.",
+        f"{len(mine)} parameters changed. The loss stays at {run.curve.end:.4g}.",
         step=0,
         where=(held.site,),
         evidence={"update_to_weight": 0.0, "lr": rate, "steps": held.steps, "parameters": len(mine)},
