@@ -41,7 +41,10 @@ def chosen_mutants(half: str, operators: list[str], parents: list[str], limit: i
     )
     if not found:
         raise UsageError(f"no mutant: {without[0]}.")
-    typer.echo(f"surefoot: {len(found)} mutants; {len(without)} operators found nothing to change", err=True)
+    typer.echo(
+        f"surefoot: {len(found)} mutants; {len(without)} pairs of operator and script have no place for the change",
+        err=True,
+    )
     if operators and parents:
         for line in without:
             typer.echo(f"surefoot: {line}", err=True)
