@@ -11,9 +11,9 @@ def test_a_planted_fault_is_run_scored_recorded_and_diagnosed_again(command, tmp
     file, folder = tmp_path / "runs.jsonl", tmp_path / "kept"
     first = command(*ONE, "--jobs", "1", "--json", file, "--keep", folder)
     assert first.code == 0
-    assert "tuning: 1 faulty mutants, 1 runs" in first.out
+    assert "tuning: 1 faulty mutant, 1 run\n" in first.out
     assert "true cause first            100.0 % (20.7 to 100.0)" in first.out
-    assert "0 of 1 runs of 1 healthy parents" in first.out
+    assert "in 0 of 1 run of healthy parents" in first.out
     healthy, faulty = sorted(map(json.loads, file.read_text().splitlines()), key=lambda run: run["operator"])
     assert (healthy["operator"], healthy["exit_code"]) == ("", 0)
     assert healthy["losses"]["comparable"]

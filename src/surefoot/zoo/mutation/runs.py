@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.files import write_file
 from surefoot.core.formats import MUTANTS
 from surefoot.errors import UsageError
 from surefoot.zoo.fork_server import ForkedRun, ForkServer
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 100
 _SOURCE = "mutant.py"
-"""In a kept run folder: the text that was run."""
+"""In the folder of a run that has ended: the text that was run."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,7 @@ def run_all(
             took = time.monotonic() - last
             last = time.monotonic()
             found.append(replace(judged(planned(mutant, seed), folder, trouble), seconds=round(took, 2)))
+            write_file(folder / _SOURCE, mutant.text)
             done(found[-1])
             shutil.rmtree(run.place, ignore_errors=True)
             if keep is None:
@@ -194,7 +196,8 @@ def run_all(
 
 def _prepared(mutant: Mutant, seed: int, folder: Path, place: Path, timeout_s: float) -> ForkedRun:
     prepare(folder)
-    script = folder / _SOURCE
+    (folder / _SOURCE).unlink(missing_ok=True)
+    script = place / mutant.parent.path.name
     script.write_text(mutant.text, encoding="utf-8")
     return ForkedRun(
         script=str(script),
