@@ -76,3 +76,11 @@ def test_the_first_mutants_are_the_same_sample_every_time():
     second, _ = mutants("tuning", reversed(OPERATORS), reversed(scripts))
     assert [(m.label, m.parent) for m in first] == [(m.label, m.parent) for m in second]
     assert len({mutant.operator for mutant in first[:20]}) > 5
+
+
+def test_the_docs_have_a_row_for_each_operator_with_its_causes_and_half():
+    text = (Path(__file__).parents[3] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    held = {row[0].strip("`"): (row[2], row[5]) for row in rows if len(row) == 6}
+    told = {o.name: (", ".join(f"`{code}`" for code in o.causes) or "none", o.half) for o in OPERATORS}
+    assert held == told

@@ -82,7 +82,7 @@ def scheduler_calls(script: Script) -> list[ast.Call]:
 def names_made_by(script: Script, what: str) -> set[str]:
     """The names that hold what a constructor of this name, or a schedule, returns."""
     calls = scheduler_calls(script) if what == SCHEDULER_MODULE else script.calls(what)
-    found = set()
+    found: set[str] = set()
     for call in calls:
         statement = script.statement(call)
         if isinstance(statement, ast.Assign) and statement.value is call:

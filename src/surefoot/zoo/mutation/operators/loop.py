@@ -66,7 +66,8 @@ def _scheduler_step_per_batch(script: Script, _: float) -> list[Edit]:
         for step in _plain_steps(script):
             inner, outer = loop_around(script, step), loop_around(script, schedule)
             plain = isinstance(schedule.value, ast.Call) and not schedule.value.args
-            if inner is not None and inner is not outer and outer in script.surrounding(inner) and plain:
+            around = list(script.surrounding(inner)) if inner is not None else []
+            if outer is not None and outer in around and plain:
                 return [script.after(step, script.words(schedule))]
     return []
 
@@ -130,8 +131,9 @@ def _sum_of_microbatches(script: Script, _: float) -> list[Edit]:
         if inner is None or inner in outer or not set(outer) & set(script.surrounding(inner)):
             continue
         for node in script.nodes(inner):
-            is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
-            if is_division and isinstance(node.left, ast.Call) and isinstance(script.statement(node), ast.Assign):
+            if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+                continue
+            if isinstance(node.left, ast.Call) and isinstance(script.statement(node), ast.Assign):
                 return [script.replace(node, script.words(node.left))]
     return []
 
@@ -154,8 +156,7 @@ def _retained_losses(script: Script) -> list[ast.Call]:
 
 
 def _keep_graphs(script: Script, _: float) -> list[Edit]:
-    calls = [call for call in _retained_losses(script) if isinstance(call.func, ast.Attribute)]
-    return [script.replace(call, script.words(call.func.value)) for call in calls[:1]]
+    return [script.replace(call, script.words(call).removesuffix(".item()")) for call in _retained_losses(script)[:1]]
 
 
 def _drop_no_grad(script: Script, _: float) -> list[Edit]:
