@@ -226,6 +226,13 @@ def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer:
     assert found.evidence["norm_left"] < 0.6
 
 
+def test_a_decay_that_only_brings_back_what_too_large_steps_threw_out_is_not_the_cause(watch: Nursery) -> None:
+    loop = LOOP.replace("range(60)", "range(300)")
+    run = watch(FITTED, FIT.replace("Adam", "AdamW").replace("1e-2", "10.0, weight_decay=0.02"), loop)
+    assert run.first.cause == "lr.too-high"
+    assert "optim.weight-decay" not in run.causes
+
+
 def test_a_usual_decay_is_fine(watch: Nursery) -> None:
     assert watch(START, paced("1e-2", "AdamW", ", weight_decay=0.1"), LOOP).causes == []
 

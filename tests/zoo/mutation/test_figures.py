@@ -66,6 +66,12 @@ def test_the_loss_of_the_evaluations_decides_where_all_runs_have_one():
     assert counted_as(runs("biting", [1.0] * 3, held_out=1.9)) == ("quiet", "")
 
 
+def test_a_loss_that_begins_far_lower_is_compared_with_its_own_start():
+    lower = [replace(run, losses=replace(run.losses, start=0.9)) for run in runs("biting", [0.85] * 3)]
+    assert counted_as(lower) == ("faulty", "")
+    assert counted_as([replace(run, losses=replace(run.losses, end=0.4)) for run in lower]) == ("quiet", "")
+
+
 def test_what_cannot_be_compared_is_left_out_unless_it_is_wrong_by_construction():
     blind = [replace(run, losses=RunLosses()) for run in PARENTS]
     assert counted_as(runs("biting", [9.0] * 3), blind) == ("left out", "the loss does not measure progress")

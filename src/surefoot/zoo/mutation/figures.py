@@ -3,7 +3,8 @@
 A mutant is faulty if its operator is wrong by construction, or if it bites: with three seeds or more, each of its runs
 ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the parent
 learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at the end.
-A loss that was not finite is higher than any other. Mutants that do not bite, and the parents, must get no finding
+Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end is divided
+by its own start first. A loss that was not finite is higher than any other. Mutants that do not bite, and the parents, must get no finding
 above `info`: every one of those is counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
@@ -122,6 +123,8 @@ def _judged(runs: tuple[MutantRun, ...], parents: list[MutantRun], operator: Ope
 def bites(runs: Iterable[MutantRun], parents: Iterable[MutantRun], rescaled: bool) -> bool:
     """Whether every run is worse than every run of the parent, and by a tenth of what the parent learned."""
     mutants, parents = list(runs), list(parents)
+    if not rescaled and _starts(mutants) < 0.5 * _starts(parents):
+        return bites(mutants, parents, rescaled=True)
     evaluated = not rescaled and all(run.losses.held_out is not None for run in (*mutants, *parents))
     ours = [_level(run, evaluated, rescaled) for run in mutants]
     theirs = [_level(run, evaluated, rescaled) for run in parents]
@@ -130,6 +133,10 @@ def bites(runs: Iterable[MutantRun], parents: Iterable[MutantRun], rescaled: boo
     starts = [1.0 if rescaled else run.losses.start or 0.0 for run in parents]
     learned = max(0.0, mean(starts) - mean(theirs))
     return min(ours) > max(theirs) and mean(ours) - mean(theirs) > _LEAST_HARM * learned
+
+
+def _starts(runs: list[MutantRun]) -> float:
+    return mean(run.losses.start or 0.0 for run in runs)
 
 
 def _level(run: MutantRun, evaluated: bool, rescaled: bool) -> float:
