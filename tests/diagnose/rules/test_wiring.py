@@ -515,6 +515,15 @@ def test_an_evaluation_in_training_mode_is_named(watch: Nursery) -> None:
     assert run.diagnosis.verdict == "unstable"
 
 
+def test_an_evaluation_in_training_mode_is_named_where_every_step_clamps_weights_without_gradients(
+    watch: Nursery,
+) -> None:
+    clamp = "    optimizer.step()\n    with torch.no_grad(): model[0].weight.clamp_(-1, 1)\n"
+    run = watch(START, DROPOUT, validating("pass").replace("    optimizer.step()\n", clamp))
+    assert run.first.cause == "model.train-mode-eval"
+    assert run.facts["evaluation_blocks"] < 0.5 * run.facts["steps"]
+
+
 def test_an_ensemble_of_dropout_masks_is_no_mistake(watch: Nursery) -> None:
     several = "            for _ in range(5): spread = model(x)\n"
     loop = validating("pass").replace("            accuracy = (model(x).argmax(1) == y).float().mean()\n", several)

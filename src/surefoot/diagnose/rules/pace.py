@@ -310,8 +310,8 @@ def weight_decay(run: RecordedRun) -> Claim | None:
     decay = max((group.weight_decay or 0.0) for group in run.main.settings or [run.main.first_group])
     if decay <= 0:
         return None
-    early, rate = max(run.sampled.update_ratios()[:8], default=0.0), max(run.lr, default=0.0)
-    if early > 1.0 and early > 10 * rate * decay:
+    first, rate = next(iter(run.sampled.update_ratios()), 0.0), max(run.lr, default=0.0)
+    if first > 1.0 and first > 10 * rate * decay:
         return None  # the gradients' steps threw the weights far out, and the decay only brings them back
     decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
     shares, shrink = [], []
