@@ -4,8 +4,8 @@ A mutant is faulty if its operator is wrong by construction, or if it bites: wit
 ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the parent
 learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at the end.
 Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end is divided
-by its own start first. A loss that was not finite is higher than any other. Mutants that do not bite, and the parents, must get no finding
-above `info`: every one of those is counted as false, whatever it says.
+by its own start first. A loss that was not finite is higher than any other. Mutants that do not bite, and the parents,
+must get no finding above `info`: every one of those is counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
 reverse; scripts whose loss does not measure progress, unless the operator is wrong by construction; operators that are
