@@ -34,9 +34,7 @@ def from_words(words: Sequence[str]) -> pa.Array:
     encoded = [word.encode("utf-8") for word in words]
     ends = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(each) for each in encoded], out=ends[1:])
-    return pa.Array.from_buffers(
-        pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
-    )
+    return pa.Array.from_buffers(pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))])
 
 
 def to_numpy(values: pa.Array, null: float) -> Array:

@@ -91,9 +91,8 @@ def no_update(run: RecordedRun) -> Claim | None:
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
             return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
-            why = "the loss does not depend on any of them"
-            if _never_differentiated(run):
-                why = "no `backward` was called"
+            never = _never_differentiated(run)
+            why = "no `backward` was called" if never else "the loss does not depend on any of them"
             return _silent(held, trainable, why, 0.9)
         if all(p.zero_grad < p.with_grad for p in trainable):
             return _silent(held, trainable, "although they have gradients", 0.8)

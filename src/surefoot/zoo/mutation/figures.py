@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -189,10 +189,6 @@ class Figures:
     """Most exact true cause, cause that was named first, runs."""
     left_out: tuple[tuple[str, int], ...]
     reliability: tuple[ReliabilityBin, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For other programs."""
-        return asdict(self)
 
 
 def figures(judged: list[JudgedMutant]) -> Figures:
