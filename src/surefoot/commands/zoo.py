@@ -114,6 +114,7 @@ def mutate(
     from surefoot.commands import zoo_mutate
 
     zoo_mutate.check(half, recorded, keep, json)
+    known = zoo_mutate.known_runs(json)
     chosen = zoo_mutate.chosen_mutants(half, _words(operators), _words(parents), limit)
     if write is not None:
         zoo_mutate.write_scripts(chosen, write)
@@ -122,7 +123,7 @@ def mutate(
     if recorded is not None:
         runs = zoo_mutate.from_folders(chosen, numbers, recorded)
     else:
-        runs = zoo_mutate.run(chosen, numbers, jobs, timeout, keep, json)
+        runs = zoo_mutate.run(chosen, numbers, jobs, timeout, keep, json, known)
     zoo_mutate.show(half, runs)
 
 

@@ -87,15 +87,28 @@ def from_folders(chosen: list[Mutant], seeds: list[int], folder: Path) -> list[M
     return found
 
 
+def known_runs(json: Path | None) -> list[MutantRun]:
+    """The results that the file holds."""
+    from surefoot.zoo.mutation.runs import read_lines
+
+    return read_lines(json) if json is not None else []
+
+
 def run(
-    chosen: list[Mutant], seeds: list[int], jobs: int, timeout_s: float, keep: Path | None, json: Path | None
+    chosen: list[Mutant],
+    seeds: list[int],
+    jobs: int,
+    timeout_s: float,
+    keep: Path | None,
+    json: Path | None,
+    held: list[MutantRun],
 ) -> list[MutantRun]:
     """Run what the file does not hold yet; all results of the chosen mutants."""
     from surefoot.core.console import progress_bar
-    from surefoot.zoo.mutation.runs import planned, read_lines, run_all
+    from surefoot.zoo.mutation.runs import planned, run_all
 
     wanted = {planned(mutant, seed).key for mutant in chosen for seed in seeds}
-    known = {held.key: held for held in (read_lines(json) if json is not None else []) if held.key in wanted}
+    known = {each.key: each for each in held if each.key in wanted}
     with progress_bar() as progress:
         task = progress.add_task("mutants", total=len(wanted), completed=len(known))
 
