@@ -22,7 +22,7 @@ def test_the_list_can_be_narrowed_to_a_half_and_a_name(command):
         (["score", "--device", "turbo"], "no device 'turbo' here: torch "),
         (["score", "--device", "cpu:0", "--from", "."], "--device and --from cannot be combined"),
         (["run", "no-such-script"], "surefoot zoo list"),
-        ([], "`surefoot zoo` needs one of list, run, score"),
+        ([], "`surefoot zoo` needs one of list, run, score, mutate"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_way_out(command, arguments, words):

@@ -216,11 +216,17 @@ def standardizer(folder):
     yield str(refused.value)
 
 
+def mutant_runs(folder):
+    path = folder / "runs.jsonl"
+    path.write_text(json.dumps({"schema": formats.MUTANTS.version + 1}) + "\n")
+    yield command("zoo", "mutate", "--operators", "drop-step", "--half", "testing", "--limit", "1", "--json", path)
+
+
 READ_AGAIN = {
     each.__name__.replace("_", " "): each
     for each in (
         *(checkpoint, stabilizer_state, data_position, run_log, run_description),
-        *(facts, findings, rank, incident, experiments, standardizer),
+        *(facts, findings, rank, incident, experiments, standardizer, mutant_runs),
     )
 }
 

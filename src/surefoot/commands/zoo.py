@@ -1,4 +1,4 @@
-"""`surefoot zoo list|run|score`."""
+"""`surefoot zoo list|run|score|mutate`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 SEEDS = "100,101,102"
 
-app = typer.Typer(help="Scripts with known causes: list them, run them, score the diagnosis.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Scripts with known causes: list them, run them, score the diagnosis, plant faults.", rich_markup_mode=None
+)
 
 
 @app.callback(invoke_without_command=True)
 def _zoo(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        raise UsageError("`surefoot zoo` needs one of list, run, score. See `surefoot zoo --help`.")
+        raise UsageError("`surefoot zoo` needs one of list, run, score, mutate. See `surefoot zoo --help`.")
 
 
 @app.command("list")
@@ -94,6 +96,41 @@ def score(
     board.show(results, result_console(plain_width=200))
     if json is not None:
         json.write_text(board.as_json(results), encoding="utf-8")
+
+
+@app.command()
+def mutate(
+    half: str = typer.Option("tuning", help="tuning, or testing: operators and scripts that no rule was tuned on."),
+    operators: str = typer.Option("", help="Only these operators, with commas between."),
+    parents: str = typer.Option("", help="Only these healthy scripts, with commas between."),
+    seeds: int = typer.Option(3, min=1, help="Seeds per script. With fewer than 3, no mutant is shown to do worse."),
+    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Scripts that run at the same time."),
+    limit: int = typer.Option(0, min=0, help="At most so many mutants, a fixed sample of all (0: all)."),
+    write: Path | None = typer.Option(None, help="Write the mutants to this folder as scripts, and run nothing."),
+    json: Path | None = typer.Option(None, help="Add each result to this file. What it holds is not run again."),
+    keep: Path | None = typer.Option(None, help="Keep the run folders here."),
+    recorded: Path | None = typer.Option(None, "--from", help="Diagnose the run folders kept here; run nothing."),
+    timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
+) -> None:
+    """Plant faults in healthy scripts, run them, and compare the diagnosis with the planted cause."""
+    from surefoot.commands import zoo_mutate
+
+    zoo_mutate.check(half, recorded, keep, json)
+    known = zoo_mutate.known_runs(json)
+    chosen = zoo_mutate.chosen_mutants(half, _words(operators), _words(parents), limit)
+    if write is not None:
+        zoo_mutate.write_scripts(chosen, write)
+        return
+    numbers = zoo_mutate.seed_numbers(seeds)
+    if recorded is not None:
+        runs = zoo_mutate.from_folders(chosen, numbers, recorded)
+    else:
+        runs = zoo_mutate.run(chosen, numbers, jobs, timeout, keep, json, known)
+    zoo_mutate.show(half, runs)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _run(

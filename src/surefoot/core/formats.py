@@ -238,9 +238,12 @@ STANDARDIZER = Format(
 EXAMINATION = Format("examination", 1, "`surefoot doctor --json`", "`surefoot doctor`", "")
 REPLAY = Format("replay", 1, "`surefoot replay --json`", "`surefoot replay`", "")
 SCORES = Format("scores", 1, "`surefoot zoo score --json FILE`", "`surefoot zoo score`", "")
+MUTANTS = Format(
+    "mutant runs", 1, "`surefoot zoo mutate --json FILE`, every line", "`surefoot zoo mutate`", "`surefoot zoo mutate`"
+)
 
 FORMATS: tuple[Format, ...] = (
     *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, RANK, INCIDENT, EXPERIMENTS),
-    *(STANDARDIZER, EXAMINATION, REPLAY, SCORES),
+    *(STANDARDIZER, EXAMINATION, REPLAY, SCORES, MUTANTS),
 )
 """All of them. `docs/formats.md` shows this table."""

@@ -31,7 +31,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         evaluations=read_each(watcher.evaluations.calls),
         evaluation_calls=read_each(watcher.evaluations.recorded),
         evaluation_passes=watcher.evaluation_losses.as_facts(),
-        evaluation_blocks=watcher.evaluations.blocks,
+        evaluation_blocks=watcher.evaluations.blocks_with_calls,
         seeds=Seeds(**calls.seeds),
         reseeds=calls.reseeds,
         step_data=watcher.context.data.as_facts(),

@@ -39,6 +39,8 @@ class Evaluations:
         self.blocks = 0
         self.opened = 0
         """How many blocks were opened, those before the first step and inside sampled steps included."""
+        self._watched = 0
+        self._empty = 0
         self.calls: list[ModelCall] = []
         self.recorded: list[EvaluationBlock] = []
         """What the recorder saw, one entry for each block that it was on in."""
@@ -78,6 +80,14 @@ class Evaluations:
     def forget_empty(self) -> None:
         """The last block, a library's, was no evaluation: it does not count."""
         self.blocks -= 1
+        self._watched -= 1
+        self._empty -= not self._state.compiled
+
+    @property
+    def blocks_with_calls(self) -> int:
+        """How many blocks called a model, by the share of those that were watched. Many loops clamp or average weights
+        without gradients at every step, which is no evaluation."""
+        return round(self.blocks * (1 - self._empty / self._watched)) if self._watched else self.blocks
 
     def drop(self) -> None:
         """Stop watching and keep the calls."""
@@ -92,6 +102,8 @@ class Evaluations:
             sampled.recorder.forget()
             self._budget.pay(sampled.seconds)
         calls = sampled.model_calls.calls
+        self._watched += 1
+        self._empty += not calls and not self._state.compiled  # the calls of compiled models are not seen
         self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:CALLS_OF_BLOCK]]
         if seen is not None and calls and (seen.losses or seen.dropouts):
             self.recorded.append(seen)

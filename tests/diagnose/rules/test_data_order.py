@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, run
 from surefoot.diagnose.rules import data_order
+from watched import CLASSES, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def notes(batches: list[dict[str, int]]) -> dict[str, Any]:
@@ -22,6 +26,17 @@ def test_batches_of_one_label_each_in_order_are_unshuffled() -> None:
     claim = data_order.unshuffled(run(stream=notes(batches)))
     assert claim is not None
     assert claim.evidence["neighbour_overlap"] > 0.7
+
+
+def test_rows_sorted_by_their_labels_are_unshuffled_rather_than_the_same_shuffle_again(watch: Nursery) -> None:
+    loop = """
+    for epoch in range(6):
+        for rows in y.argsort().split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    """
+    assert watch(CLASSES, NET, loop).causes[:1] == ["data.unshuffled"]
 
 
 def test_batches_of_a_few_classes_drawn_at_random_are_meant() -> None:

@@ -104,6 +104,22 @@ def test_attention_logits_that_climb_under_very_large_steps_are_the_work_of_the_
     assert pace.too_high(sharpened(0.01)) is None
 
 
+def test_units_that_die_under_steps_larger_than_the_weights_are_the_work_of_the_rate() -> None:
+    def dying(ratio: float, at_first: int) -> Any:
+        looks = []
+        for step in range(10):
+            dead = list(range(at_first if step == 0 else 14))
+            note = {"op": "relu", "site": SITE, "rows": 32, "units": 16, "dead": len(dead), "dead_units": dead}
+            looks.append(look(10 * step, steps=moves(ratio), notes={"activations": [note]}))
+        return run(falling(100, 2.4, 1.2), sampled_steps=looks)
+
+    found = pace.too_high(dying(2.0, 1))
+    assert found is not None
+    assert "88% of the 16 units" in found.summary
+    assert pace.too_high(dying(2.0, 14)) is None  # dead from the start: the initial weights did it
+    assert pace.too_high(dying(0.2, 1)) is None
+
+
 def test_a_rate_that_drives_the_loss_up_until_it_breaks_is_too_high(watch: Nursery) -> None:
     run = watch(FITTED, FIT.replace("Adam", "SGD").replace("1e-2", "0.6"), LOOP.replace("range(60)", "range(200)"))
     assert run.first.cause == "lr.too-high"
@@ -208,6 +224,13 @@ def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer:
         evidence={"weight_decay", "decay_to_gradient", "norm_left"},
     )
     assert found.evidence["norm_left"] < 0.6
+
+
+def test_a_decay_that_only_brings_back_what_too_large_steps_threw_out_is_not_the_cause(watch: Nursery) -> None:
+    loop = LOOP.replace("range(60)", "range(300)")
+    run = watch(FITTED, FIT.replace("Adam", "AdamW").replace("1e-2", "10.0, weight_decay=0.02"), loop)
+    assert run.first.cause == "lr.too-high"
+    assert "optim.weight-decay" not in run.causes
 
 
 def test_a_usual_decay_is_fine(watch: Nursery) -> None:

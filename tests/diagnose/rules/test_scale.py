@@ -48,6 +48,12 @@ def test_weights_drawn_too_small_are_named_with_their_gain(watch: Nursery) -> No
     assert max(found.evidence["gains"]) < 0.1
 
 
+def test_a_head_that_starts_at_zero_does_not_make_the_weights_before_it_too_small(watch: Nursery) -> None:
+    run = watch(START, deep(rate="3.0"), "nn.init.zeros_(model[-1].weight)", LOOP)
+    assert run.first.cause == "lr.too-high"
+    assert "init.too-small" not in run.causes
+
+
 def test_usual_weights_are_fine(watch: Nursery) -> None:
     assert watch(START, deep(layers=4), drawn("0.25"), LOOP).causes == []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from recorded import falling, optimizer, run
+from surefoot.diagnose.rules import wiring
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -24,6 +26,19 @@ def test_gradients_never_cleared_are_named(watch: Nursery) -> None:
     )
     assert run.at("torch.optim.Adam") in found.where
     assert found.evidence["share_left"] == 1
+
+
+def test_old_gradients_that_only_become_more_were_never_cleared() -> None:
+    def left(*shares: float) -> Any:
+        losses = falling(len(shares) + 1)
+        held = optimizer(losses)
+        held["series"]["leftover"] = [None, *shares]
+        return wiring.missing_zero_grad(run(losses, optimizers=[held]))
+
+    assert left(0.02, 0.23, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) is not None  # layers that begin at 0 have no gradient
+    assert left(0.0, 0.23, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) is None
+    assert left(0.02, 0.23, 0.1, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0) is None
+    assert left(0.02, 0.23, 0.3, 0.3, 0.4) is None
 
 
 def test_gradients_never_cleared_in_a_loop_without_an_optimizer_are_named(watch: Nursery) -> None:
@@ -131,6 +146,28 @@ def test_steps_that_change_nothing_are_named(watch: Nursery, name: str) -> None:
     model, loop, at, evidence = NOTHING_HAPPENS[name]
     cause = "optim.parameters-missing" if name.startswith("the optimizer") else "optim.no-update"
     watch(START, model, loop).names_first(cause, step=0, at=at, evidence=evidence)
+
+
+def test_steps_without_any_backward_are_no_work_of_a_detached_copy(watch: Nursery) -> None:
+    loop = LOOP.replace("    loss.backward()\n", "    kept = [p.detach() for p in model.parameters()]\n")
+    copies = "\n    with torch.no_grad(): torch._foreach_lerp_(average, kept, 0.1)\n"
+    run = watch(START, NET, "average = [p.detach().clone() for p in model.parameters()]", loop + copies)
+    found = run.names_first("optim.no-update", step=0, at="|torch.optim.Adam", evidence={"steps", "parameters"})
+    assert "no `backward` was called" in found.summary
+    assert "optim.detached-graph" not in run.causes
+
+
+def test_a_part_that_is_cut_off_is_named_where_autograd_grad_takes_the_gradients(watch: Nursery) -> None:
+    model = NET.replace(
+        "model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))",
+        "body, head = nn.Linear(8, 32), nn.Linear(32, 3)\nparts = nn.ModuleList([body, head])",
+    ).replace("model.parameters()", "parts.parameters()")
+    loop = LOOP.replace("model(x[rows])", "head(body(x[rows]).relu().detach())").replace(
+        "    loss.backward()\n",
+        "    for weight, grad in zip(head.parameters(), torch.autograd.grad(loss, list(head.parameters()))):\n"
+        "        weight.grad = grad\n",
+    )
+    assert watch(START, model, loop).first.cause == "optim.detached-graph"
 
 
 SOMETHING_HAPPENS = {
@@ -476,6 +513,15 @@ def test_an_evaluation_in_training_mode_is_named(watch: Nursery) -> None:
     )
     assert found.severity == "warning"
     assert run.diagnosis.verdict == "unstable"
+
+
+def test_an_evaluation_in_training_mode_is_named_where_every_step_clamps_weights_without_gradients(
+    watch: Nursery,
+) -> None:
+    clamp = "    optimizer.step()\n    with torch.no_grad(): model[0].weight.clamp_(-1, 1)\n"
+    run = watch(START, DROPOUT, validating("pass").replace("    optimizer.step()\n", clamp))
+    assert run.first.cause == "model.train-mode-eval"
+    assert run.facts["evaluation_blocks"] < 0.5 * run.facts["steps"]
 
 
 def test_an_ensemble_of_dropout_masks_is_no_mistake(watch: Nursery) -> None:

@@ -466,7 +466,14 @@ RULES: tuple[Rule, ...] = (
         "data.unshuffled",
         "value",
         unshuffled,
-        explains=("data.class-collapse", "lr.too-high", "data.labels-uninformative", "data.bad-batch"),
+        # Rows in the order of their labels come in the same order every time: no shuffle was drawn, not the same one.
+        explains=(
+            "data.class-collapse",
+            "lr.too-high",
+            "data.labels-uninformative",
+            "data.bad-batch",
+            "data.repeated-batches",
+        ),
     ),
     Rule("data.worker-seeds", "wiring", worker_seeds, explains=("data.repeated-batches", "data.leakage")),
     Rule("data.repeated-batches", "wiring", repeated_batches, explains=("data.leakage", "resume.data-replayed")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.diagnose.rules.scale import attention_logit_growth
+from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
 from surefoot.record.facts import ModelLoadedEvent, OptimizerLoadedEvent
 
@@ -46,8 +46,10 @@ def too_high(run: RecordedRun) -> Claim | None:
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
     saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None
-    if not (blown or stalled or thrown or saturated) or early < 0.02:
+    killed = _killed_units(run) if early > 1.0 else None
+    if not (blown or stalled or thrown or saturated or killed) or early < 0.02:
         return None
+    consequence = saturated or killed
     rate = max(run.lr, default=math.nan)  # a warmup begins at 0
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
@@ -56,13 +58,21 @@ def too_high(run: RecordedRun) -> Claim | None:
         confidence,
         f"At a learning rate of {rate:.3g} one step of {run.main.type} changes the weights by up "
         f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
-        f"peaks at {curve.peak:.3g} and {ends}.{'' if saturated is None else ' ' + saturated.summary}",
+        f"peaks at {curve.peak:.3g} and {ends}.{'' if consequence is None else ' ' + consequence.summary}",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(run.main.site,),
         evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
         severity="error" if blown or stalled else "warning",
         fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
+
+
+def _killed_units(run: RecordedRun) -> Claim | None:
+    """Most units of a layer are dead and were not at the start: the steps have killed them, not the initial weights."""
+    dead = dead_units(run)
+    if dead is None or dead.evidence["share_at_start"] > 0.2 or dead.evidence["share"] < 0.6:
+        return None
+    return dead
 
 
 def _climbed(run: RecordedRun, early: float) -> bool:
@@ -300,6 +310,9 @@ def weight_decay(run: RecordedRun) -> Claim | None:
     decay = max((group.weight_decay or 0.0) for group in run.main.settings or [run.main.first_group])
     if decay <= 0:
         return None
+    first, rate = next(iter(run.sampled.update_ratios()), 0.0), max(run.lr, default=0.0)
+    if first > 1.0 and first > 10 * rate * decay:
+        return None  # the gradients' steps threw the weights far out, and the decay only brings them back
     decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
     shares, shrink = [], []
     for update in run.sampled.optimizer_updates(run.main.number, first=3):

@@ -103,7 +103,9 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     if run.curve.before_bad.learned and not lost:
         return None
     inner = chain[:-1]
-    last = min(chain[-1].out_std or 0.0, chain[-1].in_std or 0.0)  # a bias may hide the death
+    last = chain[-1].in_std or 0.0
+    if not _starts_at_zero(run, chain[-1].parameter):  # as heads do on purpose, which says nothing about what they get
+        last = min(chain[-1].out_std or 0.0, last)  # a bias may hide the death
     if any(run.parameters[n.parameter].first.rows_equal for n in inner if n.parameter is not None):
         return None
     notes = run.sampled.steps[0].calls.activations
@@ -129,6 +131,10 @@ def init_too_small(run: RecordedRun) -> Claim | None:
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
     )
+
+
+def _starts_at_zero(run: RecordedRun, parameter: int | None) -> bool:
+    return parameter is not None and run.parameters[parameter].first.norm == 0.0
 
 
 def _passes(gains: list[float]) -> float:

@@ -20,15 +20,16 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
     everyone: list[OptimizerFacts | None] = [*run.optimizers] or [None]
     for held in everyone:
         left = present((held.series if held is not None else run.facts.backward_series).leftover[1:])
-        if len(left) >= 2 and sum(v > 0.5 for v in left) >= 0.8 * len(left):
+        mostly = sum(v > 0.5 for v in left)
+        if len(left) >= 2 and (mostly >= 0.8 * len(left) or _never_fall(left)):
             norms = run.grad_norms
             site = next((root.site for root in run.sampled.backward_calls), "")
             name = held.type if held else "the loop"
             return Claim(
                 0.97,
-                f"At {len(left)} of {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} still "
-                f"held the last step's gradient when backward ran at {site}: gradients accumulate (norm {norms[0]:.3g} "
-                f"at first, {max(norms):.3g} at most)."
+                f"At {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} (median) still held the "
+                f"last step's gradient when backward ran at {site}: gradients accumulate (norm {norms[0]:.3g} at "
+                f"first, {max(norms):.3g} at most)."
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
                 step=1,
@@ -36,6 +37,15 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
                 evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
             )
     return None
+
+
+def _never_fall(left: list[float]) -> bool:
+    """Whether the share of parameters with an old gradient only grows, and is never 0.
+
+    Where layers begin at 0, most gradients are 0 in the first steps, and no old gradient can be seen. A gradient that
+    is never cleared does not become 0 again.
+    """
+    return left[0] > 0 and left[-1] > 0.5 and left == sorted(left)
 
 
 def no_update(run: RecordedRun) -> Claim | None:
@@ -82,10 +92,18 @@ def no_update(run: RecordedRun) -> Claim | None:
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
             return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
-            return _silent(held, trainable, "the loss does not depend on any of them", 0.9)
+            never = _never_differentiated(run)
+            why = "no `backward` was called" if never else "the loss does not depend on any of them"
+            return _silent(held, trainable, why, 0.9)
         if all(p.zero_grad < p.with_grad for p in trainable):
             return _silent(held, trainable, "although they have gradients", 0.8)
     return None
+
+
+def _never_differentiated(run: RecordedRun) -> bool:
+    """Whether there was no `backward`, and no gradient from elsewhere (`torch.autograd.grad`)."""
+    facts = run.facts
+    return not facts.backwards and facts.preflight is None and not any(p.with_grad for p in run.parameters.values())
 
 
 def is_far_too_low(held: OptimizerFacts) -> bool:
@@ -254,6 +272,8 @@ def detached_graph(run: RecordedRun) -> Claim | None:
             where=(str(crash.site), str(at)),
             evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
         )
+    if _never_differentiated(run):
+        return None  # no graph was ever followed: `optim.no-update` names it
     dead = [
         p
         for p in run.parameters.values()

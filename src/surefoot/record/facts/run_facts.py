@@ -243,7 +243,7 @@ class RunFacts(Facts):
     evaluation_passes: list[EvaluationPass] = item(factory=list)
     """The losses of evaluation passes."""
     evaluation_blocks: int = 0
-    """How many blocks without gradients there were."""
+    """How many blocks without gradients called a model, by the share of those that were watched."""
     seeds: Seeds | None = None
     """Which generators were seeded; `None` if that was not observed."""
     reseeds: dict[str, list[int]] = item(factory=dict, always=True)
