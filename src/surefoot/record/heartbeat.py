@@ -175,9 +175,14 @@ def mark_end(top: Path, beat: Beat) -> None:
         os.close(descriptor)
 
 
+def read_first_ended(top: Path) -> Beat | None:
+    """The last beat of the rank that ended first; `None` if there is no note of it."""
+    return _beat(top / FIRST_ENDED)
+
+
 def first_ended(top: Path, mine: Beat) -> Beat | None:
     """The rank that ended first, if one has since this rank began."""
-    found = _beat(top / FIRST_ENDED)
+    found = read_first_ended(top)
     if found is None or found.launch != mine.launch or found.time < mine.began:
         return None
     return found
