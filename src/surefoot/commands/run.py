@@ -450,16 +450,20 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
 
 def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     """Tell the other ranks that this one ends; if it does so because another one has left, say which."""
+    from surefoot.core.user_code import is_users, place
     from surefoot.record.failed_collectives import failed_collective
 
-    error, words = ending.error, f"exit code {ending.code}"
+    error = ending.error
     is_left = failed_collective(error) is not None
+    where = next((place(*line) for line in reversed(ending.lines) if is_users(line[0])), "")
+    at = f" at {where}" if where else ""
+    words = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
     if error is not None:
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.who_left()):
         say(f"surefoot: this rank ends because {lost}")
         words = f"it waited in vain: {lost}"
-    ranks.end(ending.code, words, follows=is_left)
+    ranks.end(ending.code, words, where=where, follows=is_left)
 
 
 def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:

@@ -114,7 +114,7 @@ def _of_end(
         f"Rank {first.rank} ended after {first.step:,} steps ({first.ending}), while the others went on: a collective "
         f"of rank {left[0]} failed{after}.",
         first.step,
-        _where(first.rank, ""),
+        _where(first.rank, first.where),
         {
             "rank": first.rank,
             "ranks": [first.rank],

@@ -197,4 +197,5 @@ def forget_ends(top: Path, mine: Beat) -> None:
 
 def ended(beat: Beat, code: int, words: str) -> Beat:
     """The last beat of a rank."""
-    return replace(beat, movement="ended", seconds=0.0, code=code, ending=words[:_LONGEST_WORD], time=time.time())
+    said = {"ending": words[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
+    return replace(beat, movement="ended", count=beat.count + 1, seconds=0.0, code=code, time=time.time(), **said)  # type: ignore[arg-type]

@@ -120,8 +120,8 @@ class RankWatch:
             self._say(f"surefoot: whether rank {self._beat.rank} hangs is not watched ({error}); training goes on")
         return self
 
-    def end(self, code: int, words: str, *, follows: bool = False) -> None:
-        """The rank ends, with this exit code and in these words. `follows`: because another one has ended."""
+    def end(self, code: int, words: str, *, where: str = "", follows: bool = False) -> None:
+        """The rank ends, with this exit code, in these words and at this line. `follows`: since another one has."""
         if os.getpid() != self._process or self._beat.movement == "ended":
             return
         self._closing.set()
@@ -129,7 +129,7 @@ class RankWatch:
             self._thread.join(2.0)
         if self._hang is not None and self._clock.steps > self._hang_step:
             self._moves_again()  # so shortly before the end that nobody has looked since
-        self._beat = last = ended(replace(self._beat, step=self._clock.steps), code, words)
+        self._beat = last = ended(replace(self._beat, step=self._clock.steps, where=where), code, words)
         with suppress(OSError):  # the log says that there is no room
             self._file.write(last)
             if not follows:
