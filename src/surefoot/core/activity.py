@@ -1,9 +1,9 @@
 """How much work a process does: CPU time and bytes read and written, its child processes included.
 
 A rank that stands still and does no work has stopped. One that stands in the same line and uses the CPU or the disk is
-evaluating, compiling, saving or loading. On Linux all of it is read from `/proc`: time that a process waited for a
-busy CPU counts as work, and so do pages that had to be read back from the disk. Elsewhere only the CPU time of this
-process is known.
+evaluating, compiling, saving or loading. On Linux all of it is read from `/proc`, also how long a process was ready and
+waited for a busy CPU, and pages that had to be read back from the disk. Elsewhere only the CPU time of this process is
+known.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class Work:
     """What a process and its children have done so far."""
 
     cpu_seconds: float
-    """CPU time, and time that was spent waiting for a CPU."""
     bytes_moved: int
     """Read, written, or brought back into memory."""
+    queued_seconds: float = 0.0
+    """How long it was ready to run, and others had the CPU."""
 
 
 def own_work() -> Work:
     """The work of this process and its children, without that of the calling thread."""
     process = os.getpid()
     try:
-        cpu, moved = _work_of(f"{_PROC}/{process}", process)
+        every = _work_of(process)
     except (OSError, ValueError, IndexError):
         return Work(time.process_time() - time.thread_time(), 0)
-    cpu -= time.thread_time()
-    moved -= _bytes_of(f"{_PROC}/{process}/task/{threading.get_native_id()}")
-    return Work(cpu, moved)
+    mine = _bytes_of(f"{_PROC}/{process}/task/{threading.get_native_id()}")
+    return Work(every.cpu_seconds - time.thread_time(), every.bytes_moved - mine, every.queued_seconds)
 
 
 def work_of(process: int) -> Work | None:
     """The work of another process of this machine and its children; `None` where that is not known."""
     try:
-        return Work(*_work_of(f"{_PROC}/{process}", process))
+        return _work_of(process)
     except (OSError, ValueError, IndexError):
         return None
 
@@ -60,6 +60,15 @@ def started_at(process: int) -> int | None:
         return int(_fields(f"{_PROC}/{process}")[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def began_at() -> float:
+    """When this process began, in seconds since the epoch; the present where that is not known."""
+    try:
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(_fields(f"{_PROC}/self")[19]) / _TICKS
+    except (OSError, ValueError, IndexError, AttributeError):
+        age = 0.0
+    return time.time() - age
 
 
 def state_of(process: int, started: int | None) -> ProcessState | None:
@@ -83,8 +92,8 @@ def _fields(folder: str) -> list[str]:
         return file.read().rpartition(")")[2].split()
 
 
-def _work_of(folder: str, process: int) -> tuple[float, int]:
-    seconds, moved = 0.0, 0
+def _work_of(process: int) -> Work:
+    seconds, moved, queued = 0.0, 0, 0.0
     waiting, seen = [process], 0
     while waiting and seen < _MOST_PROCESSES:
         each = waiting.pop()
@@ -96,10 +105,11 @@ def _work_of(folder: str, process: int) -> tuple[float, int]:
                 raise
             continue  # a child that has ended meanwhile
         seen += 1
-        seconds += (int(fields[11]) + int(fields[12])) / _TICKS + _queued_seconds(folder)
+        seconds += (int(fields[11]) + int(fields[12])) / _TICKS
+        queued += _queued_seconds(folder)
         moved += int(fields[9]) * _PAGE_BYTES + _bytes_of(folder)
         waiting += _children_of(folder)
-    return seconds, moved
+    return Work(seconds, moved, queued)
 
 
 def _queued_seconds(folder: str) -> float:

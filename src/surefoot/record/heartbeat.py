@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.core.activity import started_at
+from surefoot.core.activity import began_at, started_at
 from surefoot.core.files import NO_LINKS, new_file, read_file, write_file
 from surefoot.core.redaction import Redactor
 from surefoot.record.run_folder import as_json
@@ -50,7 +50,7 @@ class Beat:
     started: int | None = None
     """When the process began, in ticks of its machine."""
     began: float = 0.0
-    """When the rank was first watched, in seconds since the epoch."""
+    """When the process began, in seconds since the epoch."""
     count: int = 0
     """The number of this writing."""
     movement: Movement = "moves"
@@ -100,7 +100,7 @@ def first_beat(rank: int, world_size: int) -> Beat:
         host=socket.gethostname(),
         process=process,
         started=started_at(process),
-        began=time.time(),
+        began=began_at(),
     )
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 IDLE_CPU = 0.05
 """A process that uses a smaller share of one CPU does no work. Threads that report to a service use 1 % or 2 %."""
+MOST_QUEUED = 4.0
+"""On a busy machine a process waits for its turn. That counts as work, up to so many times what it then did: a loop
+that only wakes up to look waits for its turn too."""
 IDLE_BYTES_PER_SECOND = 32 * 1024
 """A process that reads and writes less does no work."""
 LONGEST_PAUSE = 3.0
@@ -101,8 +104,8 @@ class MovementMeter:
         if span < min(window, 3 * self._pause):
             return
         last = self._readings[-1][1]
-        is_idle = (
-            last.cpu_seconds - first.cpu_seconds < IDLE_CPU * span
-            and last.bytes_moved - first.bytes_moved < IDLE_BYTES_PER_SECOND * span
-        )
+        cpu = max(0.0, last.cpu_seconds - first.cpu_seconds)
+        cpu += min(last.queued_seconds - first.queued_seconds, MOST_QUEUED * cpu)
+        moved = last.bytes_moved - first.bytes_moved
+        is_idle = cpu < IDLE_CPU * span and moved < IDLE_BYTES_PER_SECOND * span
         self._idle = 0.0 if not is_idle else self._idle + elapsed if self._idle else span
