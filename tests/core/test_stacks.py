@@ -64,18 +64,16 @@ def test_the_line_is_the_users_and_a_plain_wait_is_no_wait_for_ranks():
 def test_a_collective_a_backward_and_a_debugger_are_told_from_other_calls(monkeypatch):
     monkeypatch.setattr("surefoot.core.stacks.is_users", lambda name: name.endswith("train.py"))
     torch = os.path.join("site-packages", "torch")
-    inner = [(os.path.join(torch, "distributed", "c10d_logger.py"), "wrapper"),
-             (os.path.join(torch, "distributed", "distributed_c10d.py"), "barrier")]  # fmt: skip
+    barrier = [("distributed/c10d_logger.py", "wrapper"), ("distributed/distributed_c10d.py", "barrier")]
     cases = [
-        (inner, "torch.distributed.barrier", False),
-        ([(os.path.join(torch, "_tensor.py"), "backward"), (os.path.join(torch, "autograd", "__init__.py"), "backward")],
-         "torch.autograd.backward", False),
-        ([(os.path.join(torch, "nn", "parallel", "distributed.py"), "_pre_forward")],
-         "DistributedDataParallel._pre_forward", False),
-        ([(os.path.join(os.sep, "lib", "bdb.py"), "dispatch_line")], "", True),
-    ]  # fmt: skip
+        (barrier, "torch.distributed.barrier", False),
+        ([("_tensor.py", "backward"), ("autograd/__init__.py", "backward")], "torch.autograd.backward", False),
+        ([("nn/parallel/distributed.py", "_pre_forward")], "DistributedDataParallel._pre_forward", False),
+        ([("bdb.py", "dispatch_line")], "", True),
+    ]
     for files, waits_in, in_debugger in cases:
-        thread = Blocked([("train.py", "step"), *files])
+        calls = [(os.path.join(torch, *name.split("/")), function) for name, function in files]
+        thread = Blocked([("train.py", "step"), *calls])
         try:
             found = position_of(thread.ident)
         finally:

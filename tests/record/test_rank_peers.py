@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from surefoot.record.heartbeat import Beat, BeatFile, first_beat
-from surefoot.record.rank_peers import HANG, Hang, Peers, Seen, find_hang, hang_of, read_hang, write_hang
+from surefoot.record.rank_peers import NAME, Hang, Peers, Seen, find_hang, hang_of, read_hang, write_hang
 
 BARRIER = "torch.distributed.barrier"
 
@@ -134,6 +134,6 @@ def test_a_hang_is_read_as_it_was_written_until_it_is_over(tmp_path):
     assert hang_of(tmp_path, replace(mine, began=found.time + 1)) is None
     write_hang(tmp_path, replace(found, over_after=50.0))
     assert hang_of(tmp_path, mine) is None
-    (tmp_path / HANG).write_text('{"schema": 1, "ranks": 5}')
+    (tmp_path / NAME).write_text('{"schema": 1, "ranks": 5}')
     assert read_hang(tmp_path) is None
     assert isinstance(found, Hang)

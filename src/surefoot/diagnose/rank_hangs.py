@@ -43,15 +43,15 @@ def hang_claims(
     if not folders:
         return []
     top, beats = folders[0].parent, _beats(folders)
-    hang = read_hang(top)
+    hang = read_hang(top, strict=True)
     claim = _of_hang(hang, beats) if hang is not None and _is_of_this_run(hang, beats) else None
     if claim is None or claim.severity == "info":
-        claim = _of_end(read_first_ended(top), beats, ranks, kinds) or _of_killed(beats, ranks) or claim
+        claim = _of_end(read_first_ended(top, strict=True), beats, ranks, kinds) or _of_killed(beats, ranks) or claim
     return [] if claim is None else [(HangRule(), claim)]
 
 
 def _beats(folders: Sequence[Path]) -> dict[int, Beat]:
-    found = {int(folder.name.removeprefix("rank")): read_beat(folder) for folder in folders}
+    found = {int(folder.name.removeprefix("rank")): read_beat(folder, strict=True) for folder in folders}
     return {rank: beat for rank, beat in found.items() if beat is not None}
 
 

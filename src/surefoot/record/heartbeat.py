@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.core.activity import began_at, started_at
 from surefoot.core.files import NO_LINKS, new_file, read_file, write_file
+from surefoot.core.formats import HEARTBEAT
 from surefoot.core.redaction import Redactor
 from surefoot.record.run_folder import as_json
 
@@ -121,7 +122,7 @@ class BeatFile:
         """Write it. Raises `OSError`."""
         said = {name: value for name, value in asdict(beat).items() if value not in ("", None)}
         short = {name: value[:_LONGEST_WORD] if isinstance(value, str) else value for name, value in said.items()}
-        text = as_json(self._redact.inside({"schema": 1, **short})).encode("utf-8", "replace")
+        text = as_json(self._redact.inside({HEARTBEAT.key: HEARTBEAT.version, **short})).encode("utf-8", "replace")
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | NO_LINKS | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._path, flags, 0o666)
         try:
@@ -130,15 +131,21 @@ class BeatFile:
             os.close(descriptor)
 
 
-def read_beat(folder: Path) -> Beat | None:
-    """What the rank of this folder says; `None` if there is nothing that can be read now."""
-    return _beat(folder / NAME)
+def read_beat(folder: Path, strict: bool = False) -> Beat | None:
+    """What the rank of this folder says; `None` if there is nothing that can be read now.
+
+    With `strict` another version raises `UsageError`; the ranks themselves read as much as they can.
+    """
+    return _beat(folder / NAME, strict)
 
 
-def _beat(path: Path) -> Beat | None:
+def _beat(path: Path, strict: bool = False) -> Beat | None:
     try:
         held = json.loads(read_file(path))
-        if held.pop("schema") != 1:
+        version = held.pop(HEARTBEAT.key)
+        if strict:
+            HEARTBEAT.check(version, str(path))
+        if HEARTBEAT.problem(version):
             return None
         known: dict[str, Any] = {name: value for name, value in held.items() if name in _TYPES}
         beat = Beat(**known)
@@ -162,7 +169,7 @@ def _fits(value: Any, default: Any) -> bool:
 def mark_end(top: Path, beat: Beat) -> None:
     """Note which rank of this start ended first. Raises `OSError`."""
     path = top / FIRST_ENDED
-    text = as_json(Redactor(identity=False).inside({"schema": 1, **asdict(beat)}))
+    text = as_json(Redactor(identity=False).inside({HEARTBEAT.key: HEARTBEAT.version, **asdict(beat)}))
     try:
         descriptor = new_file(path)
     except FileExistsError:
@@ -175,9 +182,9 @@ def mark_end(top: Path, beat: Beat) -> None:
         os.close(descriptor)
 
 
-def read_first_ended(top: Path) -> Beat | None:
-    """The last beat of the rank that ended first; `None` if there is no note of it."""
-    return _beat(top / FIRST_ENDED)
+def read_first_ended(top: Path, strict: bool = False) -> Beat | None:
+    """The last beat of the rank that ended first; `None` if there is no note of it. See `read_beat` for `strict`."""
+    return _beat(top / FIRST_ENDED, strict)
 
 
 def first_ended(top: Path, mine: Beat) -> Beat | None:

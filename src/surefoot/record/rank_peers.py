@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.core.activity import Work, state_of, work_of
 from surefoot.core.files import read_file
+from surefoot.core.formats import HANG
 from surefoot.record.heartbeat import Beat, read_beat
 from surefoot.record.run_folder import write_json
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-HANG = "hang.json"
+NAME = "hang.json"
 Condition = Literal["alive", "unsure", "silent", "gone", "stopped", "absent"]
 """What is known of a rank's process: `silent` if its file is no longer written, `absent` if there is none."""
 HangKind = Literal["ended", "gone", "stopped", "silent", "stands", "apart", "together"]
@@ -246,14 +247,14 @@ def _steps(count: int) -> str:
 
 def write_hang(top: Path, hang: Hang) -> None:
     """Write `hang.json`. Raises `OSError`."""
-    write_json(top / HANG, {"schema": 1, **asdict(hang)})
+    write_json(top / NAME, {HANG.key: HANG.version, **asdict(hang)})
 
 
 def forget_hang(top: Path, mine: Beat) -> None:
     """Remove what an earlier run in the same folder has found."""
     if hang_of(top, mine) is None:
         with suppress(OSError):
-            os.unlink(top / HANG)
+            os.unlink(top / NAME)
 
 
 def hang_of(top: Path, mine: Beat) -> Hang | None:
@@ -264,11 +265,14 @@ def hang_of(top: Path, mine: Beat) -> Hang | None:
     return found
 
 
-def read_hang(top: Path) -> Hang | None:
-    """What the reader has found; `None` if there is nothing."""
+def read_hang(top: Path, strict: bool = False) -> Hang | None:
+    """What the reader has found; `None` if there is nothing. With `strict` another version raises `UsageError`."""
     try:
-        held = json.loads(read_file(top / HANG))
-        if held.pop("schema") != 1:
+        held = json.loads(read_file(top / NAME))
+        version = held.pop(HANG.key)
+        if strict:
+            HANG.check(version, str(top / NAME))
+        if HANG.problem(version):
             return None
         hang = Hang(**held)
         is_sound = isinstance(hang.ranks, list) and isinstance(hang.summary, str) and isinstance(hang.step, int)
