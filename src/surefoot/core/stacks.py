@@ -97,7 +97,7 @@ def stacks_of_all() -> str:
 
 def _lines(frame: FrameType | None) -> list[tuple[str, int, str]]:
     """File, line and function of each frame, the outermost first."""
-    found = []
+    found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
         found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))

@@ -97,7 +97,7 @@ def build_guard(
     ranks = Ranks(together if acts else None, home)  # watching starts no collective
     run_log = open_log(log, every := Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
     sampler = _sampler(models, watch or LayerMetrics()) if run_log is not None and samples_model else None
-    rows = run_log and LogRows(run_log, sampler, keeps_incidents=keeps_incidents, rank=watch_rank(run_log, every))
+    rows = None if run_log is None else _rows(run_log, sampler, keeps_incidents, every)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
@@ -114,6 +114,10 @@ def build_guard(
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
         on_step=call_each(rows.step if rows else None, replicas.report_to(history) if replicas else None, on_step),
     )  # fmt: skip
+
+
+def _rows(log: RunLog, sampler: ModelSampler | None, keeps_incidents: bool, ranks: Ranks) -> LogRows:
+    return LogRows(log, sampler, keeps_incidents=keeps_incidents, rank=watch_rank(log, ranks))
 
 
 def _sampler(models: Sequence[nn.Module], watch: LayerMetrics) -> ModelSampler:

@@ -222,10 +222,10 @@ def _described(kind: HangKind, odd: list[Seen], others: list[Seen], mine: Beat, 
 def _summary(kind: HangKind, odd: list[Seen], others: list[Seen], seconds: float) -> str:
     other = others[0].beat
     assert other is not None
-    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    wait = f"rank {others[0].rank}{more} waits in {other.place}, after {_steps(other.step)}, for {seconds:.0f} s"
+    have = f" and {len(others) - 1} more have" if len(others) > 1 else " has"
+    wait = f"rank {others[0].rank}{have} waited {seconds:.0f} s in {other.place}, after {_steps(other.step)}"
     if not odd or odd[0].beat is None:
-        return f"all {len(others)} ranks wait in the same place for {seconds:.0f} s: {other.place}"
+        return f"all {len(others)} ranks have waited {seconds:.0f} s in the same place: {other.place}"
     beat = odd[0].beat
     who = f"rank {beat.rank}" + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
     at = f"{beat.place}, after {_steps(beat.step)}"

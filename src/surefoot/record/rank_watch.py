@@ -300,7 +300,8 @@ class HangSearch:
 
     def _reader(self, mine: Beat) -> int:
         """The lowest rank that is alive, which reads for all. Of many ranks, only some are asked."""
-        for rank in (*range(min(mine.rank, FIRST_READERS)), *range(FIRST_READERS, mine.rank, FIRST_READERS)):
+        asked: list[int] = [*range(min(mine.rank, FIRST_READERS)), *range(FIRST_READERS, mine.rank, FIRST_READERS)]
+        for rank in asked:
             seen = self._look_at(rank)
             if not seen.is_lost and seen.condition != "absent":
                 return rank
