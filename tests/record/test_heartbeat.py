@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,17 @@ def test_a_beat_is_read_as_it_was_written_and_the_file_keeps_its_length(tmp_path
     file.write(replace(beat, movement="moves", where="", waits_in="", count=12_345))
     assert (tmp_path / NAME).stat().st_size == length
     assert read_beat(tmp_path).count == 12_345
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_a_file_that_was_removed_is_made_again(tmp_path):
+    (tmp_path / "theirs").write_text("untouched")
+    os.link(tmp_path / "theirs", tmp_path / NAME)
+    file = BeatFile(tmp_path)
+    file.write(first_beat(0, 2))
+    assert (tmp_path / "theirs").read_text() == "untouched"
+    os.unlink(tmp_path / NAME)
+    file.write(first_beat(0, 2))
+    assert read_beat(tmp_path) is not None
 
 
 def test_a_path_as_long_as_paths_may_be_fits(tmp_path):

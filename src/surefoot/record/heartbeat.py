@@ -117,18 +117,28 @@ class BeatFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._redact = Redactor(identity=False)
+        self._is_ours = False
 
     def write(self, beat: Beat) -> None:
         """Write it. Raises `OSError`."""
         said = {name: value for name, value in asdict(beat).items() if value not in ("", None)}
         short = {name: value[:_LONGEST_WORD] if isinstance(value, str) else value for name, value in said.items()}
         text = as_json(self._redact.inside({HEARTBEAT.key: HEARTBEAT.version, **short})).encode("utf-8", "replace")
-        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | NO_LINKS | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self._path, flags, 0o666)
+        descriptor = self._open()
         try:
             os.write(descriptor, text.ljust(_LENGTH - 1) + b"\n")
         finally:
             os.close(descriptor)
+
+    def _open(self) -> int:
+        """The file, made anew by the first writing: what is there under its name may be a link to another file."""
+        if self._is_ours:
+            with suppress(FileNotFoundError):  # somebody has cleaned up
+                return os.open(self._path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | NO_LINKS)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._is_ours = True
+        return new_file(self._path)
 
 
 def read_beat(folder: Path, strict: bool = False) -> Beat | None:

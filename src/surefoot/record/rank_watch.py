@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.core.files import make_subfolder, write_file
 from surefoot.core.redaction import Redactor
@@ -382,8 +382,8 @@ def _limit() -> float:
 
 def _uses_device() -> bool:
     """Whether this process has begun to use a GPU. Starts nothing by itself."""
-    torch: Any = sys.modules.get("torch")
-    try:
-        return bool(torch is not None and torch.cuda.is_initialized())
-    except (AttributeError, RuntimeError):
+    if "torch" not in sys.modules:
         return False
+    from surefoot.core.device import is_in_use
+
+    return is_in_use()
