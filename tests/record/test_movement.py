@@ -68,6 +68,13 @@ def test_a_long_evaluation_in_one_function_moves():
         assert rank.after(1, cpu=1.0).movement == "moves"
 
 
+def test_a_rank_that_is_met_in_many_places_moves_however_little_its_cpu_has_to_do():
+    rank = Rank()
+    for second in range(300):
+        rank.position = at(line=second % 40)
+        assert rank.after(1).movement == "moves"
+
+
 def test_steps_and_other_functions_are_movement_however_little_is_computed():
     rank = Rank()
     for _ in range(20):

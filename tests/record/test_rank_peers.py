@@ -96,7 +96,7 @@ def write(top, beat):
 
 def test_a_rank_is_silent_once_its_file_has_not_been_written_for_long_by_the_readers_own_clock(tmp_path):
     peers = Peers(tmp_path, first_beat(0, 2), 20.0)
-    theirs = replace(first_beat(1, 2), host="another machine")
+    theirs = replace(first_beat(1, 2), machine="another one")
     assert peers.look(1, 1.0).condition == "absent"
     write(tmp_path, theirs)
     assert peers.look(1, 1.0).condition == "unsure"  # it may be from an earlier run
@@ -117,6 +117,9 @@ def test_a_process_of_this_machine_that_is_gone_is_known_at_once(tmp_path):
     os.waitpid(child, 0)
     write(tmp_path, theirs)
     assert Peers(tmp_path, first_beat(0, 2), 20.0).look(1, 0.0).condition == "gone"
+    elsewhere = replace(theirs, machine=f"{theirs.machine} of another container")  # with the name of the same host
+    write(tmp_path, elsewhere)
+    assert Peers(tmp_path, first_beat(0, 2), 20.0).look(1, 0.0).condition == "unsure"
 
 
 def test_files_of_another_start_count_for_nothing(tmp_path):

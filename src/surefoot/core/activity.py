@@ -71,6 +71,18 @@ def began_at() -> float:
     return time.time() - age
 
 
+def machine() -> str:
+    """What processes that can see each other have in common: one kernel, and one space of process numbers.
+
+    Containers may share the name of their host and still not see each other. Empty where that is not known.
+    """
+    try:
+        with open(f"{_PROC}/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.readlink(f'{_PROC}/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def state_of(process: int, started: int | None) -> ProcessState | None:
     """What has become of a process of this machine; `None` where that is not known."""
     if started is None or not os.path.isdir(f"{_PROC}/self"):

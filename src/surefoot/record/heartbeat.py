@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.core.activity import began_at, started_at
+from surefoot.core.activity import began_at, machine, started_at
 from surefoot.core.files import NO_LINKS, new_file, read_file, write_file
 from surefoot.core.formats import HEARTBEAT
 from surefoot.core.redaction import Redactor
@@ -47,6 +47,8 @@ class Beat:
     launch: str = ""
     """The same for all ranks that were started together."""
     host: str = ""
+    machine: str = ""
+    """The kernel and the space of process numbers; the process can be looked at from where these are the same."""
     process: int = 0
     started: int | None = None
     """When the process began, in ticks of its machine."""
@@ -99,6 +101,7 @@ def first_beat(rank: int, world_size: int) -> Beat:
         world_size,
         launch=launch_name(),
         host=socket.gethostname(),
+        machine=machine(),
         process=process,
         started=started_at(process),
         began=began_at(),

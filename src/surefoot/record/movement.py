@@ -1,10 +1,10 @@
 """Whether this rank moves, found by looking at its training thread about once a second from another thread.
 
-A rank has moved if it has taken a step or is in other functions of the user's than before. It works if it uses the CPU
-or moves bytes, in a child process too. A rank that has neither moved nor worked for the limit waits for others, if it
-is inside of a collective or a backward, or it stands. A loop that sleeps and looks whether a file is there stands too.
-One that works in the very same instruction of the script is busy: a long computation, or on a GPU a wait for the
-device. Everything else moves: evaluations, a first compilation, loading, saving, a slow step.
+A rank has moved if it has taken a step, is in other functions of the user's than before, or was met in many places. It
+works if it uses the CPU or moves bytes, in a child process too. A rank that has neither moved nor worked for the limit
+waits for others, if it is inside of a collective or a backward, or it stands. A loop that sleeps and looks whether a
+file is there stands too. One that works in the very same instruction of the script is busy: a long computation, or on a
+GPU a wait for the device. Everything else moves: evaluations, a first compilation, loading, saving, a slow step.
 
 Time is counted in looks, and a look adds no more than a few times the usual pause: a machine that slept, or a process
 that was stopped, has not waited meanwhile.
@@ -31,6 +31,8 @@ MOST_QUEUED = 4.0
 that only wakes up to look waits for its turn too."""
 IDLE_BYTES_PER_SECOND = 32 * 1024
 """A process that reads and writes less does no work."""
+MOST_PLACES = 8
+"""A loop that only waits is met in a few places; whoever is met in more has moved."""
 LONGEST_PAUSE = 3.0
 """A look counts for at most so many times the usual pause between looks."""
 
@@ -62,6 +64,7 @@ class MovementMeter:
         self._steps, self._thread, self._look, self._work = steps, thread, look, work
         self._key: tuple[int, tuple[int, ...]] | None = None
         self._exact: tuple[tuple[int, int], ...] = ()
+        self._places: set[tuple[tuple[int, int], ...]] = set()
         self._unmoved = self._same_place = self._idle = 0.0
         self._clock = 0.0
         self._readings: deque[tuple[float, Work]] = deque()
@@ -72,8 +75,13 @@ class MovementMeter:
         self._clock += elapsed
         position, step = self._look(self._thread()), self._steps()
         key = (step, position.functions if position is not None else ())
-        self._unmoved = self._unmoved + elapsed if key == self._key else 0.0
         exact = position.exact if position is not None else ()
+        self._places.add(exact)
+        if key != self._key or len(self._places) > MOST_PLACES:
+            self._unmoved = 0.0
+            self._places.clear()
+        else:
+            self._unmoved += elapsed
         self._same_place = self._same_place + elapsed if exact == self._exact and self._unmoved else 0.0
         self._key, self._exact = key, exact
         if self._unmoved >= 2 * self._pause:

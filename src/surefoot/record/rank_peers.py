@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -144,7 +143,7 @@ class Peers:
 
     def _of_process(self, beat: Beat, otherwise: Condition) -> Condition:
         """What the machine knows of the process, if it is this machine; else what its file shows."""
-        if beat.movement == "ended" or beat.host != socket.gethostname():
+        if beat.movement == "ended" or not beat.machine or beat.machine != self._mine.machine:
             return otherwise
         state = state_of(beat.process, beat.started)
         if state in ("gone", "stopped"):
