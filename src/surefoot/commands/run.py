@@ -272,9 +272,9 @@ class RunSession:
         self._closed = True
         if flush:
             _flush()
+        if self._ranks is not None and self.watcher is not None:
+            self.watcher.probes.safely("other ranks", tell_ranks, self._ranks, self.ending)
         try:
-            if self._ranks is not None:
-                tell_ranks(self._ranks, self.ending)
             self._write(self.ending)
         except Exception as error:
             if self.watcher is not None:
