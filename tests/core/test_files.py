@@ -185,6 +185,7 @@ WRITERS = {
     "commands/zoo.py": "a file that the user names",
     "keep/checkpoint/exchange.py": "a new file that the user names, never over another one",
     "keep/checkpoint/listing.py": "renames folders of its own",
+    "record/heartbeat.py": "writes its own new file again and again; refuses links",
     "record/rank_file.py": "appends to rank.jsonl; refuses links",
     "zoo/rank_runs.py": "the output of its own runs, in a scratch folder",
 }

@@ -22,8 +22,10 @@ from surefoot.core.formats import FORMATS, Format
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.position.data import DataPosition
 from surefoot.record.follow import RunFollower
+from surefoot.record.heartbeat import BeatFile, first_beat, read_beat
 from surefoot.record.incidents.reading import read_incident
 from surefoot.record.rank_file import read_rank
+from surefoot.record.rank_peers import read_hang
 from surefoot.report.page.serve import LiveServer
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +196,23 @@ def rank(folder):
     yield command("diagnose", folder)
 
 
+def heartbeat(folder):
+    for number in range(2):
+        unpack("run", folder / f"rank{number}")
+    BeatFile(folder / "rank1").write(first_beat(1, 2))
+    newer(folder / "rank1" / "alive.json", formats.HEARTBEAT)
+    yield refusal(lambda: read_beat(folder / "rank1", strict=True))
+    yield command("diagnose", folder)
+
+
+def hang(folder):
+    for number in range(2):
+        unpack("run", folder / f"rank{number}")
+    (folder / "hang.json").write_text(json.dumps({"schema": formats.HANG.version + 1}))
+    yield refusal(lambda: read_hang(folder, strict=True))
+    yield command("diagnose", folder)
+
+
 def incident(folder):
     (place,) = unpack("incident", folder).glob("incidents/*")
     newer(place / "incident.json", formats.INCIDENT)
@@ -226,7 +245,7 @@ READ_AGAIN = {
     each.__name__.replace("_", " "): each
     for each in (
         *(checkpoint, stabilizer_state, data_position, run_log, run_description),
-        *(facts, findings, rank, incident, experiments, standardizer, mutant_runs),
+        *(facts, findings, rank, heartbeat, hang, incident, experiments, standardizer, mutant_runs),
     )
 }
 

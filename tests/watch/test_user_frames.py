@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import surefoot
+from surefoot.core.user_code import is_users, place
 from surefoot.watch import user_frames
-from surefoot.watch.user_frames import caller, is_library, is_users, name_of, place, site, user_frame, variables
+from surefoot.watch.user_frames import caller, is_library, name_of, site, user_frame, variables
 
 PACKAGE = os.path.dirname(surefoot.__file__)
 LIBRARIES = sysconfig.get_path("purelib")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.record.facts import RunFacts
     from surefoot.record.log import RunLog
+    from surefoot.record.rank_watch import RankWatch
     from surefoot.watch.watcher import Watcher
 
 USAGE = (
@@ -200,6 +201,7 @@ class RunSession:
         self._process = os.getpid()
         self._closed = False
         self._experiment: Experiment | None = None
+        self._ranks: RankWatch | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         self._of_rank = f"rank{self._rank}" if self._world_size > 1 else ""
         self._folder = OutputFolder(request, self._began, self._rank, self._world_size)
@@ -259,6 +261,8 @@ class RunSession:
             install(self.watcher, ("surefoot.report.terminal.progress",) if self.request.progress else ())
             if self._experiment is not None:
                 self._experiment.follow()
+            if self._world_size > 1:
+                self._ranks = watch_ranks(self.watcher, self._folder.choose())
         except Exception as error:
             say(f"surefoot: cannot observe this torch ({type(error).__name__}: {error}); the script runs unobserved")
 
@@ -268,6 +272,8 @@ class RunSession:
         self._closed = True
         if flush:
             _flush()
+        if self._ranks is not None and self.watcher is not None:
+            self.watcher.probes.safely("other ranks", tell_ranks, self._ranks, self.ending)
         try:
             self._write(self.ending)
         except Exception as error:
@@ -415,6 +421,49 @@ class RunSession:
             crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
         return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
+
+
+def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
+    """Watch whether this rank moves, and which one it waits for."""
+    from surefoot.record.rank_watch import RankWatch
+
+    context = watcher.context
+    if context.step_clock is None:
+        return None
+
+    def notify(event: Any) -> None:
+        if context.events.log is not None:
+            context.events.log.notice(event)
+
+    state, options = context.state, context.options
+    watch = RankWatch(
+        folder,
+        options.rank,
+        options.world_size,
+        clock=context.step_clock,
+        notify=notify,
+        say=say,
+        thread=lambda: state.thread,
+    )
+    return watch.start()
+
+
+def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
+    """Tell the other ranks that this one ends; if it does so because another one has left, say which."""
+    from surefoot.core.user_code import is_users, place
+    from surefoot.record.failed_collectives import failed_collective
+
+    error = ending.error
+    is_left = failed_collective(error) is not None
+    where = next((place(*line) for line in reversed(ending.lines) if is_users(line[0])), "")
+    at = f" at {where}" if where else ""
+    words = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
+    if error is not None:
+        words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
+    if is_left and (lost := ranks.who_left()):
+        say(f"surefoot: this rank ends because {lost}")
+        words = f"it waited in vain: {lost}"
+    ranks.end(ending.code, words, where=where, follows=is_left)
 
 
 def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:

@@ -4,8 +4,9 @@ A run folder can be sent to another person. Whoever made it may have put a link 
 a file is written under a new name that nobody could know, and renamed: a link of the same name is replaced, and what it
 points to stays as it was. The other functions open and make only what is not a link.
 
-Files that are appended to while a run lasts are in `record/owned_file.py` and `record/events.py`; folders that are
-filled before they get their name are in `keep/checkpoint/folders.py`. Nothing else writes into run folders.
+Files that are appended to while a run lasts are in `record/owned_file.py` and `record/events.py`, the one that is
+written again and again is in `record/heartbeat.py`; folders that are filled before they get their name are in
+`keep/checkpoint/folders.py`. Nothing else writes into run folders.
 """
 
 from __future__ import annotations

@@ -222,6 +222,20 @@ RANK = Format(
     "`surefoot run` with several ranks",
     "`surefoot diagnose`, `report` and `watch`",
 )
+HEARTBEAT = Format(
+    "heartbeat",
+    1,
+    "`rank*/alive.json`, `ended.json`",
+    "`surefoot run` and `TrainingStabilizer(log=...)` with several ranks",
+    "the other ranks, `surefoot diagnose` and `report`",
+)
+HANG = Format(
+    "hang",
+    1,
+    "`hang.json`",
+    "`surefoot run` and `TrainingStabilizer(log=...)` with several ranks",
+    "the other ranks, `surefoot diagnose` and `report`",
+)
 INCIDENT = Format(
     "incident",
     1,
@@ -243,7 +257,7 @@ MUTANTS = Format(
 )
 
 FORMATS: tuple[Format, ...] = (
-    *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, RANK, INCIDENT, EXPERIMENTS),
-    *(STANDARDIZER, EXAMINATION, REPLAY, SCORES, MUTANTS),
+    *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, RANK, HEARTBEAT, HANG),
+    *(INCIDENT, EXPERIMENTS, STANDARDIZER, EXAMINATION, REPLAY, SCORES, MUTANTS),
 )
 """All of them. `docs/formats.md` shows this table."""

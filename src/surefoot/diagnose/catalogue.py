@@ -849,11 +849,24 @@ _CAUSES = (
         "Step the scheduler on every rank with the same value: reduce a metric over the ranks first.",
     ),
     _cause(
+        "dist.hang",
+        "a rank stops, and the others wait for it",
+        "The run stands still with idle devices, or ends with a timeout or `Connection closed by peer`.",
+        "One rank has ended, was killed, or stands in a line where it waits for no other rank, or is in another "
+        "collective than the rest. Its step, its line and its stack are in the evidence.",
+        "dist.collective-failed device.out-of-memory",
+        "Look at the line of the rank that is named, and at `stacks.txt` in its folder.",
+        "Call collectives (also those of DDP and of barriers) on every rank, in the same order, outside of conditions "
+        "on the rank.",
+        "Give every rank the same number of batches, and decide together when to stop.",
+        "Give what may wait for ever, such as a queue, a lock or a download, a time limit.",
+    ),
+    _cause(
         "dist.collective-failed",
         "ranks could not communicate",
         "`DistBackendError: NCCL error`, a timeout of a collective, or a connection that another rank closed.",
         "The error message of NCCL or gloo, with its kind and reason.",
-        "device.out-of-memory device.illegal-access",
+        "dist.hang device.out-of-memory device.illegal-access",
         "Read the output of the rank that failed first. The other ranks only report that it ended.",
         "Run once with the environment variable `NCCL_DEBUG=INFO`, which prints what NCCL was doing.",
         "Check that all ranks call the same collectives in the same order, with the same number of batches.",

@@ -23,6 +23,7 @@ from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.engine import EVIDENCE_RANK, covers, diagnose, load_one
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.rank_comparison import RankComparison
+from surefoot.diagnose.rank_hangs import hang_claims
 from surefoot.diagnose.rank_rules import rank_claims
 from surefoot.errors import UsageError
 
@@ -63,14 +64,17 @@ def diagnose_ranks(folders: Sequence[Path]) -> Diagnosis:
     comparison = RankComparison(folders)
     judged = [_diagnosis_of(folder, len(folders) <= JUDGED_AGAIN) for folder in folders]
     found = [each for each in judged if each is not None]
-    if not found:
+    hangs = hang_claims(folders, {each.rank: each.diagnosis for each in found}, _kinds())
+    if not found and not hangs:
         raise UsageError(f"{folders[0].parent} holds {len(folders)} ranks, and none of them has been recorded yet.")
-    return merge(found, rank_claims(comparison), comparison.world_size)
+    return merge(found, [*hangs, *rank_claims(comparison)], comparison.world_size)
 
 
 def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> Diagnosis:
     """One diagnosis from those of the ranks, and from what a comparison of the ranks claims."""
     located = _with_consequences(_by_cause(ranks), ranks)
+    explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
+    located = [_as_remark(each) if each.finding.cause in explained else each for each in located]
     compared = _compared(claims)
     serious = {finding.cause for finding in compared if finding.severity != "info"}
     if serious & _BREAKS_RANKS:  # what single ranks say then is about models that do not belong together
@@ -79,7 +83,7 @@ def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> 
     findings = tuple(sorted(every, key=lambda each: (each.severity == "info", each.severity != "error")))
     worst = {finding.severity for finding in findings}
     verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
-    steps = max(each.diagnosis.steps for each in ranks)
+    steps = max((each.diagnosis.steps for each in ranks), default=0)
     merged = Diagnosis(verdict, steps, findings)
     if merged.serious:
         return merged

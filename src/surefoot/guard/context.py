@@ -17,6 +17,7 @@ from surefoot.detect.combine import Combined, tolerated
 from surefoot.guard.guarded_optimizer import GuardedOptimizer
 from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.model_sampling import ModelSampler
+from surefoot.guard.rank_watching import watch_rank
 from surefoot.guard.replica_check import replica_check
 from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.guard.step_decision import StepDecider, StepPolicy
@@ -94,9 +95,9 @@ def build_guard(
     home, together = layout.home, find_group(models)
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
     ranks = Ranks(together if acts else None, home)  # watching starts no collective
-    run_log = open_log(log, Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
+    run_log = open_log(log, every := Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
     sampler = _sampler(models, watch or LayerMetrics()) if run_log is not None and samples_model else None
-    rows = None if run_log is None else LogRows(run_log, sampler, keeps_incidents=keeps_incidents)
+    rows = None if run_log is None else _rows(run_log, sampler, keeps_incidents, every)
     checker = checker or StabilityChecker()
     shapers, clipper = split_clip(clip)
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
@@ -113,6 +114,10 @@ def build_guard(
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
         on_step=call_each(rows.step if rows else None, replicas.report_to(history) if replicas else None, on_step),
     )  # fmt: skip
+
+
+def _rows(log: RunLog, sampler: ModelSampler | None, keeps_incidents: bool, ranks: Ranks) -> LogRows:
+    return LogRows(log, sampler, keeps_incidents=keeps_incidents, rank=watch_rank(log, ranks))
 
 
 def _sampler(models: Sequence[nn.Module], watch: LayerMetrics) -> ModelSampler:

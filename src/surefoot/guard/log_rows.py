@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
+    from surefoot.guard.rank_watching import WatchedRank
     from surefoot.keep.checkpoint.storage import SaveFacts
     from surefoot.record.messages import EventName
     from surefoot.types import Incident, LayerStats, Severity, Signals, StepRecord
@@ -108,9 +109,18 @@ def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
 class LogRows:
     """Writes one stabilizer's run into a log."""
 
-    def __init__(self, log: RunLog, sampler: ModelSampler | None, *, keeps_incidents: bool = False) -> None:
+    def __init__(
+        self,
+        log: RunLog,
+        sampler: ModelSampler | None,
+        *,
+        keeps_incidents: bool = False,
+        rank: WatchedRank | None = None,
+    ) -> None:
         """Write into `log`. With `keeps_incidents` a refused step is logged when `release` is called."""
         self.log, self.sampler = log, sampler
+        self.rank = rank
+        """This rank as one of several, if it is watched."""
         self._keeps_incidents = keeps_incidents
         self._held: Incident | None = None
         """A refused step, until it is known whether it is kept in a folder."""
@@ -125,6 +135,8 @@ class LogRows:
     def step(self, record: StepRecord) -> None:
         """A step's numbers have arrived."""
         signals: Any = record.signals
+        if self.rank is not None:
+            self.rank.clock.stepped(signals.step + 1)
         self.numbers(
             signals.step,
             loss=signals.loss,
@@ -194,11 +206,16 @@ class LogRows:
             evidence={**incident.evidence, **kept},
         )
 
-    def failed(self, error: BaseException, step: int) -> None:
-        """A step raised an error, which is an event if a collective of several ranks failed."""
+    def failed(self, error: BaseException, step: int) -> str:
+        """A step raised an error, which is an event if a collective of several ranks failed.
+
+        Returns which rank has left, in one sentence, if that is known to be the reason.
+        """
         failed = failed_collective(error)
-        if failed is not None:
-            self.log.take(collective_event(failed, step))
+        if failed is None:
+            return ""
+        self.log.take(collective_event(failed, step))
+        return self.rank.lost() if self.rank is not None else ""
 
     def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
         """A checkpoint is on the disk. Called by the thread that wrote it."""

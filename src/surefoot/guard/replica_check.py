@@ -1,10 +1,12 @@
 """Whether the replicas of a model are still equal on all ranks, checked now and then while the run goes on.
 
 A rank's parameters and optimizer state are made into one 64-bit fingerprint, on the device and without a wait. It
-travels in the all-reduce that the ranks use at every step to agree: each rank has a place of its own in the vector, so
-that the sum over the ranks is a list of all fingerprints. No collective is added, and steps that are not checked carry
-nothing. The host reads the list when it has arrived. The fingerprint of most ranks is taken for the right one, and
-where there is no majority that of the lowest rank.
+travels in the all-reduce that the ranks use at every step to agree. Of up to 21 ranks each has a place of its own in
+the vector, so that the sum over the ranks is a list of all fingerprints. More ranks send the 64 bits of theirs as 64
+numbers, however many they are: the sums say how many ranks have each bit, and equal replicas have all or none. Only if
+that shows a difference, the all-reduce eight steps later carries the list. No collective is added, and steps that are
+not checked carry nothing. The host reads the sums when they have arrived. The fingerprint of most ranks is taken for
+the right one, and where there is no majority that of the lowest rank.
 
 When ranks differ, the next check takes a closer look: the first odd rank and the one that it is compared with also
 send a fingerprint of each tensor, so that the first tensor that differs is known. Checked steps are chosen by their
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
 CAUSE = "dist.replicas-diverged"
 _PIECES = (0, 22), (22, 21), (43, 21)
 """First bit and length of the three numbers that a fingerprint is sent as: float32 holds 24 bits exactly."""
+_BITS = 64
+LISTED = _BITS // len(_PIECES)
+"""So many ranks send a list, which is shorter than the bits."""
+NAMED_AFTER_STEPS = 8
+"""So many steps after a difference in the bits the list is sent: every rank has read the sums by then."""
 _HALVES = (0, 16), (16, 16)
 """The same for the 32 bits of one tensor."""
 
@@ -75,6 +82,8 @@ class _Sent:
     sums: AsyncCopy
     closer: Divergence | None
     """What is looked at more closely."""
+    is_list: bool = True
+    """Whether it is a list of fingerprints, or the counts of their bits."""
 
 
 class ReplicaCheck:
@@ -84,21 +93,32 @@ class ReplicaCheck:
         self._layout, self._optimizer = layout, weak_reference(optimizer)
         self._place, self._count = ranks.place, ranks.count
         self._sent: list[_Sent] = []
+        self._sends_list = True
+        """Whether the vector of the step under way is a list."""
+        self._differs_at: int | None = None
+        """The check whose bits differed, until a list has named the odd ranks."""
+        self._named_at: int | None = None
+        """The step that carries a list if the last bits differed."""
         self._last_equal: int | None = None
         self._known: Divergence | None = None
         self._found: list[Divergence] = []
 
     def numbers(self, step: int) -> Tensor | None:
         """What this rank adds to the all-reduce of a step; `None` if the step is not checked."""
-        is_due = RANK_STEPS.due(step)
+        is_due, is_follow_up = RANK_STEPS.due(step), step == self._named_at
         if self._sent:
-            self._read(wait=is_due)  # every rank must know by now whether to look closer; it arrived long ago
-        if not is_due:
+            # Every rank must know by now whether to look closer; it arrived long ago.
+            self._read(wait=is_due or is_follow_up)
+        if not is_due and not (is_follow_up and self._differs_at is not None):
             return None
         home = self._layout.home
         parameters = [parameter for _, parameter in self._layout.parameters]
         each = fingerprints([parameter.detach() for parameter in parameters], home)
         each = each * 3 + state_fingerprints(self._optimizer(), parameters, home)
+        self._sends_list = self._count <= LISTED or self._differs_at is not None or self._known is not None
+        if not self._sends_list:
+            self._named_at = step + NAMED_AFTER_STEPS
+            return _bits(fingerprint(each))
         lists = torch.zeros(self._count, len(_PIECES), device=home)
         lists[self._place] = _split(fingerprint(each), _PIECES)
         closer = self._closer
@@ -112,7 +132,7 @@ class ReplicaCheck:
 
     def take(self, step: int, sums: Tensor) -> None:
         """The numbers of all ranks, added up."""
-        self._sent.append(_Sent(step, begin_reading(sums), self._closer))
+        self._sent.append(_Sent(step, begin_reading(sums), self._closer, self._sends_list))
 
     def report_to(self, history: RunHistory) -> Callable[[StepRecord], None]:
         """A function that notes in the history what has been found, when it is called with a step."""
@@ -142,10 +162,21 @@ class ReplicaCheck:
     def _read(self, wait: bool) -> None:
         while self._sent and (wait or self._sent[0].sums.has_arrived()):
             sent = self._sent.pop(0)
-            self._judge(sent.step, sent.sums.wait(), sent.closer)
+            numbers = sent.sums.wait().tolist()
+            if sent.is_list:
+                self._judge(sent.step, numbers, sent.closer)
+            else:
+                self._judge_bits(sent.step, numbers)
 
-    def _judge(self, step: int, sums: Tensor, closer: Divergence | None) -> None:
-        numbers = sums.tolist()
+    def _judge_bits(self, step: int, counts: list[float]) -> None:
+        if all(count in (0, self._count) for count in counts):
+            self._last_equal = step
+        else:
+            self._differs_at = step
+
+    def _judge(self, step: int, numbers: list[float], closer: Divergence | None) -> None:
+        found_at = step if self._differs_at is None else self._differs_at
+        self._differs_at = None
         size = len(_PIECES)
         held = [tuple(numbers[size * rank : size * (rank + 1)]) for rank in range(self._count)]
         votes = Counter(held)
@@ -157,7 +188,7 @@ class ReplicaCheck:
         if closer is not None and self._known is not None:
             self._name_tensor(numbers[size * self._count :], closer)
         if self._known is None or self._known.odd != odd:
-            self._known = Divergence(step, self._last_equal, odd, held.index(usual))
+            self._known = Divergence(found_at, self._last_equal, odd, held.index(usual))
             self._found.append(self._known)
 
     def _name_tensor(self, numbers: list[float], closer: Divergence) -> None:
@@ -175,6 +206,11 @@ class ReplicaCheck:
 def _split(value: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
     """Whole numbers as several smaller ones, exact in float32, along a new last dimension."""
     return torch.stack([(value >> first) & ((1 << length) - 1) for first, length in pieces], -1).to(torch.float32)
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The bits of one whole number, as so many numbers."""
+    return ((value.reshape(1) >> torch.arange(_BITS, device=value.device)) & 1).to(torch.float32)
 
 
 def replica_check(models: Sequence[nn.Module], optimizer: Any, layout: Layout, ranks: Ranks) -> ReplicaCheck | None:

@@ -24,7 +24,7 @@ from surefoot.act.apply import ClosureRefused
 from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
-from surefoot.errors import UsageError
+from surefoot.errors import RankFailed, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.context import GuardContext, build_guard, call_each
@@ -34,6 +34,7 @@ from surefoot.guard.guard_state import in_present_format, load_rules, load_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import LoopHooks, RunPersistence
+from surefoot.guard.rank_watching import backward_begins
 from surefoot.guard.run_actions import RunActions, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
@@ -280,7 +281,10 @@ def _shown(value: Any) -> str:
 
 
 def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that."""
+    """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that.
+
+    Where it is known that another rank has left, the error says so instead of "Connection closed by peer".
+    """
 
     @wraps(method)
     def reporting(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -288,8 +292,9 @@ def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_
             return method(*args, **kwargs)
         except RuntimeError as error:
             run: StabilizedRun = args[0]._run  # type: ignore[attr-defined]
-            if run.guard.rows is not None:
-                run.guard.rows.failed(error, run.results.steps)
+            lost = run.guard.rows.failed(error, run.results.steps) if run.guard.rows is not None else ""
+            if lost:
+                raise RankFailed(f"this rank cannot go on: {lost}.") from error
             raise
 
     return reporting
@@ -404,6 +409,7 @@ class TrainingStabilizer:
             weight: how many rows or tokens it is the mean over, when microbatches are uneven.
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
+        backward_begins(self._run.guard.rows)
         self._run.window.backward(loss, weight, options)
         if self._run.capture is not None:
             self._run.capture.notes.ran_backward(loss, weight)
@@ -426,6 +432,7 @@ class TrainingStabilizer:
         capture = self._run.capture
         if capture is not None:
             capture.notes.was_given(batch)
+        backward_begins(self._run.guard.rows)
         loss = self._run.window.run_pieces(loss_fn, batch, weight)
         if capture is not None:
             capture.notes.ran_backward(loss, None if weight is None else partial(weight, batch))

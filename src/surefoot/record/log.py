@@ -182,10 +182,10 @@ _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
 def _close_all() -> None:
     for writer in list(_WRITERS):
         if writer.close_at_exit:
-            writer.close(EXIT_SECONDS, _uncaught())
+            writer.close(EXIT_SECONDS, uncaught())
 
 
-def _uncaught() -> BaseException | None:
+def uncaught() -> BaseException | None:
     """What ended the program. In a notebook or at a prompt it is the last slip of whoever types there: no news."""
     error = getattr(sys, "last_value", None)
     is_interactive = hasattr(sys, "ps1") or sys.flags.interactive

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.core.redaction import is_redacted
+from surefoot.core.user_code import is_users
 from surefoot.diagnose.terminal import printable
 from surefoot.errors import UsageError
 from surefoot.record.incidents.retention import INCIDENTS
 from surefoot.replay.processes import Order
-from surefoot.watch.user_frames import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -66,8 +66,10 @@ class BackwardObserver:
 
     def before(self, root: Tensor) -> None:
         """`backward` is about to run on `root`."""
-        state = self._state
+        state, clock = self._state, self._context.step_clock
         state.backwards += 1
+        if clock is not None:
+            clock.backward_begins()
         is_repeated = state.is_repeated_evaluation()
         frame = user_frame(3)
         if state.sampled is not None and state.sampled.recorder is not None:
@@ -174,8 +176,10 @@ class BackwardObserver:
             self._after_manual_backward(gradients)
 
     def _after_manual_backward(self, gradients: Any) -> None:
-        state = self._state
+        state, clock = self._state, self._context.step_clock
         state.steps += 1
+        if clock is not None:
+            clock.stepped(state.steps)
         norm = self.manual.gradient_norm(gradients)
         if norm is not None and self.series.rows:
             self.series.rows[-1]["grad_norm"] = norm

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.facts import LoaderFacts, SchedulerFacts
+from surefoot.record.stragglers import StepClock
 from surefoot.watch.accumulated_loss import StepLosses
 from surefoot.watch.events import EventRecorder
 from surefoot.watch.log_rows import WatchLog
@@ -119,3 +120,5 @@ class WatchContext:
         self.data = StepData(self.measuring)
         self.calls = ScriptCalls()
         self.module_memory = ModuleMemoryNotes()
+        self.step_clock = StepClock() if options.world_size > 1 else None
+        """Follows the steps of one of several ranks."""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device import failure, fatal_cause, note_failure
+from surefoot.core.user_code import is_users, place
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import CrashArguments, CrashFacts
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import describe
-from surefoot.watch.user_frames import is_users, place, traceback_frames
+from surefoot.watch.user_frames import traceback_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

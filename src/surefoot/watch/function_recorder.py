@@ -19,9 +19,9 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
+from surefoot.core.user_code import is_users, place
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import intercepts_operations, runs_eagerly
-from surefoot.watch.user_frames import is_users, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

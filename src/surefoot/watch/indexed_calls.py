@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from surefoot.core.device import has_failed, is_capturing
 from surefoot.core.device_copies import host_memory_for_good
+from surefoot.core.user_code import place
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.user_frames import name_of, place, user_frame
+from surefoot.watch.user_frames import name_of, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from surefoot.observe.histograms import Sample
     from surefoot.record.facts import Event, ParameterUpdate, SampledStep
     from surefoot.record.log import RunLog
+    from surefoot.record.messages import Event as LoggedEvent
     from surefoot.record.messages import EventName
     from surefoot.types import Severity
     from surefoot.watch.parameter_registry import ParameterRegistry
@@ -168,6 +169,11 @@ class WatchLog:
         shown = _shown(event)
         if shown is not None:
             self._write(event.step, event.TAG[1], *shown)
+
+    def notice(self, event: LoggedEvent) -> None:
+        """An event that another thread has found. Before the first step there is no log, and it is lost."""
+        if self._log is not None:
+            self._log.take(event)
 
     def kept(self, step: int, folder: Path, command: str) -> None:
         """A bad step is kept in a folder; `command` runs it again."""

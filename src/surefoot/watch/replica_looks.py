@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.core.device import name_of
 from surefoot.core.files import make_subfolder, read_file
+from surefoot.core.user_code import is_users, place
 from surefoot.observe.fingerprints import fingerprints, state_fingerprints
 from surefoot.observe.parameters import learning_rate, plain_name
 from surefoot.observe.readable import is_sharded
@@ -37,7 +38,6 @@ from surefoot.record.rank_file import RankFile
 from surefoot.watch.arriving_steps import Arriving
 from surefoot.watch.deferred import deferred_so_far, later
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.user_frames import is_users, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

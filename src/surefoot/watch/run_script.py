@@ -39,6 +39,8 @@ class Ending:
         self.code = code
         self.error: BaseException | None = None
         self.globals: dict[str, object] | None = None
+        self.lines: list[tuple[str, int]] = []
+        """File and line of every frame that what ended the script came through, the innermost last."""
 
 
 def run(target: Target, ending: Ending) -> None:
@@ -54,12 +56,22 @@ def run(target: Target, ending: Ending) -> None:
             _run_file(target, ending)
     except SystemExit as request:
         ending.code = _exit_code(request)
+        ending.lines = _lines(request.__traceback__)
         raise
     except BaseException as error:
         ending.error = error
+        ending.lines = _lines(error.__traceback__)
         ending.code = 130 if isinstance(error, KeyboardInterrupt) else 1
         sys.excepthook = _without_us(sys.excepthook)
         raise
+
+
+def _lines(trace: TracebackType | None) -> list[tuple[str, int]]:
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
 
 
 def _run_file(target: Target, ending: Ending) -> None:

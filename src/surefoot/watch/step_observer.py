@@ -171,6 +171,8 @@ class StepObserver:
         step = state.steps
         if self._context.optimizers.stepped(record):
             state.steps += 1
+            if self._context.step_clock is not None:
+                self._context.step_clock.stepped(state.steps)
         if self._incidents is not None:
             self._safely("incidents", self._incidents.after_step, record)
         for scheduler in self._context.calls.schedulers:

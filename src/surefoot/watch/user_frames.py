@@ -4,48 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import TYPE_CHECKING
+
+from surefoot.core.user_code import HERE, PACKAGES, is_users, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(
-    {os.path.realpath(path) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")
-     if (path := sysconfig.get_path(key))}
-    | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
-)  # fmt: skip
-_PACKAGES = ("site-packages", "dist-packages")
 _WATCHING = tuple(
-    os.path.join(_HERE, name) + os.sep for name in ("watch", "observe", "core", os.path.join("experiments", "changes"))
+    os.path.join(HERE, name) + os.sep for name in ("watch", "observe", "core", os.path.join("experiments", "changes"))
 )
 _WRAPPERS = tuple(
     os.path.join("torch", *part)
     for part in (("_compile.py",), ("_dynamo", "eval_frame.py"), ("utils", "_contextlib.py"))
 )
-_own_files: dict[str, bool] = {}
-_places: dict[str, str] = {}
-
-
-def is_users(filename: str) -> bool:
-    """Whether a source file is the user's: not torch, not the standard library, not surefoot (but its zoo is)."""
-    known = _own_files.get(filename)
-    if known is None:
-        known = _own_files[filename] = _judge(filename)
-    return known
-
-
-def _judge(filename: str) -> bool:
-    if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
-        return False
-    zoo = tuple(os.path.join(_HERE, "zoo", name) for name in ("t", "ranks"))
-    if filename.startswith(_HERE + os.sep) and not filename.startswith(zoo):
-        return False
-    if filename.startswith(zoo):
-        return True
-    return not (filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGES))
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
@@ -75,14 +48,14 @@ def is_library(filename: str) -> bool:
     """Whether a file belongs to a library that a script may call, this one included: not to Python, torch or NumPy."""
     if is_users(filename) or filename.startswith("<"):
         return False
-    packaged = any(folder in filename for folder in _PACKAGES)
-    inside = any(f"{folder}{os.sep}{name}{os.sep}" in filename for folder in _PACKAGES for name in ("torch", "numpy"))
-    return (packaged and not inside) or filename.startswith(_HERE + os.sep)
+    packaged = any(folder in filename for folder in PACKAGES)
+    inside = any(f"{folder}{os.sep}{name}{os.sep}" in filename for folder in PACKAGES for name in ("torch", "numpy"))
+    return (packaged and not inside) or filename.startswith(HERE + os.sep)
 
 
 def is_other_library(filename: str) -> bool:
     """Whether a file belongs to a library other than Python, torch, NumPy and this one."""
-    return is_library(filename) and not filename.startswith(_HERE + os.sep)
+    return is_library(filename) and not filename.startswith(HERE + os.sep)
 
 
 _TRAINERS = {
@@ -101,7 +74,7 @@ def trainer_of(frame: FrameType | None) -> str | None:
     while frame is not None:
         filename = frame.f_code.co_filename
         if is_other_library(filename):
-            packages = next(folder for folder in _PACKAGES if folder in filename)
+            packages = next(folder for folder in PACKAGES if folder in filename)
             inside = os.sep + filename.rpartition(packages + os.sep)[2]
             found = next((name for folder, name in _TRAINERS.items() if inside.startswith(folder)), found)
         frame = frame.f_back
@@ -112,15 +85,6 @@ def site(depth: int = 1) -> str:
     """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
     frame = user_frame(depth + 1)
     return "" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
-
-
-def place(filename: str, line: int) -> str:
-    """A file and line as a person would write them."""
-    known = _places.get(filename)
-    if known is None:
-        relative = os.path.relpath(filename)
-        known = _places[filename] = relative if not relative.startswith("..") else filename
-    return f"{known}:{line}"
 
 
 def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

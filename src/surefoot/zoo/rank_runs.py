@@ -16,6 +16,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from surefoot.record.rank_watch import VARIABLE
+
+HANG_SECONDS = 5
+"""A rank is called stopped after so long, rather than after half a minute."""
 COUNT = 2
 """How many ranks a script is run with."""
 _POLL_SECONDS = 0.05
@@ -51,6 +55,7 @@ def _environment(rank: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        VARIABLE: str(HANG_SECONDS),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
     }

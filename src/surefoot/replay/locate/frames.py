@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from surefoot.watch.user_frames import is_users, place
+from surefoot.core.user_code import is_users, place
 
 if TYPE_CHECKING:
     from types import FrameType

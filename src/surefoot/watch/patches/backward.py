@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from surefoot.core.user_code import is_users
 from surefoot.watch.script_hooks import intercepts_operations, script_hooks
-from surefoot.watch.user_frames import is_users
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks

@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from surefoot.core.function_hooks import Hook, add_hook_to_wrapper
+from surefoot.core.user_code import is_users
 from surefoot.core.weak_reference import weak_reference
 from surefoot.watch.compiled_inputs import may_hold_data
 from surefoot.watch.eager_stance import EAGER_LOOKS
 from surefoot.watch.module_hooks import COMPILED
 from surefoot.watch.patches.indexing import follow_compiled
-from surefoot.watch.user_frames import is_other_library, is_users
+from surefoot.watch.user_frames import is_other_library
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks

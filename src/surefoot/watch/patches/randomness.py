@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surefoot.watch.user_frames import caller, is_library, is_users, place, user_frame
+from surefoot.core.user_code import is_users, place
+from surefoot.watch.user_frames import caller, is_library, user_frame
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks

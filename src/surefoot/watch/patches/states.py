@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.core.function_hooks import Hook, add_hook
+from surefoot.core.user_code import is_users
 from surefoot.keep.restore import load_models
 from surefoot.record.facts import (
     FileLoadedEvent,
@@ -27,7 +28,7 @@ from surefoot.record.facts import (
     ScalerLoadedEvent,
     SchedulerLoadedEvent,
 )
-from surefoot.watch.user_frames import caller, is_library, is_users, site
+from surefoot.watch.user_frames import caller, is_library, site
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
