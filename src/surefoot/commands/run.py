@@ -341,7 +341,11 @@ class RunSession:
         except OSError:
             return None  # the end of the run says so
         sinks = [sink for make in (self._progress, self._tensorboard, self._webhook) if (sink := make()) is not None]
-        return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        from surefoot.record.loader_waits import follow_loaders
+
+        log = RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        follow_loaders(log)
+        return log
 
     def _progress(self) -> Any:
         if not self.request.progress:

@@ -24,6 +24,7 @@ from surefoot.errors import SettingError
 from surefoot.record.facts import GroupSettings, OptimizerSetup
 from surefoot.record.failed_collectives import collective_event, failed_collective
 from surefoot.record.incidents.environment import replay_command
+from surefoot.record.loader_waits import follow_loaders
 from surefoot.record.log import RunLog, part_of
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.record.run_folder import describe_run, write_json
@@ -68,6 +69,7 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
         return None
     if isinstance(given, RunLog):
         _describe(given, ranks, setup)
+        follow_loaders(given)
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise SettingError(f"`log` takes a folder or a RunLog; got {given!r}.")
@@ -77,6 +79,7 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
         _OPEN[folder.absolute()] = known = RunLog(folder)
         _SHARED[known] = 1
         _describe(known, ranks, setup)
+        follow_loaders(known)
         return known
     _SHARED[known] += 1
     part = known.part(f"optimizer {_SHARED[known]}")

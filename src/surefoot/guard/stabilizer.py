@@ -44,6 +44,7 @@ from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.log import RunLog
+from surefoot.record.messages import CheckpointsExpected
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord, format_table
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+                rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
     def _set_accumulate(self, accumulate: int) -> None:
         """Another number of ranks takes another number of microbatches per step."""
