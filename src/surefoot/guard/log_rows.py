@@ -21,6 +21,7 @@ import torch
 
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
+from surefoot.keep.dead_workers import WORKER_DIED, error_of_worker, worker_death
 from surefoot.record.facts import GroupSettings, OptimizerSetup
 from surefoot.record.failed_collectives import collective_event, failed_collective
 from surefoot.record.incidents.environment import replay_command
@@ -202,6 +203,20 @@ class LogRows:
         failed = failed_collective(error)
         if failed is not None:
             self.log.take(collective_event(failed, step))
+
+    def loader_failed(self, error: Exception, step: int, saved: bool) -> None:
+        """A data loader has raised an error between two steps; whether the complete steps are in a checkpoint."""
+        died = worker_death(str(error_of_worker(error)))
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}" if died is None else died.how
+        after = f"the checkpoint of step {step:,} is saved" if saved else "no checkpoint was saved"
+        self.log.event(
+            "alarm",
+            max(0, step - 1),  # the last step that was made: a run that is resumed supersedes what comes later
+            f"the data loader failed after {step:,} steps: {what}; {after}",
+            severity="error",
+            cause="data.loader-failed" if died is None else WORKER_DIED,
+            evidence={"error": type(error).__name__, "saved": saved},
+        )
 
     def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
         """A checkpoint is on the disk. Called by the thread that wrote it."""

@@ -34,7 +34,7 @@ from surefoot.guard.guard_state import in_present_format, load_rules, load_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import LoopHooks, RunPersistence
-from surefoot.guard.run_actions import RunActions, stop_if_asked
+from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults, settled
@@ -259,6 +259,7 @@ def _loop_hooks(run: StabilizedRun) -> LoopHooks:
     return LoopHooks(
         on_draw=run.capture.notes.drew if run.capture else None,
         on_stop_point=lambda: stop_if_asked(run.results, run.persistence, run.guard.ranks),
+        on_failed_draw=lambda error: save_before(error, run.results, run.persistence, rows),
         on_begin=lambda: partial(run._close_last_window, run.window.closed.count),
         on_resume=rows.resumed if rows else None,
         leave_out=run._leave_out,
