@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] [--heartbeat SECONDS] "
-    "[--eager-looks] "
-    "SCRIPT [ARGS...]   "
+    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] "
+    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...]   "
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 

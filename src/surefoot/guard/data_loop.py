@@ -197,13 +197,20 @@ class DataLoop:
                 self.interrupts.end_waiting()
         except StopIteration:
             raise
-        except (StopWaiting, Exception) as error:
-            undone = self._run_state.position.back_to(mark)
-            if undone:
+        except StopWaiting:
+            if self._run_state.position.back_to(mark):
                 set_streams(streams.full())
             self.stop_here()
-            if undone and isinstance(error, Exception):
-                self._on_failed_draw(error)
+            raise
+        except Exception as error:
+            failed_at, drawn = self._run_state.position.mark(), self._quick_streams.note()
+            try:
+                if self._run_state.position.back_to(mark):
+                    set_streams(streams.full())
+                    self._on_failed_draw(error)
+            finally:  # what the program does after an error of its loader is as it would be without a save
+                self._run_state.position.back_to(failed_at)
+                set_streams(drawn.full())
             raise
 
     @property

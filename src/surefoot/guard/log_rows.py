@@ -214,7 +214,7 @@ class LogRows:
             max(0, step - 1),  # the last step that was made: a run that is resumed supersedes what comes later
             f"the data loader failed after {step:,} steps: {what}; {after}",
             severity="error",
-            cause="data.loader-failed" if died is None else WORKER_DIED,
+            cause="loader.failed" if died is None else WORKER_DIED,
             evidence={"error": type(error).__name__, "saved": saved},
         )
 

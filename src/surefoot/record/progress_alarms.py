@@ -35,7 +35,7 @@ from surefoot.errors import require
 from surefoot.record.messages import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from surefoot.record.messages import CheckpointsExpected, StepRow
     from surefoot.types import Severity
@@ -313,7 +313,7 @@ def _event(
     step: int | None,
     summary: str,
     severity: Severity,
-    evidence: dict[str, float | int | None],
+    evidence: Mapping[str, float | int | None],
     part: str = "",
 ) -> Event:
     return Event("alarm", step, summary, time.time(), severity, cause, part=part, evidence=evidence)

@@ -235,8 +235,8 @@ class TableThinning:
             return
         self.files.share = needed
         log.warning(
-            "`%s_bytes=%s` is too small for a table with %d columns: a file without rows takes %s bytes. Up to %s bytes "
-            "are used. Log fewer names, or allow that much in `LogLimits`.",
+            "`%s_bytes=%s` is too small for a table with %d columns: a file without rows takes %s bytes. Up to %s "
+            "bytes are used. Log fewer names, or allow that much in `LogLimits`.",
             self._table,
             f"{self._limit:,}",
             rows.num_columns,

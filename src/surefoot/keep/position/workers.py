@@ -143,7 +143,7 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
     def _try_get_data(self, *args: Any, **settings: Any) -> Any:
         """As torch's; its error only says that a worker is gone, and this one also how it ended."""
         try:
-            return super()._try_get_data(*args, **settings)
+            return super()._try_get_data(*args, **settings)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             death = worker_death(str(error))
             how = None if death is None else ended_workers(self._workers)

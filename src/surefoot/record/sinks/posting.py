@@ -123,8 +123,8 @@ class _TimedSocket:
 class _TimedHTTPConnection(http.client.HTTPConnection):
     """A connection whose timeout is for everything together: connecting, sending and the answer."""
 
-    def __init__(self, *args: Any, timeout: float, **settings: Any) -> None:
-        super().__init__(*args, timeout=timeout, **settings)
+    def __init__(self, host: str, *, timeout: float = 5.0, **settings: Any) -> None:
+        super().__init__(host, timeout=timeout, **settings)
         self.deadline = time.monotonic() + timeout
         self._create_connection = self._connected
 
@@ -133,7 +133,7 @@ class _TimedHTTPConnection(http.client.HTTPConnection):
         failed: OSError | None = None
         for *_kind, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
             try:
-                connected = socket.create_connection(place[:2], _left(self.deadline), source)
+                connected = socket.create_connection((str(place[0]), address[1]), _left(self.deadline), source)
                 connected.settimeout(_left(self.deadline))  # for the handshake of TLS
                 return connected
             except OSError as error:
@@ -142,7 +142,7 @@ class _TimedHTTPConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        self.sock = _TimedSocket(self.sock, self.deadline)  # type: ignore[assignment]
+        self.sock = _TimedSocket(self.sock, self.deadline)
 
 
 class _TimedHTTPSConnection(_TimedHTTPConnection, http.client.HTTPSConnection):

@@ -75,18 +75,10 @@ class WebhookSink:
         begins at `pause_seconds` and doubles. A heartbeat is sent every `heartbeat_seconds`; without alerts, if
         `severities` is empty.
         """
-        unknown = set(severities) - set(SEVERITIES)
-        require(
-            (bool(severities) or heartbeat_seconds is not None) and not unknown,
-            f"`severities` must be of {SEVERITIES}; got {tuple(severities)!r}.",
-        )
+        _check_severities(severities, heartbeat_seconds)
         require(every_seconds >= 0, f"`every_seconds` must not be negative; got {every_seconds}.")
         require(timeout_seconds > 0, f"`timeout_seconds` must be above 0; got {timeout_seconds}.")
         require(attempts >= 1, f"`attempts` must be at least 1; got {attempts}.")
-        require(
-            heartbeat_seconds is None or heartbeat_seconds >= SHORTEST_HEARTBEAT_SECONDS,
-            f"`heartbeat_seconds` must be at least {SHORTEST_HEARTBEAT_SECONDS:g}, or None; got {heartbeat_seconds}.",
-        )
         sent = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "surefoot", **(headers or {})}
         self._address = Address(url, sent, timeout_seconds)
         self._severities = frozenset(severities)
@@ -239,6 +231,18 @@ class WebhookSink:
         if self._lost:
             lines.append(f"({self._lost} earlier alerts could not be delivered; the run log has them.)")
         return "\n".join(lines)
+
+
+def _check_severities(severities: Sequence[Severity], heartbeat_seconds: float | None) -> None:
+    unknown = set(severities) - set(SEVERITIES)
+    require(
+        (bool(severities) or heartbeat_seconds is not None) and not unknown,
+        f"`severities` must be of {SEVERITIES}; got {tuple(severities)!r}.",
+    )
+    require(
+        heartbeat_seconds is None or heartbeat_seconds >= SHORTEST_HEARTBEAT_SECONDS,
+        f"`heartbeat_seconds` must be at least {SHORTEST_HEARTBEAT_SECONDS:g}, or None; got {heartbeat_seconds}.",
+    )
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:
