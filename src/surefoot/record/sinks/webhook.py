@@ -211,7 +211,9 @@ class WebhookSink:
             "text": self._text(),
             "run": _clean(self._run),
             **(
-                _end_fields(self._ending, self._summary) if self._ending is not None else _fields(_worst(self._pending))
+                _end_fields(self._ending, self._pending, self._summary)
+                if self._ending is not None
+                else _fields(_worst(self._pending))
             ),
             "alerts": [_fields(event) for event in self._pending],
             "held_back": self._held_back,
@@ -262,6 +264,7 @@ class EndFields(SummaryFields):
     event: str
     """`end` or `halt`."""
     severity: str
+    """The highest among the end and the alerts that come with it."""
     summary: str
     """How it ended, in words."""
     verdict: str
@@ -280,7 +283,7 @@ def _worst(events: Sequence[Event]) -> Event:
     return max(events, key=lambda event: SEVERITIES.index(event.severity))
 
 
-def _end_fields(ended: Event, summary: RunSummary) -> EndFields:
+def _end_fields(ended: Event, alerts: Sequence[Event], summary: RunSummary) -> EndFields:
     image = summary.picture()
     picture: Picture | None = None
     if image is not None:
@@ -288,7 +291,7 @@ def _end_fields(ended: Event, summary: RunSummary) -> EndFields:
     return {
         **summary.fields(),
         "event": ended.event,
-        "severity": ended.severity,
+        "severity": _worst([ended, *alerts]).severity,
         "summary": _clean(ended.summary),
         "verdict": _clean(ended.evidence.get("verdict") or ""),
         "cause": _clean(ended.evidence.get("cause") or ended.cause),
