@@ -57,6 +57,7 @@ _NAMES_BY_MODULE = {
     "record.sinks.mlflow": "MLflowSink",
     "record.sinks.tensorboard": "TensorBoardSink",
     "record.sinks.wandb": "WandbSink",
+    "record.progress_alarms": "ProgressAlarms",
     "record.sinks.webhook": "WebhookSink",
     "report.terminal.progress": "ProgressSink",
     "guard.stabilizer": "TrainingStabilizer",

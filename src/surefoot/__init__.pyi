@@ -59,6 +59,7 @@ from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog
 from surefoot.record.messages import LayerRows, Sink, StepRow
+from surefoot.record.progress_alarms import ProgressAlarms
 from surefoot.record.reading import RunTables, load_run
 from surefoot.record.sinks.mlflow import MLflowSink
 from surefoot.record.sinks.tensorboard import TensorBoardSink
@@ -109,6 +110,7 @@ __all__ = [
     "Oscillation",
     "Outcome",
     "Plateau",
+    "ProgressAlarms",
     "ProgressSink",
     "RankFailed",
     "Reproduction",

@@ -77,6 +77,9 @@ def run(
     webhook_env: str | None = typer.Option(
         None, metavar="NAME", help="Send alerts to the URL in this environment variable."
     ),
+    heartbeat: float | None = typer.Option(
+        None, metavar="SECONDS", help="Also send a heartbeat there at this interval, while the run makes steps."
+    ),
     eager_looks: bool = typer.Option(
         False,
         "--eager-looks",
@@ -94,6 +97,7 @@ def run(
         *(["--progress"] if progress else []),
         *(["--tensorboard", str(tensorboard)] if tensorboard else []),
         *(["--webhook-env", webhook_env] if webhook_env else []),
+        *(["--heartbeat", str(heartbeat)] if heartbeat is not None else []),
         *(["--eager-looks"] if eager_looks else []),
         *(["-m"] if module else []),
     ]

@@ -41,6 +41,8 @@ def test_options_take_their_value_in_both_ways(monkeypatch):
         (["--out"], "--out needs a folder: surefoot run --out DIR SCRIPT"),
         (["--webhook-env"], "--webhook-env needs the name of an environment variable"),
         (["--webhook-env", "NOT_SET", "train.py"], "--webhook-env NOT_SET: the environment variable is not set"),
+        (["--heartbeat", "soon", "train.py"], "--heartbeat takes a number of seconds; got 'soon'"),
+        (["--heartbeat", "60", "train.py"], "--heartbeat needs --webhook-env"),
         (["--unknown", "train.py"], "unknown option --unknown"),
         ([], "no script given"),
     ],
@@ -67,13 +69,21 @@ def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path
     Thread(target=server.serve_forever, daemon=True).start()
     (tmp_path / "train.py").write_text(SCRIPT)
     address = f"http://127.0.0.1:{server.server_port}/hook"
-    options = ["--out", "run", "--tensorboard", "curves", "--webhook-env", "HOOK"]
+    options = ["--out", "run", "--tensorboard", "curves", "--webhook-env", "HOOK", "--heartbeat", "3600"]
     environment = forked.environment(HOOK=address, no_proxy="*")
     ran = forked.run(["-m", "surefoot", "run", *options, "train.py"], cwd=tmp_path, env=environment)
     server.shutdown()
     server.server_close()
     assert ran.returncode == 0, ran.stderr
     assert list((tmp_path / "curves").glob("events.out.tfevents.*"))
-    assert bodies[0]["run"] == "train"
-    assert bodies[0]["severity"] == "error"
+    assert [body["event"] for body in bodies].count("heartbeat") == 1
+    alerts = [body for body in bodies if body["event"] != "heartbeat"]
+    assert alerts[0]["run"] == "train"
+    assert alerts[0]["severity"] == "error"
+    findings = json.loads((tmp_path / "run" / "findings.json").read_text())
+    ended = bodies[-1]
+    assert (ended["event"], ended["verdict"]) == ("end", findings["verdict"])
+    assert ended["cause"] == findings["findings"][0]["cause"]
+    assert ended["command"] == f"surefoot report {tmp_path / 'run'}"
+    assert ended["steps"] > 0
     assert address not in (tmp_path / "run" / "run.json").read_text()

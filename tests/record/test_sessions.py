@@ -1,5 +1,6 @@
 """Which processes wrote into a run folder, and where each of them began."""
 
+import os
 import shutil
 
 from surefoot.record.segments import FOLDER
@@ -47,6 +48,18 @@ def test_a_session_is_adopted_once_its_process_has_let_go_and_by_one_process_onl
     assert adopt(tmp_path, before=1) == {}
     adopted[0].close()
     assert adopt(tmp_path, before=0) == {}
+
+
+def test_a_run_that_was_resumed_many_times_has_no_more_files_open(tmp_path):
+    for _ in range(30):
+        Session(tmp_path).close()
+    before = len(os.listdir("/proc/self/fd"))
+    adopted = adopt(tmp_path, before=30)
+    assert list(adopted) == list(range(30))
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert adopt(tmp_path, before=30) == {}
+    adopted[0].close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_folder_that_was_deleted_or_replaced_is_noticed(tmp_path):

@@ -1,6 +1,8 @@
 """However long the run: the log stays below its limit, recent rows are all there, and so are those near events."""
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Batch, DeviceRow
 from surefoot.record.segments import segments_in
 from surefoot.record.store import Store
-from surefoot.record.thinning import FACTOR, STEPS_AROUND, Surroundings
+from surefoot.record.thinning import FACTOR, STEPS_AROUND, Surroundings, TableThinning
 
 SMALL = LogLimits(scalars_bytes=1 << 19, layers_bytes=1 << 20, histograms_bytes=1 << 16, device_bytes=1 << 19)
 
@@ -150,3 +152,30 @@ def test_a_step_is_near_an_event_if_it_is_at_most_fifty_away(steps, random):
 def test_a_limit_that_holds_no_segment_is_refused():
     with pytest.raises(SettingError, match=r"`layers_bytes` must be at least 65,536 bytes.*got 10"):
         LogLimits(layers_bytes=10)
+
+
+SMALLEST = LogLimits(1 << 16, 1 << 16, 1 << 16, 1 << 16)
+
+
+@pytest.mark.parametrize("signals", [0, 10, 100])
+def test_the_smallest_limit_does_not_send_every_few_rows_through_all_levels(tmp_path, monkeypatch, caplog, signals):
+    moved = []
+    thin = TableThinning._thin
+    monkeypatch.setattr(TableThinning, "_thin", lambda self, *given: moved.append(given[1]) or thin(self, *given))
+    named = {f"name{number}": 0.5 for number in range(signals)}
+    store, rows, largest = Store(tmp_path, SMALLEST), 1500, 0
+    for start in range(0, rows, 500):
+        batch = Batch([replace(step_row(step), signals=named) for step in range(start, start + 500)])
+        assert store.write(batch).error is None
+        largest = max(largest, size_of(tmp_path, "scalars"))
+    store.close()
+    by_level = Counter(moved)
+    assert by_level["1"] < 0.7 * by_level["0"], "most files that leave level 0 push none out of level 1"
+    assert len(moved) < rows / 8
+    assert load_run(tmp_path).scalars.num_rows > 50
+    if signals < 100:
+        assert largest <= SMALLEST.scalars_bytes
+        assert not caplog.messages
+    else:
+        assert "`scalars_bytes=65,536` is too small for a table with 111 columns" in caplog.messages[0]
+        assert len(caplog.messages) == 1

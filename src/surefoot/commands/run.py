@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] [--eager-looks] "
-    "SCRIPT [ARGS...]   "
+    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] "
+    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...]   "
     "or: surefoot run [...] -m MODULE [ARGS...]"
 )
 
@@ -38,10 +38,11 @@ OPTIONS = {
     "--progress": "",
     "--tensorboard": "DIR",
     "--webhook-env": "NAME",
+    "--heartbeat": "SECONDS",
     "--eager-looks": "",
 }
 """Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
-_WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable"}
+_WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable", "SECONDS": "a number of seconds"}
 
 
 class Request:
@@ -56,9 +57,11 @@ class Request:
         eager_looks: bool = False,
         tensorboard: str | None = None,
         webhook_env: str | None = None,
+        heartbeat: float | None = None,
     ) -> None:
         self.target, self.out, self.guard, self.progress = target, out, guard, progress
-        self.eager_looks, self.tensorboard, self.webhook_env = eager_looks, tensorboard, webhook_env
+        self.eager_looks, self.tensorboard = eager_looks, tensorboard
+        self.webhook_env, self.heartbeat = webhook_env, heartbeat
 
 
 def parse(arguments: list[str]) -> Request | str | None:
@@ -96,6 +99,12 @@ def _request(target: Target, given: dict[str, str]) -> Request | str:
             f"--webhook-env {variable}: the environment variable is not set, or it is empty. It must contain the "
             "URL that alerts are sent to."
         )
+    try:
+        heartbeat = float(given["--heartbeat"]) if "--heartbeat" in given else None
+    except ValueError:
+        return f"--heartbeat takes a number of seconds; got {given['--heartbeat']!r}."
+    if heartbeat is not None and variable is None:
+        return "--heartbeat needs --webhook-env: the environment variable with the address that heartbeats are sent to."
     return Request(
         target,
         given.get("--out"),
@@ -104,6 +113,7 @@ def _request(target: Target, given: dict[str, str]) -> Request | str:
         eager_looks="--eager-looks" in given,
         tensorboard=given.get("--tensorboard"),
         webhook_env=variable,
+        heartbeat=heartbeat,
     )
 
 
@@ -347,7 +357,11 @@ class RunSession:
         except OSError:
             return None  # the end of the run says so
         sinks = [sink for make in (self._progress, self._tensorboard, self._webhook) if (sink := make()) is not None]
-        return RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        from surefoot.record.loader_waits import follow_loaders
+
+        log = RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        follow_loaders(log)
+        return log
 
     def _progress(self) -> Any:
         if not self.request.progress:
@@ -372,7 +386,8 @@ class RunSession:
 
         script = os.path.splitext(os.path.basename(self.request.target.name))[0]
         run = f"{script} {self._of_rank}".rstrip()
-        return _made("--webhook-env", WebhookSink, self._address or "", run=run)
+        beat = self.request.heartbeat
+        return _made("--webhook-env", WebhookSink, self._address or "", run=run, heartbeat_seconds=beat)
 
     def _write(self, ending: Ending) -> None:
         facts = self._facts(self.watcher, ending) if self.watcher is not None else None

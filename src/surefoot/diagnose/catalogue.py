@@ -245,6 +245,21 @@ _CAUSES = (
         "If each rank generates its own data, seed that generator with `seed + rank`.",
         "Split files or shards of a stream by rank: `files[rank::world_size]`.",
     ),
+    _cause(
+        "data.worker-died",
+        "a worker process of a data loader died",
+        "The script ends with `DataLoader worker (pid …) is killed by signal` or `exited unexpectedly`, often hours "
+        "into a run, and at a line that has nothing to do with data.",
+        "The error names the worker and how it ended: the signal or the exit code. An exception inside of the data "
+        "set is another error, which names the exception.",
+        "memory.graph-retained device.out-of-memory",
+        "Run with `num_workers=0`: an error that the worker could not report is then an ordinary one with a traceback.",
+        "If the signal was `Killed`, lower `num_workers`, and keep large data in tensors, arrays or memory-mapped "
+        "files, not in Python lists, which every worker copies as it reads them.",
+        "If it was `Bus error`, give the container more shared memory: `--shm-size=8g`.",
+        "Draw batches from `stabilizer.resume(loader)` with a `CheckpointManager`: the complete steps are saved before "
+        "the error ends the run, and the next start continues there.",
+    ),
     # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     _cause(
         "loss.softmax-before-cross-entropy",

@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.core.random_state import set_streams
+from surefoot.keep.dead_workers import WorkerErrors
 from surefoot.keep.stop_signals import StopSignals, StopWaiting
 from surefoot.record.incidents.random_streams import QuickStreams
 
@@ -82,6 +83,7 @@ class DataLoop:
         several_ranks: bool,
         on_draw: Callable[[Any], None] | None,
         on_stop_point: Callable[[], None],
+        on_failed_draw: Callable[[Exception], None],
         on_begin: Callable[[], Callable[[int], None]],
         repeats: BetweenBatches | None = None,
         microbatches: Callable[[], int] = lambda: 1,
@@ -95,6 +97,7 @@ class DataLoop:
             several_ranks: whether other processes train with this one, and stop only together.
             on_draw: called with each batch that was drawn.
             on_stop_point: called where the run can stop; saves and exits if it was asked to.
+            on_failed_draw: called with the error of a loader, between two batches: the run is whole.
             on_begin: called before the first batch of a loop; what it returns is called with the number of batches
                 when the data are at their end.
             repeats: returns to an earlier moment between two batches, and says which steps are left out.
@@ -109,6 +112,7 @@ class DataLoop:
         self._stepper: int | None = None  # the one that trains
         self._drawn = False
         self.on_draw, self._on_stop_point, self.on_begin = on_draw, on_stop_point, on_begin
+        self._on_failed_draw, self._worker_errors = on_failed_draw, WorkerErrors()
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The batches that are left, from where the run stopped."""
@@ -182,19 +186,31 @@ class DataLoop:
     def draw(self, batches: Iterator[Any], between: bool) -> Any:
         """The next batch. A stop signal that comes while it is waited for is acted upon as if it had come before."""
         if not (between and self._may_stop_waiting):
-            return next(batches)
+            return self._worker_errors.draw(batches, between)
         assert self._quick_streams is not None
         mark, streams = self._run_state.position.mark(), self._quick_streams.note()
         try:
             try:
                 self.interrupts.begin_waiting()
-                return next(batches)
+                return self._worker_errors.draw(batches, between)
             finally:
                 self.interrupts.end_waiting()
+        except StopIteration:
+            raise
         except StopWaiting:
             if self._run_state.position.back_to(mark):
                 set_streams(streams.full())
             self.stop_here()
+            raise
+        except Exception as error:
+            failed_at, drawn = self._run_state.position.mark(), self._quick_streams.note()
+            try:
+                if self._run_state.position.back_to(mark):
+                    set_streams(streams.full())
+                    self._on_failed_draw(error)
+            finally:  # what the program does after an error of its loader is as it would be without a save
+                self._run_state.position.back_to(failed_at)
+                set_streams(drawn.full())
             raise
 
     @property
@@ -220,6 +236,7 @@ class DataLoop:
         if self._drawer != threading.get_ident():
             return
         died = self._saver.finish()
+        self._worker_errors.close()
         self._drawer = None
         if died is not None:
             raise died

@@ -21,9 +21,11 @@ import torch
 
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
+from surefoot.keep.dead_workers import WORKER_DIED, error_of_worker, worker_death
 from surefoot.record.facts import GroupSettings, OptimizerSetup
 from surefoot.record.failed_collectives import collective_event, failed_collective
 from surefoot.record.incidents.environment import replay_command
+from surefoot.record.loader_waits import follow_loaders
 from surefoot.record.log import RunLog, part_of
 from surefoot.record.messages import LayerRows, StepRow
 from surefoot.record.run_folder import describe_run, write_json
@@ -69,6 +71,7 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
         return None
     if isinstance(given, RunLog):
         _describe(given, ranks, setup)
+        follow_loaders(given)
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise SettingError(f"`log` takes a folder or a RunLog; got {given!r}.")
@@ -78,6 +81,7 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
         _OPEN[folder.absolute()] = known = RunLog(folder)
         _SHARED[known] = 1
         _describe(known, ranks, setup)
+        follow_loaders(known)
         return known
     _SHARED[known] += 1
     part = known.part(f"optimizer {_SHARED[known]}")
@@ -216,6 +220,20 @@ class LogRows:
             return ""
         self.log.take(collective_event(failed, step))
         return self.rank.lost() if self.rank is not None else ""
+
+    def loader_failed(self, error: Exception, step: int, saved: bool) -> None:
+        """A data loader has raised an error between two steps; whether the complete steps are in a checkpoint."""
+        died = worker_death(str(error_of_worker(error)))
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}" if died is None else died.how
+        after = f"the checkpoint of step {step:,} is saved" if saved else "no checkpoint was saved"
+        self.log.event(
+            "alarm",
+            max(0, step - 1),  # the last step that was made: a run that is resumed supersedes what comes later
+            f"the data loader failed after {step:,} steps: {what}; {after}",
+            severity="error",
+            cause="loader.failed" if died is None else WORKER_DIED,
+            evidence={"error": type(error).__name__, "saved": saved},
+        )
 
     def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
         """A checkpoint is on the disk. Called by the thread that wrote it."""

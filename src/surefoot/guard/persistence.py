@@ -154,6 +154,8 @@ class LoopHooks:
     """Called with each batch that was drawn from `resume`."""
     on_stop_point: Callable[[], None]
     """Called where the run can stop; saves and exits if it was asked to."""
+    on_failed_draw: Callable[[Exception], None]
+    """Called with the error of a data loader, where the run is whole."""
     on_begin: Callable[[], Callable[[int], None]]
     """Called before the first batch of a loop; what it returns is called at the end of the data."""
     on_resume: Callable[[int, Path], None] | None
@@ -207,6 +209,7 @@ class RunPersistence:
             several_ranks=ranks.several,
             on_draw=loop.on_draw,
             on_stop_point=loop.on_stop_point,
+            on_failed_draw=loop.on_failed_draw,
             on_begin=loop.on_begin,
             repeats=self.repeats,
             microbatches=loop.microbatches,

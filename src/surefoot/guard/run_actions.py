@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.guarded_optimizer import StepMeasurer
     from surefoot.guard.incident_capture import IncidentCapture
+    from surefoot.guard.log_rows import LogRows
     from surefoot.guard.persistence import EarlierWeights, RunPersistence
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_results import StepResults
@@ -136,6 +137,24 @@ def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Rank
         # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
         ranks.any(False)
     raise SystemExit(128 + (received or signal.SIGTERM))
+
+
+def save_before(error: Exception, results: StepResults, persistence: RunPersistence, rows: LogRows | None) -> None:
+    """A data loader has failed, and its error ends the loop: save the steps that are complete.
+
+    Not with several ranks, which save together: the others have not failed.
+    """
+    results.drain()
+    checkpoints, step = persistence.checkpoints, results.steps
+    saved = False
+    if checkpoints is not None and checkpoints.world_size == 1 and step > 0:
+        try:
+            persistence.saver.save(step, results.history.instability(), results.history.recent_loss())
+            saved = True
+        except CheckpointError as failed:  # why the loop ends matters more
+            log.error("surefoot: %s", failed)
+    if rows is not None:
+        rows.loader_failed(error, step, saved)
 
 
 def halt_message(history: RunHistory, reason: str, weights_broken: bool) -> str:

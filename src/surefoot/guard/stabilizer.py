@@ -35,7 +35,7 @@ from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import LoopHooks, RunPersistence
 from surefoot.guard.rank_watching import backward_begins
-from surefoot.guard.run_actions import RunActions, stop_if_asked
+from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
 from surefoot.guard.step_decision import StepNumbers
@@ -46,6 +46,7 @@ from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.log import RunLog
+from surefoot.record.messages import CheckpointsExpected
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+                rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
     def _set_accumulate(self, accumulate: int) -> None:
         """Another number of ranks takes another number of microbatches per step."""
@@ -259,6 +261,7 @@ def _loop_hooks(run: StabilizedRun) -> LoopHooks:
     return LoopHooks(
         on_draw=run.capture.notes.drew if run.capture else None,
         on_stop_point=lambda: stop_if_asked(run.results, run.persistence, run.guard.ranks),
+        on_failed_draw=lambda error: save_before(error, run.results, run.persistence, rows),
         on_begin=lambda: partial(run._close_last_window, run.window.closed.count),
         on_resume=rows.resumed if rows else None,
         leave_out=run._leave_out,

@@ -20,6 +20,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from surefoot.keep.dead_workers import is_workers_handler
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
@@ -107,5 +109,5 @@ def _is_receiving(frame: FrameType | None) -> bool:
 def _ignore_ended_workers() -> None:
     """The run ends: that data loading workers do, too, is no error any more."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling":
+    if is_workers_handler(handler):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

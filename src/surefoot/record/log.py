@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.folder_lock import hold, rank_of_process
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Event, LayerRows, SessionBegins, StepRow
+from surefoot.record.progress_alarms import ProgressAlarms
 from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from surefoot.record.messages import DeviceRow, EventName, Histogram, Sink
+    from surefoot.record.messages import CheckpointsExpected, DeviceRow, EventName, Histogram, Sink
     from surefoot.types import Severity
 
+USUAL_ALARMS = ProgressAlarms()
 EXIT_SECONDS = 10.0
 """How long the end of the program may wait for the log."""
 
@@ -39,7 +41,8 @@ class RunLog:
 
     `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
     folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint. One
-    that another process is writing into is refused with `FolderInUse`.
+    that another process is writing into is refused with `FolderInUse`. `progress` says when a run that has stalled, has
+    become slower or writes no checkpoints is reported; `None`: never.
     Host and devices are read every `device_seconds`, or never.
     """
 
@@ -49,14 +52,15 @@ class RunLog:
         *,
         sinks: Sequence[Sink] = (),
         limits: LogLimits | None = None,
+        progress: ProgressAlarms | None = USUAL_ALARMS,
         device_seconds: float | None = 5.0,
         close_at_exit: bool = True,
     ) -> None:
         self.folder = Path(folder).absolute()
-        self._part = ""
+        self._part, self.progress = "", progress
         lock = hold(self.folder, "log", rank_of_process())  # the ranks of a job may share a folder
         try:
-            self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits(), lock)
+            self._writer = Writer(self.folder, tuple(sinks), limits or LogLimits(), lock, progress)
         except BaseException:
             lock.release()
             raise
@@ -74,9 +78,12 @@ class RunLog:
         """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
         log = object.__new__(type(self))
         log.folder, log._part, log._writer, log._open = self.folder, name, self._writer, self._open
+        log.progress = self.progress
         return log
 
-    def take(self, message: StepRow | LayerRows | Histogram | DeviceRow | Event | SessionBegins) -> None:
+    def take(
+        self, message: StepRow | LayerRows | Histogram | DeviceRow | Event | SessionBegins | CheckpointsExpected
+    ) -> None:
         """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted.
 
         What the message refers to (arrays, tensors, evidence) must not be changed afterwards.

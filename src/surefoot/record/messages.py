@@ -31,6 +31,10 @@ EventName: TypeAlias = Literal[
 ]
 
 
+SINK_DROPPED = "sink.dropped"
+"""The cause of the event at the end of a run that rows did not reach a sink."""
+
+
 @dataclass(frozen=True)
 class StepRow:
     """The numbers of one optimizer step. `None` means that nobody measured it; NaN and Inf are kept as such."""
@@ -117,6 +121,19 @@ class Event:
 @dataclass(frozen=True)
 class SessionBegins:
     """The run has gone back to an earlier step: rows from here on supersede those of the same and later steps."""
+
+
+@dataclass(frozen=True)
+class CheckpointsExpected:
+    """Checkpoints are to be written at these intervals: the log reports when they are not."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchesDrawn:
+    """Data loaders have handed out batches: a sign of life of a run that makes no steps, as in an evaluation."""
 
 
 @dataclass(frozen=True)

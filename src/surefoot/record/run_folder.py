@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,15 @@ def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
         if not path.exists():
             return path
     return base
+
+
+def look_closer(folder: Path) -> str:
+    """The command that shows a run on one page.
+
+    >>> look_closer(Path("runs/exp 1"))
+    "surefoot report 'runs/exp 1'"
+    """
+    return f"surefoot report {shlex.quote(str(folder))}"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -27,6 +27,8 @@ try:
 except ImportError:  # Windows: sessions are not locked, and nobody thins out another's files
     fcntl = None  # type: ignore[assignment]
 
+ADOPTING = "adopting.lock"
+"""Locked by the process that thins out the files of earlier sessions."""
 FirstSteps = dict[tuple[int, str], int]
 """The first step of each (session, part)."""
 
@@ -106,7 +108,7 @@ def _lock(file: int) -> bool:
 
 
 class Adopted:
-    """A session whose process is gone, locked so that no third one adopts it as well."""
+    """The right to change the files of sessions whose processes are gone: one lock for all of them."""
 
     def __init__(self, file: OwnedFile) -> None:
         self._file = file
@@ -117,18 +119,30 @@ class Adopted:
 
 
 def adopt(folder: Path, before: int) -> dict[int, Adopted]:
-    """The earlier sessions whose processes are gone: their files will not change any more, unless we change them."""
-    found = {}
-    for number in _numbers(folder):
-        if number >= before:
-            continue
-        with suppress(OSError):
-            file = OwnedFile(_path(folder, number), os.O_RDWR)
-            if _lock(file.number):
-                found[number] = Adopted(file)
-            else:
-                file.close()
-    return found
+    """The earlier sessions whose processes are gone: their files will not change any more, unless we change them.
+
+    One process at a time may adopt. However often a run is resumed, that takes one open file.
+    """
+    earlier = [number for number in _numbers(folder) if number < before]
+    if not earlier:
+        return {}
+    with suppress(OSError):
+        file = OwnedFile(folder / FOLDER / ADOPTING, os.O_RDWR | os.O_CREAT)
+        gone = [number for number in earlier if _is_over(folder, number)] if _lock(file.number) else []
+        if gone:
+            return dict.fromkeys(gone, Adopted(file))
+        file.close()
+    return {}
+
+
+def _is_over(folder: Path, number: int) -> bool:
+    """Whether the process of a session is gone. Its number is never claimed again."""
+    with suppress(OSError):
+        file = OwnedFile(_path(folder, number), os.O_RDWR)
+        over = _lock(file.number)
+        file.close()
+        return over
+    return False
 
 
 def check_versions(folder: Path) -> None:

@@ -14,6 +14,9 @@ The first segment of the run is kept indefinitely: how a run began is asked most
     share = limit / 8        levels 0 to 5: a share each      e: a share      first segment: a quarter share
                              a segment: a quarter share       rest: what is being written at the moment
 
+A file takes a few kilobytes before its first row, and more with many columns. Where a share is small, segments are
+larger than a quarter of it; where it could not hold three files without rows, the limit is raised, with a warning.
+
 A process that dies in the middle leaves some rows in two levels, never in none; the reader sees a row once. Segments
 of earlier sessions, whose processes are gone, take part as if they were our own, so that a run that is resumed five
 hundred times is as small as one that ran through.
@@ -21,6 +24,7 @@ hundred times is as small as one that ran through.
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_right
 from contextlib import suppress
@@ -41,12 +45,16 @@ if TYPE_CHECKING:
 
     from surefoot.record.schema import TableName
 
+log = logging.getLogger("surefoot")
+
 FACTOR = 8
 """A level has every so-manieth step of the one below."""
 LAST_LEVEL = 5
 STEPS_AROUND = 50
 """How many steps before and after an event are near it."""
 MOST_SPANS = 10_000
+FIXED_TIMES = 3
+"""A segment may hold so many times the bytes that an empty file takes, even where the limit of the table is small."""
 
 
 class Surroundings:
@@ -91,7 +99,7 @@ class TableFiles:
 
     def __init__(self, folder: Path, table: TableName, session: int, share: int) -> None:
         self._folder = folder / FOLDER
-        self._table, self._session, self._share = table, session, share
+        self._table, self._session, self.share = table, session, share
         self._closed: dict[str, list[_Closed]] = {}
         self._open: dict[str, Segment] = {}
         self._numbers: dict[str, int] = {}
@@ -119,9 +127,14 @@ class TableFiles:
             segment.abandon()
         self._open.clear()
 
-    def segment_bytes(self, level: str) -> int:
-        """How large a segment of a level may become."""
-        return self._share // 8 if level == EVENTS else self._share // 4
+    def segment_bytes(self, level: str, rows: pa.RecordBatch) -> int:
+        """How large a segment of a level with such rows may become: several times what an empty one takes.
+
+        A file that is full with its first rows would push a file out of the level, and that one into the next level,
+        and so on for every few rows.
+        """
+        usual = self.share // 8 if level == EVENTS else self.share // 4
+        return max(usual, min(FIXED_TIMES * fixed_bytes(rows), self.share // 2))
 
     def append(self, level: str, rows: pa.RecordBatch) -> None:
         """Append rows to the open segment of a level."""
@@ -132,7 +145,7 @@ class TableFiles:
             del self._open[level]
             self._retire(level, segment)
             raise
-        if segment.size >= self.segment_bytes(level):
+        if segment.size >= self.segment_bytes(level, rows):
             self.close_level(level)
 
     def _segment(self, level: str, schema: pa.Schema) -> Segment:
@@ -204,19 +217,36 @@ class TableThinning:
     """One table, thinned as it grows. Raises `OSError` where the disk fails, and then holds what it held before."""
 
     def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:
-        self._table, self._share = table, limit // 8
+        self._table, self._limit = table, limit
         self._surroundings = events
-        self.files = TableFiles(folder, table, session, self._share)
+        self.files = TableFiles(folder, table, session, limit // 8)
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Write new rows, and thin out what has become too much."""
+        self._make_share_fit(rows)
         for piece in self._pieces("0", rows):
             self.files.append("0", piece)
             self._make_room("0")
 
+    def _make_share_fit(self, rows: pa.RecordBatch) -> None:
+        """A level must hold a few files without rows, or every row would go through all levels at once."""
+        needed = 3 * fixed_bytes(rows)
+        if self.files.share >= needed:
+            return
+        self.files.share = needed
+        log.warning(
+            "`%s_bytes=%s` is too small for a table with %d columns: a file without rows takes %s bytes. Up to %s "
+            "bytes are used. Log fewer names, or allow that much in `LogLimits`.",
+            self._table,
+            f"{self._limit:,}",
+            rows.num_columns,
+            f"{fixed_bytes(rows):,}",
+            f"{8 * needed:,}",
+        )
+
     def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
-        most = max(1, self.files.segment_bytes(level) * rows.num_rows // max(rows.nbytes, 1))
+        most = max(1, self.files.segment_bytes(level, rows) * rows.num_rows // max(rows.nbytes, 1))
         ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
         start = 0
         while start < rows.num_rows:
@@ -228,7 +258,7 @@ class TableThinning:
             start = end
 
     def _make_room(self, level: str) -> None:
-        while self.files.size(level) > self._share and (thinnable := self.files.thinnable(level)):
+        while self.files.size(level) > self.files.share and (thinnable := self.files.thinnable(level)):
             if level == str(LAST_LEVEL):
                 self._halve(level)
                 return
@@ -258,11 +288,11 @@ class TableThinning:
 
     def _trim_events(self) -> None:
         """Keep the first half of the rows near events, and as many of the last ones as fit."""
-        while self.files.size(EVENTS) > self._share:
+        while self.files.size(EVENTS) > self.files.share:
             early = 0
             for closed in self.files.closed(EVENTS):
                 early += closed.size
-                if early > self._share // 2:
+                if early > self.files.share // 2:
                     self.files.delete(closed, EVENTS)
                     break
             else:
@@ -272,6 +302,11 @@ class TableThinning:
         for batch in rows.combine_chunks().to_batches():
             for piece in self._pieces(level, batch):
                 self.files.append(level, piece)
+
+
+def fixed_bytes(rows: pa.RecordBatch) -> int:
+    """About how many bytes a file with such rows takes before the first row: its columns, and a batch's description."""
+    return 2 * int(rows.schema.serialize().size)
 
 
 def _compact(segment: Segment, table: TableName) -> None:

@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.redaction import Redactor
 from surefoot.record.derived_events import Derived
 from surefoot.record.failed_collectives import COLLECTIVE_FAILED, collective_event, failed_collective
-from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, SessionBegins, StepRow
+from surefoot.record.messages import (
+    SINK_DROPPED,
+    Batch,
+    BatchesDrawn,
+    CheckpointsExpected,
+    DeviceRow,
+    Event,
+    Histogram,
+    LayerRows,
+    SessionBegins,
+    StepRow,
+)
+from surefoot.record.progress_alarms import RunProgress
 from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from surefoot.core.folder_lock import Hold
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Sink
+    from surefoot.record.progress_alarms import ProgressAlarms
     from surefoot.record.store import Store
 
 log = logging.getLogger("surefoot")
@@ -67,7 +80,9 @@ class RowSource:
 class Writer:
     """Owns the queue and the thread. Other threads use the public names only."""
 
-    def __init__(self, folder: Path, sinks: Sequence[Sink], limits: LogLimits, lock: Hold) -> None:
+    def __init__(
+        self, folder: Path, sinks: Sequence[Sink], limits: LogLimits, lock: Hold, progress: ProgressAlarms | None = None
+    ) -> None:
         self.folder, self._folder_lock = folder, lock
         self.waiting: deque[tuple[str, Any]] = deque()
         """Messages in line, each with the part that took it."""
@@ -84,12 +99,12 @@ class Writer:
         self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
-        self._batches = BatchBuilder()
+        self._batches = BatchBuilder(progress)
         self._wake, self._ended = threading.Event(), threading.Event()
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
         self._error: BaseException | None = None
-        self._runners = [SinkRunner(sink) for sink in sinks]  # here, so that what is no sink is refused at once
+        self._runners = [SinkRunner(sink, folder) for sink in sinks]  # here: what is no sink is refused at once
         self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
         self._start()
 
@@ -183,6 +198,7 @@ class Writer:
     def _loop(self) -> None:
         due = 0.0
         while True:
+            self._batches.tick()
             closing, now = self._closing, time.monotonic()
             crowded = len(self.waiting) > WAITING_MESSAGES // 4 or self.layer_rows > WAITING_LAYER_ROWS // 4
             if closing or self._flushes or now >= due or crowded:
@@ -209,6 +225,7 @@ class Writer:
             ends = closing and number == len(sessions) - 1
             if self._disk.works:
                 batch = self._batches.with_drops(batch, self.dropped, ends)
+            batch = self._batches.with_sink_drops(batch, self._runners) if ends else batch
             batch = _redacted(self._batches.with_end(batch, self._error) if ends else batch)
             if any((batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)):
                 self.count_drop(self._disk.write(batch, patient=not (closing or flushes)))
@@ -233,7 +250,8 @@ class Writer:
 class BatchBuilder:
     """Puts messages into batches and adds the events that follow from them. Used by the writer's thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressAlarms | None = None) -> None:
+        self._progress = None if progress is None else RunProgress(progress)
         self._step: int | None = None
         """The step the run is at."""
         self._has_end = self._has_failed_collective = False
@@ -243,11 +261,12 @@ class BatchBuilder:
     def build(self, waiting: Iterable[tuple[str, Any]]) -> tuple[Batch, int]:
         """A batch of messages, each given with the part that took it; and how many were of no known kind."""
         found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
-        unknown = 0
+        unknown, drew = 0, False
         for part, message in waiting:
             kept = found.get(type(message))
-            if kept is None:  # not one of ours
-                unknown += 1
+            if kept is None:
+                drew |= type(message) is BatchesDrawn
+                unknown += not self._is_known(part, message)
                 continue
             if part and kept is not found[DeviceRow] and not message.part:
                 message = replace(message, part=part)
@@ -255,10 +274,28 @@ class BatchBuilder:
         steps, devices = found[StepRow], found[DeviceRow]
         self._step = steps[-1].step if steps else self._step
         found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
+        found[Event] += self._progress_of(steps, found[Event], drew)
         self._has_end = self._has_end or any(event.event in ("end", "halt") for event in found[Event])
         self._has_failed_collective |= any(event.cause == COLLECTIVE_FAILED for event in found[Event])
         found[DeviceRow] = [row if row.step is not None else replace(row, step=self._step) for row in devices]
         return Batch(*found.values()), unknown
+
+    def tick(self) -> None:
+        """Count the time in which this process runs."""
+        if self._progress is not None:
+            self._progress.tick()
+
+    def _is_known(self, part: str, message: Any) -> bool:
+        """Whether a message that is not written is one about the progress of the run."""
+        if type(message) is CheckpointsExpected and self._progress is not None:
+            self._progress.expect(part, message)
+        return type(message) in (CheckpointsExpected, BatchesDrawn)
+
+    def _progress_of(self, steps: Sequence[StepRow], events: Sequence[Event], drew: bool) -> list[Event]:
+        try:
+            return [] if self._progress is None else self._progress.take(steps, events, drew)
+        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
+            return []
 
     def begin_session(self) -> None:
         """The run has gone back: what follows from its rows is found anew."""
@@ -304,6 +341,22 @@ class BatchBuilder:
         )
         event = Event("drops", self._step, summary, time.time(), evidence={"dropped": lost})
         return replace(batch, events=[*batch.events, event])
+
+    def with_sink_drops(self, batch: Batch, runners: Sequence[SinkRunner]) -> Batch:
+        """Add an event for each sink that lost rows or events; what it loses later is logged as it closes."""
+        found = [
+            Event(
+                "alarm",
+                self._step,
+                f"{runner.dropped:,} rows and events did not reach {runner.name}",
+                time.time(),
+                cause=SINK_DROPPED,
+                evidence={"dropped": runner.dropped, "sink": runner.name},
+            )
+            for runner in runners
+            if runner.dropped
+        ]
+        return replace(batch, events=[*batch.events, *found]) if found else batch
 
 
 class Disk:

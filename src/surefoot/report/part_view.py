@@ -11,7 +11,7 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.report.terminal.sparkline import SparkCurve
+from surefoot.core.sparkline import SparkCurve
 
 if TYPE_CHECKING:
     from surefoot.record.messages import StepRow

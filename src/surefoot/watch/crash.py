@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.core.device import failure, fatal_cause, note_failure
 from surefoot.core.user_code import is_users, place
+from surefoot.keep.dead_workers import error_of_worker
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import CrashArguments, CrashFacts
 from surefoot.watch.script_hooks import WithoutHooks
@@ -74,8 +75,12 @@ def _place_of(error: BaseException, frames: list[tuple[FrameType, int]]) -> Cras
 
 
 def without_frames(error: BaseException) -> CrashFacts:
-    """Only the type and the message of an error; of one that was raised from an error of the device, those of that."""
-    cause = fatal_cause(error) or error
+    """Only the type and the message of an error.
+
+    Of one that was raised from an error of the device, or from one that says how a data loading worker ended, those of
+    that error.
+    """
+    cause = fatal_cause(error) or error_of_worker(error) or error
     return CrashFacts(type=type(cause).__name__, message=str(cause)[:2000])
 
 

@@ -213,7 +213,12 @@ class WatchLog:
                 evidence=evidence,
             )
         summary = f"{diagnosis.verdict}; exit code {code if code is not None else 0}"
-        log.event("end", diagnosis.steps, summary)
+        evidence = {
+            "verdict": diagnosis.verdict,
+            "cause": diagnosis.serious[0].cause if diagnosis.serious else "",
+            "why": diagnosis.summary,
+        }
+        log.event("end", diagnosis.steps, summary, evidence=evidence)
         log.close()
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.core.device import is_capturing, note_failure
+from surefoot.keep.position.workers import worker_died
 from surefoot.watch.messages import say
 from surefoot.watch.originals import Originals, Unobservable
 from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
@@ -77,6 +78,8 @@ class ProbeRunner:
                 say(f"surefoot: {SOME_STEPS} are not observed ({reason})")
             return None
         except Exception as error:
+            if worker_died(error):  # torch raises it wherever the program is, and it is the script's
+                raise
             self.switch_off(probe, error)
             return None
 

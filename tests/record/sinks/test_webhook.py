@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+from pathlib import Path
+
 import pytest
 from hook_server import SECRET, alarm, free_port, of
-from sink_batches import event
+from sink_batches import event, step
 
 import surefoot as sf
 from patience import HANG_SECONDS, Clock, wait_until
+from surefoot.errors import SettingError
+from surefoot.record.messages import Batch
+from surefoot.record.progress_alarms import LOADER_STALLED, NO_CHECKPOINT, SLOW, STALLED
 from surefoot.record.sinks import webhook
 from surefoot.record.sinks.runner import SinkRunner
 
@@ -204,3 +211,126 @@ def test_the_address_is_in_no_warning_and_in_no_repr(server, caplog):
         assert SECRET not in repr(hook)
     assert len(caplog.messages) == 6
     assert SECRET not in caplog.text
+
+
+def ended(summary="the log was closed", **fields):
+    return event("end", 99, summary, **fields)
+
+
+def test_the_message_at_the_end_has_the_verdict_the_command_and_a_picture_of_the_loss(server):
+    hook = sf.WebhookSink(server.url, run="exp1")
+    hook.opened(Path("runs/exp1"))
+    hook.write(Batch(steps=[step(number, 5.0 / (number + 1)) for number in range(100)]))
+    evidence = {
+        "verdict": "broken",
+        "cause": "lr.too-high",
+        "why": "At a learning rate of 3 the loss rises.",
+    }
+    finding = event("finding", 12, "At a learning rate of 3 the loss rises.", severity="error", cause="lr.too-high")
+    hook.write(Batch(events=[finding, ended("broken; exit code 0", evidence=evidence)]))
+    assert server.bodies == []  # the end follows at once, and one message is enough
+    hook.close()
+    (body,) = server.bodies
+    assert {name: body[name] for name in ("event", "verdict", "cause", "command", "step", "steps")} == {
+        "event": "end",
+        "verdict": "broken",
+        "cause": "lr.too-high",
+        "command": "surefoot report runs/exp1",
+        "step": 99,
+        "steps": 100,
+    }
+    assert (body["first_loss"], body["lowest_loss"], body["loss"]) == (5.0, 0.05, 0.05)
+    assert [alert["event"] for alert in body["alerts"]] == ["finding"]
+    assert body["picture"]["type"] == "image/png"
+    image = base64.b64decode(body["picture"]["base64"])
+    assert image.startswith(b"\x89PNG")
+    lines = body["text"].split("\n")
+    assert lines[1] == "[info] end: broken; exit code 0 (cause: lr.too-high)"
+    assert lines[4].startswith("`█")
+    assert lines[5] == "Look closer: `surefoot report runs/exp1`"
+
+
+def test_a_run_log_that_is_closed_sends_how_the_run_ended_and_what_was_lost(server, tmp_path):
+    with sf.RunLog(tmp_path, sinks=[sf.WebhookSink(server.url)], device_seconds=None) as log:
+        log.take(step(1))
+        log.take("what is this")
+        log.flush()
+    body = server.bodies[-1]
+    assert (body["event"], body["step"], body["dropped"]) == ("end", 1, 1)
+    assert body["command"] == f"surefoot report {tmp_path}"
+    assert "1 rows or messages were dropped" in body["text"]
+
+
+def test_a_run_that_an_error_ends_says_which(server, tmp_path):
+    with contextlib.suppress(KeyError), sf.RunLog(tmp_path, sinks=[sf.WebhookSink(server.url)]) as log:
+        log.take(step(1))
+        raise KeyError("labels")
+    assert server.bodies[-1]["summary"] == "the program ended with KeyError: 'labels'"
+    assert server.bodies[-1]["severity"] == "error"
+
+
+def test_rows_that_a_sink_lost_are_counted_in_the_log_and_in_a_warning(tmp_path, caplog):
+    class Broken:
+        def write(self, batch):
+            raise OSError("no")
+
+        def close(self):
+            pass
+
+    log = sf.RunLog(tmp_path, sinks=[Broken()], device_seconds=None)
+    (runner,) = log._writer._runners
+    runner._queue.give_up()
+    log.take(step(1))
+    log.flush()
+    log.close()
+    (event,) = [event for event in sf.load_run(tmp_path).events if event.cause == "sink.dropped"]
+    assert (event.severity, event.evidence) == ("info", {"dropped": 1, "sink": "Broken"})
+    assert any("Broken: 3 rows and events in all did not reach it" in message for message in caplog.messages)
+    assert sf.load_run(tmp_path).dropped == 0
+
+
+def test_heartbeats_come_at_their_interval_and_stop_while_the_run_is_stalled(server, clock):
+    hook = sf.WebhookSink(server.url, severities=(), heartbeat_seconds=300, run="exp1")
+    hook.tick()
+    hook.tick()
+    assert [body["event"] for body in server.bodies] == ["heartbeat"]
+    assert (server.bodies[0]["step"], server.bodies[0]["next_seconds"]) == (None, 300)
+    hook.write(Batch(steps=[step(41, 0.5)], events=[event("checkpoint", 40, "saved")]))
+    clock.now += 299
+    hook.tick()
+    assert len(server.bodies) == 1
+    clock.now += 1
+    hook.tick()
+    assert (server.bodies[1]["step"], server.bodies[1]["loss"], server.bodies[1]["checkpoint_step"]) == (41, 0.5, 40)
+    hook.write(Batch(events=[event("alarm", 41, "no step", severity="warning", cause=STALLED)]))
+    clock.now += 3600
+    hook.tick()
+    assert len(server.bodies) == 2, "silence is the alarm, and `severities` asks for no other"
+    hook.write(Batch(steps=[step(42, 0.5)]))
+    assert server.bodies[2]["step"] == 42
+    hook.close()
+
+
+def test_a_heartbeat_that_is_lost_is_sent_again_before_the_receiver_misses_it(server, clock, caplog):
+    server.answers = [(500, {})]
+    hook = sf.WebhookSink(server.url, heartbeat_seconds=300)
+    hook.tick()
+    assert "a heartbeat was not delivered (HTTP 500)" in caplog.messages[0]
+    clock.now += webhook.HEARTBEAT_RETRY_SECONDS
+    hook.tick()
+    assert len(server.bodies) == 1
+    hook.close()
+
+
+@pytest.mark.parametrize("cause", [STALLED, SLOW, NO_CHECKPOINT, LOADER_STALLED])
+def test_alarms_about_the_progress_are_sent_though_they_are_warnings(server, cause):
+    hook = sf.WebhookSink(server.url)
+    hook.write(of(event("alarm", 8, "slow", severity="warning", cause=cause)))
+    hook.write(of(event("alarm", 9, "as before", cause=cause), event("alarm", 9, "hot", severity="warning")))
+    hook.close()
+    assert [alert["cause"] for body in server.bodies for alert in body["alerts"]] == [cause]
+
+
+def test_a_heartbeat_every_millisecond_is_refused(server):
+    with pytest.raises(SettingError, match="heartbeat_seconds"):
+        sf.WebhookSink(server.url, heartbeat_seconds=0.001)

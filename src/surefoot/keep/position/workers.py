@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch.utils.data import dataloader, get_worker_info
 from torch.utils.data._utils import signal_handling
 
+from surefoot.keep.dead_workers import ended_workers, worker_death
 from surefoot.keep.position.generators import (
     Generators,
     GeneratorStates,
@@ -138,6 +139,17 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             super()._reset(loader, first_iter)
         finally:
             self._resetting = False
+
+    def _try_get_data(self, *args: Any, **settings: Any) -> Any:
+        """As torch's; its error only says that a worker is gone, and this one also how it ended."""
+        try:
+            return super()._try_get_data(*args, **settings)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            death = worker_death(str(error))
+            how = None if death is None else ended_workers(self._workers)
+            if how is None:
+                raise
+            raise RuntimeError(how) from error
 
     def _get_data(self) -> Any:
         index, data = super()._get_data()  # type: ignore[no-untyped-call]

@@ -2,10 +2,17 @@
 
 Nothing raises: the result is `None` or a `Trouble`, with whether and when to try again. A redirect is followed with
 the same message, on the same scheme, host and port only.
+
+The time limit is for the whole request, redirects included: before each operation on the socket its timeout is set to
+what is left. A server that sends its answer byte by byte does not extend it. Left out: the resolver, which looks up the
+host's name and cannot be interrupted, and the answer of a proxy to CONNECT, whose single reads have the limit.
 """
 
 from __future__ import annotations
 
+import http.client
+import io
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -41,15 +48,15 @@ class Address:
         self.host = urlsplit(self._url).hostname or ""
         self._headers = dict(headers)
         self._timeout_seconds = timeout_seconds
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._opener = urllib.request.build_opener(_NoRedirects, _TimedHTTPHandler, _TimedHTTPSHandler)
 
     def post(self, body: bytes) -> Trouble | None:
         """Send a body; `None` when it was taken, or else what went wrong. Does not raise."""
-        url = self._url
+        url, deadline = self._url, time.monotonic() + self._timeout_seconds
         for _ in range(MOST_REDIRECTS + 1):
             request = urllib.request.Request(url, data=body, headers=self._headers, method="POST")
             try:
-                with self._opener.open(request, timeout=self._timeout_seconds):
+                with self._opener.open(request, timeout=_left(deadline)):
                     return None
             except urllib.error.HTTPError as error:
                 with error:
@@ -67,6 +74,89 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *args: Any, **settings: Any) -> None:
         return None
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; raises `TimeoutError` if there are none."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time limit of the request has passed")
+    return left
+
+
+class _TimedReader(io.RawIOBase):
+    """What a socket receives, until the deadline."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket, self._deadline = connected, deadline
+        self._received = connected.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(_left(self._deadline))
+        return self._received.readinto(buffer)
+
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
+class _TimedSocket:
+    """The part of a socket that `http.client` uses, with one deadline for all of it."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket, self._deadline = connected, deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.settimeout(_left(self._deadline))
+        self._socket.sendall(data)  # its timeout is for all of the data
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
+        return io.BufferedReader(_TimedReader(self._socket, self._deadline))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _TimedHTTPConnection(http.client.HTTPConnection):
+    """A connection whose timeout is for everything together: connecting, sending and the answer."""
+
+    def __init__(self, host: str, *, timeout: float = 5.0, **settings: Any) -> None:
+        super().__init__(host, timeout=timeout, **settings)
+        self.deadline = time.monotonic() + timeout
+        self._create_connection = self._connected
+
+    def _connected(self, address: tuple[str, int], _: float, source: Any = None) -> socket.socket:
+        """`socket.create_connection`, with the deadline for all addresses of the host together."""
+        failed: OSError | None = None
+        for *_kind, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+            try:
+                connected = socket.create_connection((str(place[0]), address[1]), _left(self.deadline), source)
+                connected.settimeout(_left(self.deadline))  # for the handshake of TLS
+                return connected
+            except OSError as error:
+                failed = error
+        raise failed or OSError("the host has no address")
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = _TimedSocket(self.sock, self.deadline)
+
+
+class _TimedHTTPSConnection(_TimedHTTPConnection, http.client.HTTPSConnection):
+    """The same over TLS; `http.client.HTTPSConnection.connect` runs before the socket is wrapped."""
+
+
+class _TimedHTTPHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_TimedHTTPConnection, request)
+
+
+class _TimedHTTPSHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_TimedHTTPSConnection, request, context=self._context)  # type: ignore[attr-defined]
 
 
 def _checked(url: str) -> str:

@@ -24,6 +24,7 @@ from surefoot.record.sinks.batch_queue import BatchQueue, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from surefoot.record.messages import Batch, Sink
 
@@ -37,7 +38,15 @@ TICK_SECONDS = 1.0
 class SinkRunner:
     """Runs one sink in a thread of its own. Threads may share it; nothing it does raises or waits for the sink."""
 
-    def __init__(self, sink: Sink, *, capacity: int = 256, attempts: int = 8, pause_seconds: float = 0.5) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        folder: Path | None = None,
+        *,
+        capacity: int = 256,
+        attempts: int = 8,
+        pause_seconds: float = 0.5,
+    ) -> None:
         for method in ("write", "close"):
             require(callable(getattr(sink, method, None)), f"a sink needs `write(batch)` and `close()`; got {sink!r}.")
         require(capacity >= 1, f"`capacity` (batches that may wait) must be at least 1; got {capacity}.")
@@ -47,6 +56,7 @@ class SinkRunner:
         self._sink = sink
         self._attempts = attempts
         self._pause_seconds = pause_seconds
+        self._folder = folder
         self._tick = getattr(sink, "tick", None)  # optional: a sink that has something to do as time passes
         self._ticked = False
         self._queue = BatchQueue(capacity)
@@ -117,12 +127,21 @@ class SinkRunner:
     # Everything below runs in the sink's own thread.
 
     def _run(self) -> None:
+        self._tell_folder()
         while not self.given_up:
             batch = self._next()
             if batch is None:
                 break
             self._queue.delivered(lost=0 if self._deliver(batch) else size_of(batch))
         self._close_sink()
+
+    def _tell_folder(self) -> None:
+        opened = getattr(self._sink, "opened", None)  # optional: a sink that names the folder of the run
+        try:
+            if callable(opened) and self._folder is not None:
+                opened(self._folder)
+        except BaseException as error:
+            self._failed(error)
 
     def _next(self) -> Batch | None:
         """The next batch, or `None` when the run is over; ticks while there is none, at once the first time."""
@@ -188,9 +207,14 @@ class SinkRunner:
 
 
 def close_all(runners: Sequence[SinkRunner], timeout: float) -> None:
-    """Close several sinks at the same time: `timeout` is for all of them together."""
+    """Close several sinks at the same time: `timeout` is for all of them together. What they lost is logged."""
     until = time.monotonic() + timeout
     for runner in runners:
         runner.begin_close()
     for runner in runners:
         runner.close(max(0.0, until - time.monotonic()))
+    for runner in runners:
+        if runner.dropped:
+            log.warning(
+                "%s: %d rows and events in all did not reach it; the run log has them.", runner.name, runner.dropped
+            )

@@ -1,21 +1,25 @@
-"""Alerts: a message to a webhook when something of a chosen severity happens.
+"""Alerts: a message to a webhook when something of a chosen severity happens, at the end of the run, and heartbeats.
 
 The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show as it
 is, and the same as fields for anything else. The first alert goes out at once; further ones are held back until
 `every_seconds` have passed, then sent together, with how many they were. What is still held back at the end of the run
-is sent then.
+is sent then, in the message that says how the run ended. Alarms about the progress of the run
+(`record/progress_alarms.py`) are sent whatever their severity.
+
+A heartbeat says at regular intervals that the run makes steps, so that silence is an alarm on the receiver's side: no
+message comes from a process that was killed or from a machine that is down. While a run is stalled none is sent.
 
 A server that is slow, down, answers 5xx or asks to wait (429 with `Retry-After`) is tried again a few times with longer
 pauses each time, without sleeping: the next batch or tick of the run log makes the next try. An alert that cannot be
 delivered is given up and counted, and the next message says so. A webhook's address is a secret: neither warnings nor
 `repr` show more of it than the host, and a redirect is followed on the same host only.
 
-Left out: anything but the standard library, and a deadline for a server that sends its answer byte by byte; it would
-keep this sink busy, and nothing else.
+Left out: anything but the standard library.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import sys
@@ -24,8 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.errors import require
+from surefoot.record.progress_alarms import is_progress_alarm
 from surefoot.record.sinks.named_values import encodable
 from surefoot.record.sinks.posting import Address
+from surefoot.record.sinks.run_summary import RunSummary, SummaryFields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +48,9 @@ MOST_LISTED = 10
 LONGEST_SUMMARY = 500
 LONGEST_PAUSE_SECONDS = 300.0
 TRIES_AT_CLOSE = 2
+SHORTEST_HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_RETRY_SECONDS = 10.0
+ALERT = "an alert"
 
 
 class WebhookSink:
@@ -58,13 +67,15 @@ class WebhookSink:
         timeout_seconds: float = 5.0,
         attempts: int = 4,
         pause_seconds: float = 1.0,
+        heartbeat_seconds: float | None = None,
     ) -> None:
         """`run` is the name in the messages, by default the script's; `headers` may carry a token.
 
-        `attempts` is how often one message is tried; the pause between tries begins at `pause_seconds` and doubles.
+        `timeout_seconds` is for a whole request. `attempts` is how often one message is tried; the pause between tries
+        begins at `pause_seconds` and doubles. A heartbeat is sent every `heartbeat_seconds`; without alerts, if
+        `severities` is empty.
         """
-        unknown = set(severities) - set(SEVERITIES)
-        require(bool(severities) and not unknown, f"`severities` must be of {SEVERITIES}; got {tuple(severities)!r}.")
+        _check_severities(severities, heartbeat_seconds)
         require(every_seconds >= 0, f"`every_seconds` must not be negative; got {every_seconds}.")
         require(timeout_seconds > 0, f"`timeout_seconds` must be above 0; got {timeout_seconds}.")
         require(attempts >= 1, f"`attempts` must be at least 1; got {attempts}.")
@@ -75,6 +86,11 @@ class WebhookSink:
         self._run = run if run is not None else Path(sys.argv[0] or "training").stem
         self._attempts = attempts
         self._pause_seconds = pause_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._beat_at = -float("inf")
+        self._summary = RunSummary()
+        self._ending: Event | None = None
+        """How the run ended, once the sink is closed."""
         self._pending: list[Event] = []
         self._overflown = 0  # held back and no longer listed: there were too many
         self._held_back = 0
@@ -88,29 +104,48 @@ class WebhookSink:
     def __repr__(self) -> str:
         return f"WebhookSink(host={self._address.host!r}, severities={sorted(self._severities)!r})"
 
+    def opened(self, folder: Path) -> None:
+        """The folder of the run: the message at the end has the command that shows it."""
+        self._summary.folder = folder
+
     def write(self, batch: Batch) -> None:
         """Take in the batch's alerts, and send what is due."""
         if self._closed:
             return
+        self._summary.add(batch)
         due = time.monotonic() >= self._not_before
         for event in batch.events:
-            if event.severity in self._severities:
+            if event.event != "end" and self._is_alert(event):
                 self._hold(event, waits=not due)
-        self.tick()
+        if not self._is_over:  # `close` follows, and sends all of it in one message
+            self.tick()
 
     def tick(self) -> None:
-        """Send what waits if its time has come."""
-        if self._pending and not self._closed and time.monotonic() >= self._not_before:
+        """Send what waits if its time has come, and the heartbeat."""
+        if self._closed:
+            return
+        if self._pending and time.monotonic() >= self._not_before:
             self._try()
+        if self._heartbeat_seconds is not None and time.monotonic() >= self._beat_at and not self._summary.stalled:
+            self._beat(self._heartbeat_seconds)
 
     def close(self) -> None:
-        """Send what is still held back, now or never."""
+        """Send how the run ended, with what is still held back, now or never."""
+        self._ending = self._summary.ended
         for _ in range(TRIES_AT_CLOSE):
-            if self._pending and not self._closed:
-                self._try()
+            if not self._closed and (self._pending or self._ending is not None):
+                self._closed = self._try()
         if self._pending:
             self._give_up("the run is over")
         self._closed = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._summary.ended is not None and self._summary.ended.event == "end"
+
+    def _is_alert(self, event: Event) -> bool:
+        """Whether an event is sent: one of the chosen severities, or an alarm about the progress of the run."""
+        return event.severity in self._severities or (bool(self._severities) and is_progress_alarm(event))
 
     def _hold(self, event: Event, waits: bool) -> None:
         self._held_back += waits
@@ -119,7 +154,18 @@ class WebhookSink:
         else:
             self._overflown += 1
 
-    def _try(self) -> None:
+    def _beat(self, every_seconds: float) -> None:
+        """Send a heartbeat. One that fails is tried again soon: the receiver counts the seconds."""
+        text = f"*surefoot: {_escaped(self._run)}* is running: {_escaped(self._summary.sentence())}"
+        fields = {"event": "heartbeat", "next_seconds": every_seconds, "time": time.time(), **self._summary.fields()}
+        trouble = self._address.post(_encoded({"text": text, "run": _clean(self._run), **fields}))
+        soon = min(every_seconds, max(HEARTBEAT_RETRY_SECONDS, trouble.wait_seconds)) if trouble else every_seconds
+        self._beat_at = time.monotonic() + soon
+        if trouble is not None:
+            self._warn(trouble, "a heartbeat")
+
+    def _try(self) -> bool:
+        """Send what waits; whether there is no more to try: it was taken, or refused for good."""
         trouble = self._address.post(self._body())
         now = time.monotonic()
         if trouble is None:
@@ -127,30 +173,32 @@ class WebhookSink:
             self._pending.clear()
             self._overflown = self._held_back = self._lost = self._failures = 0
             self._warned = False
-            return
+            return True
         self._failures += 1
-        self._warn(trouble)
+        self._warn(trouble, ALERT)
         if trouble.is_final or self._failures >= self._attempts:
             self._give_up(trouble.words)
             self._not_before = now + self._every_seconds
         else:
             pause = self._pause_seconds * 2 ** (self._failures - 1)
             self._not_before = now + min(max(pause, trouble.wait_seconds), LONGEST_PAUSE_SECONDS)
+        return trouble.is_final
 
-    def _warn(self, trouble: Trouble) -> None:
+    def _warn(self, trouble: Trouble, what: str) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
-                "WebhookSink at %s: an alert was not delivered (%s); training continues.%s",
+                "WebhookSink at %s: %s was not delivered (%s); training continues.%s",
                 self._address.host,
+                what,
                 trouble.words,
-                "" if trouble.is_final else f" It is tried {self._attempts} times.",
+                "" if trouble.is_final or what != ALERT else f" It is tried {self._attempts} times.",
             )
 
     def _give_up(self, why: str) -> None:
         count = len(self._pending) + self._overflown
         self._lost += count
-        if self.undelivered == 0:
+        if self.undelivered == 0 and count:
             log.warning(
                 "WebhookSink at %s: %d alerts were not delivered (%s). The run log contains them.",
                 self._address.host,
@@ -162,20 +210,24 @@ class WebhookSink:
         self._overflown = self._held_back = self._failures = 0
 
     def _body(self) -> bytes:
-        alerts = [_fields(event) for event in self._pending]
-        worst = max(self._pending, key=lambda event: SEVERITIES.index(event.severity))
         body = {
             "text": self._text(),
             "run": _clean(self._run),
-            **_fields(worst),
-            "alerts": alerts,
+            **(
+                _end_fields(self._ending, self._pending, self._summary)
+                if self._ending is not None
+                else _fields(_worst(self._pending))
+            ),
+            "alerts": [_fields(event) for event in self._pending],
             "held_back": self._held_back,
-            "undelivered": self._lost,
+            "undelivered": self._lost if self._ending is None else self.undelivered,
         }
-        return json.dumps(body, ensure_ascii=True, default=str).encode()
+        return _encoded(body)
 
     def _text(self) -> str:
-        lines = [f"*surefoot: {_escaped(self._run)}*", *(_line(event) for event in self._pending[:MOST_LISTED])]
+        lines = [f"*surefoot: {_escaped(self._run)}*"]
+        lines += _end_lines(self._ending, self._summary) if self._ending is not None else []
+        lines += [_line(event) for event in self._pending[:MOST_LISTED]]
         unlisted = len(self._pending) - MOST_LISTED + self._overflown
         if unlisted > 0:
             lines.append(f"… and {unlisted} more.")
@@ -184,6 +236,87 @@ class WebhookSink:
         if self._lost:
             lines.append(f"({self._lost} earlier alerts could not be delivered; the run log has them.)")
         return "\n".join(lines)
+
+
+def _check_severities(severities: Sequence[Severity], heartbeat_seconds: float | None) -> None:
+    unknown = set(severities) - set(SEVERITIES)
+    require(
+        (bool(severities) or heartbeat_seconds is not None) and not unknown,
+        f"`severities` must be of {SEVERITIES}; got {tuple(severities)!r}.",
+    )
+    require(
+        heartbeat_seconds is None or heartbeat_seconds >= SHORTEST_HEARTBEAT_SECONDS,
+        f"`heartbeat_seconds` must be at least {SHORTEST_HEARTBEAT_SECONDS:g}, or None; got {heartbeat_seconds}.",
+    )
+
+
+def _encoded(body: Mapping[str, object]) -> bytes:
+    return json.dumps(body, ensure_ascii=True, default=str).encode()
+
+
+class Picture(TypedDict):
+    """An image inside of a message."""
+
+    type: str
+    base64: str
+
+
+class EndFields(SummaryFields):
+    """How a run ended, for programs."""
+
+    event: str
+    """`end` or `halt`."""
+    severity: str
+    """The highest among the end and the alerts that come with it."""
+    summary: str
+    """How it ended, in words."""
+    verdict: str
+    """The verdict of the diagnosis under `surefoot run`; empty elsewhere."""
+    cause: str
+    """The cause that the diagnosis names first, or that of the halt; empty if there is none."""
+    why: str
+    """The first finding in one sentence, or why there is no verdict; empty without a diagnosis."""
+    command: str
+    """The command that shows more."""
+    picture: Picture | None
+    """The loss as a PNG image."""
+
+
+def _worst(events: Sequence[Event]) -> Event:
+    return max(events, key=lambda event: SEVERITIES.index(event.severity))
+
+
+def _end_fields(ended: Event, alerts: Sequence[Event], summary: RunSummary) -> EndFields:
+    image = summary.picture()
+    picture: Picture | None = None
+    if image is not None:
+        picture = {"type": "image/png", "base64": base64.b64encode(image).decode()}
+    return {
+        **summary.fields(),
+        "event": ended.event,
+        "severity": _worst([ended, *alerts]).severity,
+        "summary": _clean(ended.summary),
+        "verdict": _clean(ended.evidence.get("verdict") or ""),
+        "cause": _clean(ended.evidence.get("cause") or ended.cause),
+        "why": _clean(ended.evidence.get("why") or ""),
+        "command": _clean(summary.command),
+        "picture": picture,
+    }
+
+
+def _end_lines(ended: Event, summary: RunSummary) -> list[str]:
+    """How the run ended, for people."""
+    cause = ended.evidence.get("cause") or ended.cause
+    named = f" (cause: {_escaped(cause)})" if cause else ""
+    lines = [f"[{ended.severity}] {ended.event}: {_escaped(ended.summary)}{named}"]
+    if why := ended.evidence.get("why"):
+        lines.append(_escaped(why))
+    lines.append(_escaped(summary.sentence()))
+    if curve := summary.curve():
+        lines.append(f"`{curve}`")
+    if summary.command:
+        lines.append(f"Look closer: `{_escaped(summary.command)}`")
+    return lines
 
 
 class _AlertOptions(TypedDict, total=False):

@@ -11,8 +11,8 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
+from surefoot.core.sparkline import sparkline
 from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate
-from surefoot.report.terminal.sparkline import sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.report.terminal.sparkline import SLOTS, SparkCurve, sparkline
+from surefoot.core.sparkline import SLOTS, SparkCurve, sparkline
 
 
 def drawn(values, width=40, ascii_only=False):

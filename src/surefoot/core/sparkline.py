@@ -1,4 +1,4 @@
-"""A curve small enough for a line of text: fixed-size history, and the characters that draw it.
+"""A curve small enough for a line of text or a small image: fixed-size history, and the characters that draw it.
 
 `SparkCurve` keeps a whole run in at most `SLOTS` averages. When they are full, neighbours are joined and each stands
 for twice as many steps, so the first step stays in the picture however long the run is. Places go by step and not by
@@ -74,6 +74,11 @@ class SparkCurve:
             self._slots += [Slot() for _ in range(index + 1 - len(self._slots))]
         self._slots[index].add(value)
 
+    @property
+    def first_step(self) -> int:
+        """The step that the curve begins with."""
+        return self._first
+
     def slots(self, width: int) -> list[Slot]:
         """The history in at most `width` slots of about as many steps each; where nothing is known, the one before."""
         count = len(self._slots)
@@ -86,7 +91,7 @@ def sparkline(slots: Sequence[Slot], ascii_only: bool = False) -> str:
     """One character per slot: a block as high as its mean, a cross if a value was not finite, an arrow if off scale."""
     blocks = _BLOCKS_ASCII if ascii_only else _BLOCKS
     broken, above, below = (_BROKEN_ASCII, _ABOVE_ASCII, _BELOW_ASCII) if ascii_only else (_BROKEN, _ABOVE, _BELOW)
-    low, high = _scale([slot.mean for slot in slots if slot.count])
+    low, high = scale_of([slot.mean for slot in slots if slot.count])
     marks, settled = [], False
     for slot in slots:
         height = _height(slot.mean, low, high, len(blocks))
@@ -109,8 +114,8 @@ def _height(value: float, low: float, high: float, levels: int) -> int:
     return min(levels - 1, int((value - low) / (high - low) * levels)) if high > low else levels // 2 - 1
 
 
-def _scale(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest value that the blocks cover: all, but for those that are few and far away from the others."""
+def scale_of(values: Sequence[float]) -> tuple[float, float]:
+    """Lowest and highest value that a picture covers: all, but for those that are few and far away from the others."""
     if not values:
         return 0.0, 0.0
     ordered = sorted(values)

@@ -1,0 +1,147 @@
+"""What a message about a whole run says: how far it is, its loss, what happened, and how it ended.
+
+Fed with the batches of the run log; its size does not grow with the run. Used for the heartbeats of a `WebhookSink` and
+for the message at the end of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, TypedDict
+
+from surefoot.core.sparkline import SparkCurve, sparkline
+from surefoot.record.messages import SINK_DROPPED
+from surefoot.record.progress_alarms import STALLED
+from surefoot.record.run_folder import look_closer
+from surefoot.record.sinks.loss_picture import draw_loss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from surefoot.record.messages import Batch, Event, StepRow
+
+_CURVE_CHARACTERS = 40
+_COUNTED = ("skip", "overflow", "spike", "rollback", "alarm", "halt")
+
+
+class SummaryFields(TypedDict):
+    """The state of a run for programs."""
+
+    step: int | None
+    steps: int
+    """Steps of this process, repeated ones included."""
+    seconds: float | None
+    """From the first to the last step."""
+    loss: float | None
+    """The last finite loss."""
+    first_loss: float | None
+    lowest_loss: float | None
+    checkpoint_step: int | None
+    """The step of the last checkpoint."""
+    events: dict[str, int]
+    """How often each kind of event happened, those of severity `info` left out."""
+    dropped: int
+    """Rows and events that did not reach the run log or a sink."""
+
+
+class RunSummary:
+    """Follows a run. `add` takes batches in; nothing else changes it."""
+
+    def __init__(self) -> None:
+        self.ended: Event | None = None
+        """The `end` or `halt` of the run."""
+        self.folder: Path | None = None
+        """The folder of the run, if it is known."""
+        self.stalled = False
+        """Whether the run was reported as stalled, and has made no step since."""
+        self._step: int | None = None
+        self._steps = 0
+        self._began: float | None = None
+        self._latest: float | None = None
+        self._part: str | None = None
+        self._loss: float | None = None
+        self._first_loss: float | None = None
+        self._lowest_loss: float | None = None
+        self._checkpoint_step: int | None = None
+        self._events: Counter[str] = Counter()
+        self._dropped = 0
+        self._curve = SparkCurve()
+
+    def add(self, batch: Batch) -> None:
+        """Take in what has happened since."""
+        for row in batch.steps:
+            self._add_row(row)
+        for event in batch.events:
+            self._add_event(event)
+
+    def _add_row(self, row: StepRow) -> None:
+        self._part = row.part if self._part is None else self._part
+        self.stalled = False
+        if row.part != self._part:  # the optimizer that stepped first stands for the run
+            return
+        self._step, self._steps = row.step, self._steps + 1
+        self._began = row.time if self._began is None else self._began
+        self._latest = row.time
+        if row.loss is None:
+            return
+        self._curve.add(row.step, row.loss)
+        if math.isfinite(row.loss) and not row.skipped:
+            self._loss = row.loss
+            self._first_loss = row.loss if self._first_loss is None else self._first_loss
+            self._lowest_loss = row.loss if self._lowest_loss is None else min(self._lowest_loss, row.loss)
+
+    def _add_event(self, event: Event) -> None:
+        if event.event in ("end", "halt"):
+            self.ended = event
+        elif event.event == "checkpoint":
+            self._checkpoint_step = event.step
+        elif event.event == "drops" or event.cause == SINK_DROPPED:
+            dropped = event.evidence.get("dropped")
+            self._dropped += dropped if isinstance(dropped, int) else 1
+        if event.cause == STALLED and event.severity != "info":
+            self.stalled = True
+        if event.event in _COUNTED and event.severity != "info":
+            self._events[event.event] += 1
+
+    def fields(self) -> SummaryFields:
+        """The state as it is."""
+        known = self._began is not None and self._latest is not None
+        return {
+            "step": self._step,
+            "steps": self._steps,
+            "seconds": round(self._latest - self._began, 3) if known else None,  # type: ignore[operator]
+            "loss": self._loss,
+            "first_loss": self._first_loss,
+            "lowest_loss": self._lowest_loss,
+            "checkpoint_step": self._checkpoint_step,
+            "events": dict(self._events),
+            "dropped": self._dropped,
+        }
+
+    def sentence(self) -> str:
+        """The state in words."""
+        if self._step is None:
+            return "no step yet"
+        words = [f"step {self._step:,}"]
+        if self._loss is not None and self._first_loss is not None:
+            words.append(f"loss {self._loss:.4g} (at first {self._first_loss:.4g}, lowest {self._lowest_loss:.4g})")
+        words += [f"{count:,} {name}{'s' if count > 1 else ''}" for name, count in self._events.items()]
+        if self._checkpoint_step is not None:
+            words.append(f"last checkpoint at step {self._checkpoint_step:,}")
+        if self._dropped:
+            words.append(f"{self._dropped:,} rows or messages were dropped")
+        return "; ".join(words)
+
+    @property
+    def command(self) -> str:
+        """The command that shows the run; empty if its folder is not known."""
+        return "" if self.folder is None else look_closer(self.folder)
+
+    def curve(self) -> str:
+        """The loss as a line of characters."""
+        return sparkline(self._curve.slots(_CURVE_CHARACTERS))
+
+    def picture(self) -> bytes | None:
+        """The loss as a PNG image; `None` while there is none to draw."""
+        return None if self._step is None else draw_loss(self._curve, self._step)
