@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.errors import require
 from surefoot.record.progress_alarms import is_progress_alarm
+from surefoot.record.sinks.message_facts import MessageFacts, SummaryFields
 from surefoot.record.sinks.named_values import encodable
 from surefoot.record.sinks.posting import Address
-from surefoot.record.sinks.run_summary import RunSummary, SummaryFields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ class WebhookSink:
         self._pause_seconds = pause_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._beat_at = -float("inf")
-        self._summary = RunSummary()
+        self._summary = MessageFacts()
         self._ending: Event | None = None
         """How the run ended, once the sink is closed."""
         self._pending: list[Event] = []
@@ -286,7 +286,7 @@ def _worst(events: Sequence[Event]) -> Event:
     return max(events, key=lambda event: SEVERITIES.index(event.severity))
 
 
-def _end_fields(ended: Event, alerts: Sequence[Event], summary: RunSummary) -> EndFields:
+def _end_fields(ended: Event, alerts: Sequence[Event], summary: MessageFacts) -> EndFields:
     image = summary.picture()
     picture: Picture | None = None
     if image is not None:
@@ -304,7 +304,7 @@ def _end_fields(ended: Event, alerts: Sequence[Event], summary: RunSummary) -> E
     }
 
 
-def _end_lines(ended: Event, summary: RunSummary) -> list[str]:
+def _end_lines(ended: Event, summary: MessageFacts) -> list[str]:
     """How the run ended, for people."""
     cause = ended.evidence.get("cause") or ended.cause
     named = f" (cause: {_escaped(cause)})" if cause else ""

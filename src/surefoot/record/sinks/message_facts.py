@@ -45,7 +45,7 @@ class SummaryFields(TypedDict):
     """Rows and events that did not reach the run log or a sink."""
 
 
-class RunSummary:
+class MessageFacts:
     """Follows a run. `add` takes batches in; nothing else changes it."""
 
     def __init__(self) -> None:
