@@ -97,7 +97,7 @@ def test_a_folder_that_vanishes_is_begun_anew_and_that_is_said(tmp_path, caplog,
     assert tables.scalars["step"].to_pylist() == [3, 4]
     assert [each.step for each in tables.events if each.event != "end"] == [3, 4]
     assert len(warnings(caplog)) == 1
-    assert "vanished" in warnings(caplog)[0]
+    assert "was deleted" in warnings(caplog)[0]
 
 
 def test_a_file_in_the_folders_place_costs_one_warning_until_it_is_gone(tmp_path, caplog):
