@@ -277,7 +277,7 @@ def test_an_order_that_depends_on_the_loop_is_noticed_and_others_are_not(caplog)
             run(position, draw, 4)
             assert caplog.text == ""
             run(moved(position), draw, 1)
-        assert ("(random) in turns" in caplog.text) is expected
+        assert ("the same random stream (random)" in caplog.text) is expected
 
 
 def test_a_batch_that_fails_is_tried_again_after_a_restart():
