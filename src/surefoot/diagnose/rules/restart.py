@@ -238,7 +238,7 @@ def _claim_forgotten(run: RecordedRun, restart: Restart, forgotten: list[str]) -
     return Claim(
         0.95,
         f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but its {' and '.join(forgotten)} "
-        f"state is never loaded: the parameters continue, {lost} {start} over"
+        f"state is never loaded: the parameters continue, {lost} {start} again"
         f"{jump.words}.",
         step=file.step,
         where=where_of(file.site, restart.optimizers[-1].site),
