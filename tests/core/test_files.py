@@ -183,6 +183,8 @@ WRITERS = {
     "zoo/score.py": "a scratch folder",
     "zoo/fork_server.py": "the output of its own runs, in a scratch folder",
     "commands/zoo.py": "a file that the user names",
+    "commands/zoo_mutate.py": "a file and a folder that the user names",
+    "zoo/mutation/runs.py": "a script in a scratch folder",
     "keep/checkpoint/exchange.py": "a new file that the user names, never over another one",
     "keep/checkpoint/listing.py": "renames folders of its own",
     "record/heartbeat.py": "writes its own new file again and again; refuses links",

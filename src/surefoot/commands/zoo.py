@@ -71,7 +71,7 @@ def score(
     keep: Path | None = typer.Option(None, help="Keep the run folders in this folder."),
     recorded: Path | None = typer.Option(None, "--from", help="Score the run folders in this folder; run no script."),
     timeout: float = typer.Option(180.0, min=1.0, help="Time limit for each script, in seconds."),
-    device: str = typer.Option("cpu", help="The device for the scripts, such as cpu or cuda."),
+    device: str = typer.Option("cpu", help="The device for the scripts: cpu, or an accelerator as torch names it."),
 ) -> None:
     """Run every script, diagnose it, and compare with the true cause."""
     from surefoot.core.console import result_console
