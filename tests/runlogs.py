@@ -53,6 +53,8 @@ def event(step: int | None, name: str = "spike", **more: object) -> Event:
 def run(code: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """A real process of its own."""
     environment = {"PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    # Where files may not grow, Python would cut the compiled modules short that it keeps for all processes.
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": sys.pycache_prefix or ""}
     script = [sys.executable, "-W", "error", "-c", HEAD + textwrap.dedent(code), *map(str, arguments)]
     return patience.run(script, env=environment, **options)
 

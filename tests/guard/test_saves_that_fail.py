@@ -195,7 +195,7 @@ def test_ranks_put_what_was_not_quiet_beside_the_good_one_alike(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("decide_on", ["host", "device"])
-def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, decide_on: str) -> None:
+def test_a_worker_that_is_killed_costs_neither_a_save_that_was_due_nor_a_complete_step(tmp_path: Path, decide_on: str) -> None:
     model = nn.Linear(4, 1)
     stabilizer = build(tmp_path, model, every_steps=2, decide_on=decide_on, lag_steps=1)
     manager = stabilizer._run.persistence.checkpoints
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_costs_no_save_that_was_due(tmp_path: Path, deci
     manager.wait()
     found = manager.load()
     assert found is not None
-    assert found.step == 4
+    assert found.step == 5
 
 
 def test_a_worker_that_dies_during_a_save_is_no_trouble_with_the_disk(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_verdict_that_came_later_is_compared_and_called_inexact(tmp_path):
     (folder,) = incidents_in(tmp_path)
     found = replayed(folder, "mlp")
     assert found.kind == "inconclusive"
-    assert "3 more were applied" in found.summary
+    assert "3 more steps were applied" in found.summary
 
 
 def test_another_model_is_refused_with_what_does_not_fit(tmp_path):

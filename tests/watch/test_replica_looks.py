@@ -110,7 +110,7 @@ def test_every_cause_of_ranks_has_two_scripts_and_there_are_ten_healthy_ones():
         found[each.truth] = found.get(each.truth, 0) + 1
     assert found.pop("healthy") >= 10
     assert min(found.values()) >= 2
-    assert len(found) == 5
+    assert len(found) == 6
 
 
 def test_all_ranks_look_at_the_same_steps_and_describe_themselves_first(zoo_run):

@@ -105,7 +105,7 @@ def test_shards_of_version_1_go_back_to_as_many_ranks_as_saved_them(tmp_path):
         (folder / MANIFEST).write_bytes(storage._rendered({**manifest, "schema": 1}))
     (listing,) = list_checkpoints(tmp_path)
     assert SavedParts(listing, 1, 2).tree(1)["own"] == 1
-    with pytest.raises(CheckpointError, match="Run 2 processes once and save"):
+    with pytest.raises(CheckpointError, match="Start 2 processes once and save"):
         SavedParts(listing, 0, 3)
 
 

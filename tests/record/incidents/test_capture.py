@@ -228,7 +228,7 @@ def test_a_verdict_that_comes_later_says_how_much_later(tmp_path):
     assert facts["step"] == 2
     assert not facts["exact"]
     assert facts["applied_since"] == 3
-    assert any("3 more were applied" in reason for reason in facts["inexact"])
+    assert any("3 more steps were applied" in reason for reason in facts["inexact"])
 
 
 def test_a_keeper_refuses_settings_that_cannot_work(tmp_path):
