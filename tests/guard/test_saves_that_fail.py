@@ -195,7 +195,9 @@ def test_ranks_put_what_was_not_quiet_beside_the_good_one_alike(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("decide_on", ["host", "device"])
-def test_a_worker_that_is_killed_costs_neither_a_save_that_was_due_nor_a_complete_step(tmp_path: Path, decide_on: str) -> None:
+def test_a_worker_that_is_killed_costs_neither_a_save_that_was_due_nor_a_complete_step(
+    tmp_path: Path, decide_on: str
+) -> None:
     model = nn.Linear(4, 1)
     stabilizer = build(tmp_path, model, every_steps=2, decide_on=decide_on, lag_steps=1)
     manager = stabilizer._run.persistence.checkpoints

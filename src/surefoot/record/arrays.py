@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.ma  # noqa: F401  (numpy imports it when it is first needed, which may be when the disk is full)
+import numpy.ma  # numpy imports it when it is first needed, which may be when the disk is full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
