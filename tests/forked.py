@@ -173,6 +173,7 @@ class Server:
         return Program(order["arguments"], os.fdopen(reading, "rb", buffering=0), out, errors)
 
     def close(self) -> None:
+        self._channel.shutdown(socket.SHUT_RDWR)  # a process that a test has left behind may hold a copy of it
         self._channel.close()
         self._process.wait()
 
