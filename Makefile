@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test test-fast check bench torture docs causes format clean
+.PHONY: help setup demo test test-long test-fast check bench torture docs causes format clean
 
 help:
 	@echo "make demo   train clean, bare and guarded side by side while four things go wrong"
-	@echo "make test   the whole test suite"
+	@echo "make test   the test suite"
+	@echo "make test-long  the tests that take a minute each: Ray with two workers, the demo"
 	@echo "make test-fast  in a minute: the tests that start no process and train no large model"
 	@echo "make check  format, lint and strict types"
 	@echo "make bench  every figure the docs claim (the GPU ones need a GPU)"
@@ -42,10 +43,13 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/pyc
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST)
+	$(PYTEST) -m "not long"
+
+test-long: $(READY)
+	$(PYTEST) -m long
 
 test-fast: $(READY)
-	$(PYTEST) --no-processes -m "not slow and not gpu and not browser"
+	$(PYTEST) --no-processes -m "not slow and not long and not gpu and not browser"
 
 check: $(READY)
 	$(BIN)/ruff format --check .

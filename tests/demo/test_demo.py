@@ -44,6 +44,7 @@ def results(folder, name):
     return json.loads((folder / "runs/demo" / name / "results.json").read_text())
 
 
+@pytest.mark.long
 def test_the_guarded_run_ends_near_the_clean_one_and_the_bare_run_is_lost(ended):
     folder, _ = ended
     clean, bare, guarded = (results(folder, name)["validation"] for name in ("clean", "bare", "guarded"))
@@ -52,6 +53,7 @@ def test_the_guarded_run_ends_near_the_clean_one_and_the_bare_run_is_lost(ended)
     assert guarded < clean + 0.2
 
 
+@pytest.mark.long
 def test_all_runs_are_the_same_until_something_goes_wrong(ended):
     folder, _ = ended
     first = STEPS * 40 // 100
@@ -60,6 +62,7 @@ def test_all_runs_are_the_same_until_something_goes_wrong(ended):
     assert guarded == pytest.approx(clean, rel=1e-3)  # the two ways to clip round differently
 
 
+@pytest.mark.long
 def test_the_table_says_what_became_of_each_run(ended):
     folder, done = ended
     for name in ("clean", "bare", "guarded"):
@@ -70,6 +73,7 @@ def test_the_table_says_what_became_of_each_run(ended):
     assert re.search(r"ms \([+-]\d+\.\d%\)", done.stdout)
 
 
+@pytest.mark.long
 def test_the_diagnosis_of_the_bare_run_names_the_step_and_line_of_the_typo(ended):
     _, done = ended
     after = done.stdout.split("surefoot: broken", 1)[1]
@@ -77,6 +81,7 @@ def test_the_diagnosis_of_the_bare_run_names_the_step_and_line_of_the_typo(ended
     assert re.search(rf"At: step {STEPS * 55 // 100}, runs/demo/train.py:\d+", after)
 
 
+@pytest.mark.long
 def test_every_command_that_it_prints_works(ended):
     folder, done = ended
     printed = re.findall(r"(?:^|: )(?:  )?(surefoot (?:run --out|replay|report) .*)$", done.stdout, re.MULTILINE)
@@ -90,6 +95,7 @@ def test_every_command_that_it_prints_works(ended):
     assert again == ["run", "--out", "runs/demo/bare", *BARE]  # as the demo itself has run it
 
 
+@pytest.mark.long
 def test_the_last_line_is_the_path_of_a_report(ended):
     folder, done = ended
     path = folder / done.stdout.splitlines()[-1]
@@ -97,6 +103,7 @@ def test_the_last_line_is_the_path_of_a_report(ended):
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.long
 def test_nothing_is_said_on_stderr(ended):
     _, done = ended
     assert done.stderr == ""

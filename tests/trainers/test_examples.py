@@ -12,7 +12,7 @@ import pytest
 import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FRAMEWORKS = ("accelerate", "ignite", "lightning", "ray", "transformers", "trl")
+FRAMEWORKS = ("accelerate", "ignite", "lightning", pytest.param("ray", marks=pytest.mark.long), "transformers", "trl")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -55,6 +55,7 @@ def loop(model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1
     return guard, losses, optimizer
 
 
+@pytest.mark.long
 def test_two_workers_are_guarded_together_and_resumed_after_one_was_killed(tmp_path):
     path = os.pathsep.join([str(Path(__file__).parents[1]), forked.SOURCE])
     settings = {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}

@@ -100,7 +100,7 @@ def test_a_saved_scaler_that_is_never_loaded_is_missing() -> None:
     claim = restart.state_missing(twice(events("optimizer-loaded", holds=held), scaler=SCALED))
     assert claim is not None
     assert (claim.severity, claim.evidence["not_loaded"]) == ("warning", ["scaler"])
-    assert "the loss scale starts over" in claim.summary
+    assert "the loss scale starts again" in claim.summary
     loaded = events("optimizer-loaded", "scaler-loaded", holds=held)
     assert restart.state_missing(twice(loaded, scaler=SCALED)) is None
     assert restart.state_missing(twice(events("optimizer-loaded", holds=held))) is None  # no scaler is in use
