@@ -41,9 +41,11 @@ def _outputs(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
             {"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(keepends=True)}
         )
     if shown is not None:
-        data = {"text/plain": str(shown).splitlines(keepends=True)}
-        if hasattr(shown, "_repr_html_"):
-            data["text/html"] = [shown._repr_html_()]
+        # Not the plain text beside the HTML: of a loaded run it has the paths of the machine.
+        has_html = hasattr(shown, "_repr_html_")
+        data = (
+            {"text/html": [shown._repr_html_()]} if has_html else {"text/plain": str(shown).splitlines(keepends=True)}
+        )
         outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
     return outputs
 
