@@ -55,9 +55,13 @@ class Ended:
         return json.loads(path.read_text())
 
 
-def run_all(programs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Ended]:
-    """`python ARGUMENTS` for each program, all at the same time: its folder, its arguments, perhaps its environment."""
-    started = {key: _start(*program) for key, program in programs.items()}
+def run_all(programs: Mapping[Any, tuple[Any, ...]], *, fresh: bool = False) -> dict[Any, Ended]:
+    """`python ARGUMENTS` for each program, all at the same time: its folder, its arguments, perhaps its environment.
+
+    `fresh`: each is a fresh interpreter, as with `SUREFOOT_TEST_FRESH`.
+    """
+    fresh = fresh or bool(os.environ.get("SUREFOOT_TEST_FRESH"))
+    started = {key: _start(*program, fresh=fresh) for key, program in programs.items()}
     ended = {}
     for key, program in started.items():
         if isinstance(program, subprocess.Popen):
@@ -69,9 +73,9 @@ def run_all(programs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Ended]:
     return ended
 
 
-def _start(folder: Path, arguments: Sequence[Any], more: Mapping[str, str] | None = None) -> Any:
+def _start(folder: Path, arguments: Sequence[Any], more: Mapping[str, str] | None = None, *, fresh: bool) -> Any:
     words, environment = list(map(str, arguments)), forked.environment(**(more or {}))
-    if not os.environ.get("SUREFOOT_TEST_FRESH"):
+    if not fresh:
         return forked.start(words, cwd=folder, env=environment)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *words], cwd=folder, env=environment, **pipes)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+
+from together import run_all, watched
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 SCRIPT = """
 import sys
 
@@ -101,48 +95,70 @@ print(loss.item(), [each.double().sum().item() for each in model.parameters()])
 """
 
 
-def process(folder, *words):
-    command = [sys.executable, *words]
-    ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "not watched" not in ended.stderr, ended.stderr[-2000:]
+def ran_well(ended):
+    assert ended.code == 0, ended.errors[-2000:]
+    assert "not watched" not in ended.errors, ended.errors[-2000:]
     return ended
 
 
-def run(folder, *words, options=()):
-    (folder / "train.py").write_text(SCRIPT)
-    ended = process(folder, "-m", "surefoot", "run", "--out", "run", *options, "train.py", *words)
-    facts = json.loads((folder / "run" / "facts.json").read_text())
+def facts_and_findings(ended):
+    facts = ran_well(ended).written("facts.json")
     assert facts["problems"] == {}
     assert facts["steps"] == 400
-    assert ended.stdout.split()[:2] == ["default", "1"]
-    return facts, json.loads((folder / "run" / "findings.json").read_text())
+    assert ended.out.split()[:2] == ["default", "1"]
+    return facts, ended.written("findings.json")
 
 
-@pytest.mark.parametrize("words", [[], ["graphs"]], ids=["compiled", "in graphs"])
-def test_a_bad_row_that_goes_into_a_compiled_model_is_data(tmp_path, words):
-    _, found = run(tmp_path, "nan", *words)
+GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["compiled", "in graphs"])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every process of this file, in a fresh interpreter: which steps are sampled depends on their cost."""
+    programs = {}
+
+    def add(key, text, arguments):
+        folder = tmp_path_factory.mktemp("run")
+        (folder / "train.py").write_text(text)
+        programs[key] = (folder, arguments)
+
+    for graphs in (False, True):
+        words = ["graphs"] if graphs else []
+        add(("healthy", graphs), SCRIPT, watched(*words))
+        add(("nan", graphs), SCRIPT, watched("nan", *words))
+        add(("eager", graphs), SCRIPT, watched("eager", *words, options=["--eager-looks"]))
+    for fused in (False, True):
+        text = CAPTURED.replace("FUSED", str(fused))
+        add(("captured, bare", fused), text, ["train.py"])
+        add(("captured", fused), text, watched())
+    for i in range(2):
+        add(("bare", i), SCRIPT, ["train.py"])
+    return run_all(programs, fresh=True)
+
+
+@GRAPHS
+def test_a_bad_row_that_goes_into_a_compiled_model_is_data(runs, graphs):
+    _, found = facts_and_findings(runs["nan", graphs])
     first = found["findings"][0]
     assert (first["cause"], first["step"]) == ("data.nonfinite-input", 300), found["findings"]
     assert first["evidence"]["argument"] == "features"
 
 
-@pytest.mark.parametrize("words", [[], ["graphs"]], ids=["compiled", "in graphs"])
-def test_a_healthy_compiled_run_is_healthy_and_waits_for_nothing(tmp_path, words):
-    _, found = run(tmp_path, *words)
+@GRAPHS
+def test_a_healthy_compiled_run_is_healthy_and_waits_for_nothing(runs, graphs):
+    _, found = facts_and_findings(runs["healthy", graphs])
     assert found["verdict"] == "healthy", found["findings"]
 
 
-def test_a_compiled_run_has_the_bits_of_the_script_alone(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    plain = [process(tmp_path, "train.py").stdout for _ in range(2)]
+def test_a_compiled_run_has_the_bits_of_the_script_alone(runs):
+    plain = [ran_well(runs["bare", i]).out for i in range(2)]
     assert plain[0] == plain[1], "the script alone has no bits of its own"
-    assert process(tmp_path, "-m", "surefoot", "run", "--out", "run", "train.py").stdout == plain[0]
+    assert ran_well(runs["healthy", False]).out == plain[0]
 
 
-@pytest.mark.parametrize("words", [["eager"], ["eager", "graphs"]], ids=["compiled", "in graphs"])
-def test_eager_looks_see_inside_and_compile_nothing_again(tmp_path, words):
-    facts, found = run(tmp_path, *words, options=["--eager-looks"])
+@GRAPHS
+def test_eager_looks_see_inside_and_compile_nothing_again(runs, graphs):
+    facts, found = facts_and_findings(runs["eager", graphs])
     assert found["verdict"] == "healthy", found["findings"]
     eager = [each for each in facts["sampled_steps"] if each.get("eager")]
     assert len(eager) >= 4
@@ -150,11 +166,8 @@ def test_eager_looks_see_inside_and_compile_nothing_again(tmp_path, words):
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
-def test_a_step_that_is_captured_as_a_whole_has_the_bits_of_the_script_alone(tmp_path, fused):
-    (tmp_path / "train.py").write_text(CAPTURED.replace("FUSED", str(fused)))
-    plain = process(tmp_path, "train.py")
-    watched = process(tmp_path, "-m", "surefoot", "run", "--out", "run", "train.py")
-    assert watched.stdout == plain.stdout
-    assert "stopped watching" not in watched.stderr, watched.stderr
-    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
-    assert facts["steps"] == 11  # Python does not run in the others
+def test_a_step_that_is_captured_as_a_whole_has_the_bits_of_the_script_alone(runs, fused):
+    captured = ran_well(runs["captured", fused])
+    assert captured.out == ran_well(runs["captured, bare", fused]).out
+    assert "stopped watching" not in captured.errors, captured.errors
+    assert captured.written("facts.json")["steps"] == 11  # Python does not run in the others

@@ -67,7 +67,7 @@ def unpack(template: Any, packed: Any) -> Any:
     if isinstance(template, Tensor):
         return torch.as_tensor(packed, device=template.device)
     if isinstance(template, (np.ndarray, np.generic)):
-        return packed.numpy() if isinstance(packed, Tensor) else np.asarray(packed)
+        return packed.cpu().numpy() if isinstance(packed, Tensor) else np.asarray(packed)
     if hasattr(template, "_asdict"):
         return type(template)(**{key: unpack(value, packed[key]) for key, value in template._asdict().items()})
     if isinstance(packed, list):

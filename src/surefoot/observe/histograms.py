@@ -70,7 +70,8 @@ def sample_again(tensor: Tensor) -> Tensor | None:
 
 
 def _copied(values: Tensor) -> Tensor:
-    return values.to(_wide_enough(values), copy=True).contiguous()
+    copied = values.to(_wide_enough(values), copy=True)
+    return copied if copied.is_contiguous() else copied.contiguous()
 
 
 def thinned(flat: Tensor, most: int) -> Tensor:
@@ -219,11 +220,15 @@ def _plain(tensor: Tensor) -> Tensor | None:
     elif tensor.layout is not torch.strided:
         return None
     tensor = tensor.as_subclass(Tensor)
-    return tensor.abs() if tensor.is_complex() else tensor.resolve_neg()
+    if tensor.is_complex():
+        return tensor.abs()
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
     """All values in the order of memory, without a copy where they lie densely, transposed or not."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
     return tensor.permute(order).reshape(-1)
