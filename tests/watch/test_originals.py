@@ -5,9 +5,11 @@ import gc
 import types
 import weakref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from surefoot.watch.originals import Originals, _has_kernels, _is_torchs
+from surefoot.watch.originals import Originals, _has_kernels, _is_torchs, _Owner
 
 
 def test_functions_are_torch_s_by_where_they_were_written():
@@ -26,6 +28,19 @@ def test_modules_with_kernels_keep_their_names():
     assert not _has_kernels(module)
     module.tl = types.ModuleType("triton.language")
     assert _has_kernels(module)
+
+
+def test_only_what_the_script_has_put_in_place_of_a_function_stands_for_it(monkeypatch):
+    originals, relu, einsum = Originals(), F.relu, torch.functional.einsum
+    originals._handed_on = [_Owner(torch.functional), _Owner(F)]
+    originals._names_of_tensors = set(vars(Tensor))
+    assert originals.original_of(relu) is relu
+    monkeypatch.setattr(F, "relu", own := lambda x: x)
+    monkeypatch.setattr(F, "gelu", einsum)
+    assert originals.original_of(own) is relu
+    assert originals.original_of(einsum) is einsum, "it still is where torch has put it"
+    monkeypatch.delattr(torch.functional, "norm")
+    assert originals.original_of(own) is relu
 
 
 def test_asking_for_other_threads_keeps_no_variable_of_the_script_alive():

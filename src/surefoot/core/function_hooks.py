@@ -255,6 +255,9 @@ def _instrument(definition: ast.FunctionDef, knows_torch: bool, always: bool, li
 class _Returns(ast.NodeTransformer):
     """A `return` tells the hook what it returns; those of functions inside stay as they are."""
 
+    def visit(self, node: ast.AST) -> Any:
+        return node if isinstance(node, ast.expr) else super().visit(node)  # no expression contains a `return`
+
     def visit_Return(self, node: ast.Return) -> Any:
         value = node.value or ast.copy_location(ast.Constant(None), node)
         kept = ast.parse(f"{_RESULT} = None").body[0]
@@ -269,9 +272,6 @@ class _Returns(ast.NodeTransformer):
         return node
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:

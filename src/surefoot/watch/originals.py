@@ -18,6 +18,7 @@ Attributes set on single objects, and what the libraries surefoot calls look up 
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import sys
 import threading
@@ -80,8 +81,10 @@ class Originals:
         """The threads that there were when that was last asked."""
         self._others: set[int] = set()
         """Those of them that are not surefoot's."""
-        self._handed_on: list[tuple[Any, str, Any]] = []
+        self._handed_on: list[_Owner] = []
         """Functions written in Python that torch looks up when a mode is on."""
+        self._names_of_tensors: set[str] = set()
+        """What the class of tensors itself had."""
         self._inherited: set[str] = set()
         """Methods of tensors that are written in C, where a replacement would lie above."""
 
@@ -94,22 +97,19 @@ class Originals:
         """Give the modules of surefoot that are loaded by now names of their own."""
         added = [module for name, module in list(sys.modules.items()) if self._is_added(name, module)]
         self._bound.update(module.__name__ for module in added)
-        self._used.update(name for module in added for code in _codes_of(module) for name in code.co_names)
+        self._used.update(*map(names_used_in, added))
+        used_builtins = self._used & self._builtins.keys()
         for module in added:
             held = vars(module)
             for name, value in list(held.items()):
                 if type(value) is types.ModuleType and not value.__name__.startswith("surefoot"):
                     held[name] = self._freeze(value)
-            for name in self._used & self._builtins.keys():
+            for name in used_builtins:
                 held.setdefault(name, self._builtins[name])
         if not self._classes:
-            self._handed_on = [
-                (owner, name, value)
-                for owner in _OWNERS
-                for name, value in vars(owner).items()
-                if isinstance(value, types.FunctionType)
-            ]
-            self._inherited = set(dir(torch._C.TensorBase)) - vars(Tensor).keys()
+            self._handed_on = [_Owner(owner) for owner in _OWNERS]
+            self._names_of_tensors = set(vars(Tensor))
+            self._inherited = set(dir(torch._C.TensorBase)) - self._names_of_tensors
             self._classes = [_Class(kind, self._used) for kind in _CLASSES]
 
     def codes(self) -> Iterator[types.CodeType]:
@@ -120,7 +120,7 @@ class Originals:
 
     def _is_added(self, name: str, module: Any) -> bool:
         is_ours = name.startswith("surefoot.") and not name.startswith(_UNBOUND) and name not in self._bound
-        return is_ours and bool(module) and not _has_kernels(module)
+        return is_ours and bool(module) and not ("triton" in sys.modules and _has_kernels(module))
 
     def _freeze(self, module: types.ModuleType) -> _Frozen:
         known = self._frozen.get(id(module))
@@ -140,9 +140,13 @@ class Originals:
         On the way to a mode torch looks its functions up by name, and finds what the script has replaced them with.
         Called by the mode, that would be called twice: the script has just called it.
         """
-        for owner, name, value in self._handed_on:
-            if vars(owner).get(name) is function:
-                return value
+        if not all(owner.is_same() for owner in self._handed_on):
+            for owner in self._handed_on:
+                for name, value in owner.functions.items():
+                    if vars(owner.kind).get(name) is function:
+                        return value
+        if vars(Tensor).keys() == self._names_of_tensors:
+            return function
         holder = getattr(function, "__self__", None)  # of the `__get__` of a property
         for name in self._inherited & vars(Tensor).keys():
             held = vars(Tensor)[name]
@@ -222,6 +226,23 @@ class Originals:
                 for name in list(vars(kind)):
                     if name not in _FREE and (name in self._used or name.startswith("__")) and hasattr(Tensor, name):
                         yield kind, name, _MISSING
+
+
+class _Owner:
+    """The functions written in Python that a class or module of torch's had."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.functions = {name: value for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
+        self._pick = itemgetter(*self.functions)
+        self._picked = self._pick(vars(kind))
+
+    def is_same(self) -> bool:
+        """Whether it has them still."""
+        try:
+            return bool(self._pick(vars(self.kind)) == self._picked)
+        except KeyError:
+            return False
 
 
 class _Class:
@@ -315,19 +336,26 @@ def _below(kind: type) -> Iterator[type]:
         yield from _below(below)
 
 
+@functools.cache
+def names_used_in(module: types.ModuleType) -> frozenset[str]:
+    """The names of globals, builtins and attributes in the code of a module of surefoot's."""
+    return frozenset(name for code in _codes_of(module) for name in code.co_names)
+
+
 def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
     """The code of every function that a module defines."""
     waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, types.CodeType):
+        kind = type(value)
+        if kind is types.CodeType:
             yield value
-            waiting.extend(value.co_consts)
+            waiting.extend([each for each in value.co_consts if type(each) is types.CodeType])
+        elif kind is types.FunctionType:
+            waiting.append(value.__code__)
         elif isinstance(value, type):
             waiting.extend(vars(value).values())
         elif isinstance(value, property):
             waiting.extend((value.fget, value.fset))
         elif isinstance(value, (staticmethod, classmethod)):
             waiting.append(value.__func__)
-        elif isinstance(value, types.FunctionType):
-            waiting.append(value.__code__)
