@@ -68,6 +68,7 @@ from surefoot.watch import (
 
 SCRIPT = """
 import random, sys, warnings
+epochs = int(sys.argv[1])
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -93,7 +94,7 @@ optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=1e-2)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 saved = None
-for epoch in range(8):
+for epoch in range(epochs):
     net.train()
     for i, (batch,) in enumerate(loader):
         logits = net(batch[:, :-1])
@@ -102,19 +103,22 @@ for epoch in range(8):
         extra = -(policy.log_prob(action) * (action.float() - 1)).mean()
         squares = (torch.sigmoid(logits).mean(-1) - 0.5).pow(2).mean() + (logits - 1.0).exp().clamp(max=3).log1p().mean()
         loss = loss + 0.1 * extra + 0.01 * squares
-        if epoch == 6 and i == 2: loss = loss * 1000
-        if epoch == 7 and i == 3: loss = loss * torch.log(-logits.detach().abs().sum() * loss)
+        if epoch == epochs - 2 and i == 2: loss = loss * 1000
+        if epoch == epochs - 1 and i == 3: loss = loss * torch.log(-logits.detach().abs().sum() * loss)
         optimizer.zero_grad(); scaler.scale(loss).backward(); scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(net.parameters(), 1.0); scaler.step(optimizer); scaler.update()
     schedule.step(); net.eval()
     with torch.no_grad(): print(epoch, loss.item(), F.cross_entropy(net(ids[:8, :-1]).reshape(-1, 12), ids[:8, 1:].reshape(-1)).item())
     order = torch.randperm(40); state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-    if epoch == 3: torch.save(state, "state.pt"); state = torch.load("state.pt"); net.load_state_dict(state["net"]); optimizer.load_state_dict(state["optimizer"])
+    if epoch == 0: torch.save(state, "state.pt"); state = torch.load("state.pt"); net.load_state_dict(state["net"]); optimizer.load_state_dict(state["optimizer"])
 bare = torch.nn.Linear(3, 1); second = torch.optim.SGD(bare.parameters(), lr=float("inf"))
 for _ in range(3): second.zero_grad(); bare(torch.ones(2, 3)).pow(2).mean().backward(); second.step(); print(bare.weight.isnan().any().item())
 print(torch.rand(1).item(), random.random(), np.random.rand())
 net(torch.full((2, 3), 50))
 """
+
+EPOCHS = 3, 8
+"""The script is short wherever the short one comes to the probe. Spikes are looked for after some dozen steps."""
 
 INFRASTRUCTURE = {
     "ProbeRunner.safely", "ProbeRunner.switch_off", "ProbeRunner.here", "ProbeRunner.__init__", "Watcher.__init__",
@@ -223,12 +227,12 @@ def record_probes(file: Path) -> None:
     probe_runner.ProbeRunner.safely = patched
 
 
-def run(path: str, folder: Path, watched: bool, prepare=lambda: None):
+def run(path: str, epochs: int, folder: Path, watched: bool, prepare=lambda: None):
     child = os.fork()
     if child == 0:
         try:
             prepare()
-            bitwise.run_in_child(path, (), watched, folder)
+            bitwise.run_in_child(path, (str(epochs),), watched, folder)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -249,11 +253,17 @@ def main() -> None:
         root = Path(scratch)
         path = root / "script.py"
         path.write_text(SCRIPT)
-        plain = run(str(path), root / "plain", False)
-        recorded = run(str(path), root / "recorded", True, lambda: record_probes(root / "probes.json"))
-        probes = json.loads((root / "probes.json").read_text())
-        assert plain[:2] == recorded[:2], "watching alone already changes the script"
-        assert "stopped watching" not in recorded[2], recorded[2]
+        plain, probes = {}, {}
+        for epochs in EPOCHS:
+            seen = root / f"probes-{epochs}.json"
+            plain[epochs] = run(str(path), epochs, root / f"plain-{epochs}", False)
+            recorded = run(
+                str(path), epochs, root / f"recorded-{epochs}", True, lambda seen=seen: record_probes(seen)
+            )
+            assert plain[epochs][:2] == recorded[:2], "watching alone already changes the script"
+            assert "stopped watching" not in recorded[2], recorded[2]
+            for probe in json.loads(seen.read_text()):
+                probes.setdefault(probe, epochs)
         todo = [(f"probe {probe}", probe, lambda probe=probe: sabotage_probe(probe)) for probe in probes]
         todo += [
             (f"function {called}", None, lambda owner=owner, name=name: sabotage(owner, name))
@@ -264,10 +274,11 @@ def main() -> None:
             if only not in title:
                 continue
             cases += 1
-            out, state, errors = run(str(path), root / str(number), True, prepare)
+            epochs = probes.get(probe, EPOCHS[-1])
+            out, state, errors = run(str(path), epochs, root / str(number), True, prepare)
             told = [line for line in errors.splitlines() if "stopped watching" in line]
             problems = []
-            if (out, state) != plain[:2]:
+            if (out, state) != plain[epochs][:2]:
                 problems.append("the script noticed")
             if probe is not None and [line for line in told if f"stopped watching {probe} (" in line] != told[:1]:
                 problems.append(f"expected one warning about {probe}, got {told}")

@@ -321,8 +321,7 @@ Net()(torch.tensor([1, 7]))
 
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_script_with_torch_runs_as_under_python(tmp_path, name):
-    is_fresh = name in ("an_ordinary_day", "workers_forked_and_spawned")
-    facts = told_alike(tmp_path, WITH_TORCH[name], fresh=is_fresh)
+    facts = told_alike(tmp_path, WITH_TORCH[name], fresh=name == "an_ordinary_day")
     assert bool(facts["optimizers"]) is (name != "leaves_by_os_exit")
 
 
