@@ -55,6 +55,12 @@ def _processes() -> Iterator[None]:
     forked.close()
 
 
+@pytest.fixture
+def starts_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What surefoot starts by `sys.executable` in this test is forked (see `forked`)."""
+    monkeypatch.setattr(sys, "executable", forked.executable())
+
+
 _LONGEST = ("watch", "replay", "experiments", "demo", "guard")
 """The folders whose files take longest: several workers begin with them, so that none is left with one at the end."""
 

@@ -15,6 +15,10 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
   torch does not deregister its operators, which takes 0.03 s.
 
 A test about imports, interpreter options or the end of an interpreter needs a fresh one: see `patience.run`.
+
+`surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With `starts_forks`, a program
+finds a small one there that has the server fork instead: the fork gets its arguments, environment, files and working
+directory, is confined to the same folders, and is killed with it.
 """
 
 from __future__ import annotations
@@ -60,10 +64,12 @@ def start(
     input: str = "",
     new_session: bool = False,
     whole: bool = False,
+    starts_forks: bool = False,
 ) -> Program:
     """Start `python ARGUMENTS` (`[-W ACTION] -c CODE | -m MODULE | SCRIPT`, and what follows).
 
     `new_session`: it leads a process group of its own. `whole`: the interpreter is taken down at the end.
+    `starts_forks`: the programs that it starts by `sys.executable` are forked, too.
     """
     if not _server:
         _server.append(Server())
@@ -73,8 +79,15 @@ def start(
         "environment": dict(environment() if env is None else env),
         "new_session": new_session,
         "whole": whole,
+        "starts_forks": starts_forks,
     }
     return _server[0].start(order, input)
+
+
+def executable() -> str:
+    """What may stand for `sys.executable` in this process, so that what is started by it is forked."""
+    run(["-c", ""])  # the server is there then
+    return _server[0].client
 
 
 def close() -> None:
@@ -148,10 +161,12 @@ class Server:
     def __init__(self) -> None:
         bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
         del bare["PYTHONPATH"]
+        self._folder = tempfile.TemporaryDirectory(prefix="forked-")
+        self.client = os.path.join(self._folder.name, "python")
         with ExitStack() as undo:
             self._channel, theirs = map(undo.enter_context, socket.socketpair())
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), self._folder.name],
                 env=bare,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -178,46 +193,66 @@ class Server:
         self._channel.shutdown(socket.SHUT_RDWR)  # a process that a test has left behind may hold a copy of it
         self._channel.close()
         self._process.wait()
+        self._folder.cleanup()
 
 
 # ---- in the server -------------------------------------------------------------------------------------------------
 
 
-def _serve(channel: socket.socket) -> None:
+def _serve(channel: socket.socket, listener: socket.socket) -> None:
     """Fork a child for each order; tell its number at once, and its exit status when it has ended."""
     children: dict[int, int] = {}
+    asked: dict[socket.socket, int] = {}
     waking, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select([channel, waking], [], [])
+        ready, _, _ = select([channel, listener, waking, *asked], [], [])
+        for client in [each for each in asked if each in ready]:  # it has ended, and its child must not outlive it
+            child = asked.pop(client)
+            if child in children:
+                _kill_session(child)
+            client.close()
         if waking in ready:
             os.read(waking, 4096)
             for child in list(children):
+                if child in asked.values() and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    _kill_session(child)
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
                     _tell(children[child], os.waitstatus_to_exitcode(status))
                     os.close(children.pop(child))
-        if channel in ready:
-            message, descriptors, _, _ = socket.recv_fds(channel, 1, 5)
-            if not message:
+        if channel in ready or listener in ready:
+            asking = channel if channel in ready else listener.accept()[0]
+            message, descriptors, _, _ = socket.recv_fds(asking, 1, 5)
+            if not message and asking is channel:
                 break
             paper, *files, told = descriptors
             child = os.fork()
             if child == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for descriptor in (waking, wake, told, channel.detach(), *children.values()):
+                for end in {channel, listener, asking, *asked}:
+                    end.close()
+                for descriptor in (waking, wake, told, *children.values()):
                     os.close(descriptor)
                 _become(json.loads(_all_of(paper)), files)
                 return
             children[child] = told
+            if asking is not channel:
+                asked[asking] = child
             _tell(told, child)
             for descriptor in (paper, *files):
                 os.close(descriptor)
     for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill what is left of the session of a child that was not waited for yet: nobody else has its number."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _tell(told: int, number: int) -> None:
@@ -237,6 +272,10 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
 
     if order["new_session"]:
         os.setsid()
+    if order["starts_forks"]:
+        sys.executable = _CLIENT
+    if parent := order.get("parent"):
+        os.getppid = lambda: parent
     for place, descriptor in enumerate(files):
         os.dup2(descriptor, place)
         os.close(descriptor)
@@ -285,6 +324,9 @@ def _run_as_python_does(arguments: list[str]) -> int:
 def _execute(arguments: list[str]) -> None:
     """`python ARGUMENTS`, up to its end."""
     words = list(arguments)
+    if words[:3] == ["-I", "-S", sandbox.__file__]:
+        sandbox.confine(json.loads(words[3]))
+        del words[:6]
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings.filterwarnings(words[1])
@@ -312,6 +354,43 @@ def _execute(arguments: list[str]) -> None:
         main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
         source = Path(path).read_bytes()
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+CLIENT = """#!{python} -IS
+import contextlib, json, os, signal, socket, sys, tempfile
+words = sys.argv[1:]
+if words[0].startswith("-I") and not words[2].endswith("sandbox.py"):
+    os.execv({python!r}, [{python!r}, *words])
+order = {{"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ), "new_session": True,
+         "whole": False, "starts_forks": True, "parent": os.getppid()}}
+paper, (reading, writing) = tempfile.TemporaryFile(), os.pipe()
+paper.write(json.dumps(order).encode())
+paper.seek(0)
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, writing])
+os.close(writing)
+with os.fdopen(reading, "rb", buffering=0) as told:
+    told.readline()
+    code = int(told.readline() or -signal.SIGKILL)
+if code < 0:
+    with contextlib.suppress(OSError):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+"""Stands for `python` where a program starts others: the server forks, with the files and the end of this process."""
+
+
+def _open_shop(folder: Path) -> tuple[socket.socket, str]:
+    """Where clients ask for forks, and the program that does."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen(64)
+    client = folder / "python"
+    client.write_text(CLIENT.format(python=sys.executable, address=str(folder / "socket")))
+    client.chmod(0o755)
+    return listener, str(client)
 
 
 def _import_all() -> None:
@@ -409,4 +488,7 @@ if __name__ == "__main__":
     if os.path.exists("/proc/self/task"):
         assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing after a fork"
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    from surefoot.experiments import sandbox
+
+    _listener, _CLIENT = _open_shop(Path(sys.argv[2]))
+    _serve(socket.socket(fileno=int(sys.argv[1])), _listener)

@@ -97,8 +97,8 @@ def write_script(folder: Path) -> Path:
     return path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python WORDS`. What the command itself starts is fresh processes, whatever it was forked from."""
+def run(folder: Path, *words: str, starts_forks: bool = True) -> subprocess.CompletedProcess[str]:
+    """`python WORDS`; what a command starts by itself is forked, too, or a fresh process."""
     if words[0].startswith("-") and words[0] not in ("-m", "-c"):
         return patience.run([sys.executable, *words], cwd=folder, env=forked.environment())
-    return forked.run(words, cwd=folder)
+    return forked.run(words, cwd=folder, starts_forks=starts_forks)

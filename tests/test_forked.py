@@ -1,5 +1,6 @@
 """A program that is forked from a process with torch does what it would do in a fresh interpreter."""
 
+import os
 import signal
 import sys
 
@@ -68,3 +69,36 @@ def test_warnings_can_be_errors():
 
 def test_an_option_that_only_a_fresh_interpreter_understands_is_refused():
     assert "is not understood here" in forked.run(["-X", "importtime", "-c", ""]).stderr
+
+
+STARTS = """
+import os, subprocess, sys
+from surefoot.experiments.sandbox import confined
+
+def started(code, *before):
+    ended = subprocess.run([*before, sys.executable, "-c", code, "word"], capture_output=True, text=True)
+    return ended.returncode, ended.stdout.strip(), ended.stderr.strip().rpartition("\\n")[2].partition(":")[0]
+
+code = "import os, sys; assert 'torch' in sys.modules; print(sys.argv[1], os.getppid()); sys.exit(5)"
+print(started(code), os.getpid())
+print(started("import os; os.kill(os.getpid(), 9)"))
+inside = confined(["allowed"])
+if inside:
+    print(started("open('no', 'w')", *inside), started("open('allowed/yes', 'w')", *inside))
+hangs = subprocess.Popen([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(1e6)"],
+                         stdout=subprocess.PIPE, text=True)
+print(hangs.stdout.readline())
+hangs.kill()
+"""
+
+
+def test_what_a_program_starts_is_forked_as_well_confined_and_killed_with_it(tmp_path):
+    (tmp_path / "allowed").mkdir()
+    told = forked.run(["-c", STARTS], cwd=tmp_path, starts_forks=True, check=True).stdout.split("\n")
+    first, parent = told[0].rsplit(" ", 1)
+    assert first == f"(5, 'word {parent}', '')"
+    assert told[1] == "(-9, '', '')"
+    if len(told) > 5:
+        assert told[2] == "(1, '', 'PermissionError') (0, '', '')"
+    with pytest.raises(ProcessLookupError):
+        patience.wait_until(lambda: os.kill(int(told[-3]), 0))

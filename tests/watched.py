@@ -171,7 +171,7 @@ class Nursery:
 
     def command(self, folder: Path, *arguments: str) -> tuple[int, str, str]:
         """`surefoot ARGUMENTS` in a folder: its exit code, stdout and stderr."""
-        ended = forked.run(["-m", "surefoot", *arguments], cwd=folder)
+        ended = forked.run(["-m", "surefoot", *arguments], cwd=folder, starts_forks=True)
         return ended.returncode, ended.stdout, ended.stderr
 
     def close(self) -> None:

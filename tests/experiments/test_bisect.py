@@ -54,8 +54,8 @@ def command(*arguments, over="never"):
 
 
 def bisect(folder, *arguments, **options):
-    """The command itself is forked; the runs that it starts are fresh processes."""
-    return forked.run(command(*arguments, **options)[1:], cwd=folder, env=ENVIRONMENT)
+    """The command is forked, and so are the runs that it starts."""
+    return forked.run(command(*arguments, **options)[1:], cwd=folder, env=ENVIRONMENT, starts_forks=True)
 
 
 def is_alive(process):

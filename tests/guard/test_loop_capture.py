@@ -117,7 +117,7 @@ attachment.detach()
 """
 
 
-def test_the_script_can_run_the_step_again_bit_for_bit(tmp_path, monkeypatch):
+def test_the_script_can_run_the_step_again_bit_for_bit(tmp_path, monkeypatch, starts_forks):
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     exec(compile(SCRIPT, "train.py", "exec"), {"__name__": "__main__"})

@@ -112,7 +112,7 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, starts_forks: None) -> Any:
     return lambda text, *arguments: Project(tmp_path, monkeypatch, capsys, text, *arguments)
 
 

@@ -40,7 +40,7 @@ for x, y in stabilizer.resume(batches):
 
 
 @pytest.mark.parametrize(("model", "precision", "accumulate"), [("cnn", "bf16", 2), ("transformer", "fp16", 1)])
-def test_the_script_does_it_again_bit_for_bit_and_stops_there(tmp_path, model, precision, accumulate):
+def test_the_script_does_it_again_bit_for_bit_and_stops_there(tmp_path, model, precision, accumulate, starts_forks):
     script = write_script(tmp_path)
     arguments = (model, precision, str(accumulate), "out")
     run(tmp_path, str(script), *arguments).check_returncode()
@@ -182,7 +182,7 @@ def test_a_replay_leaves_every_file_as_it_was_and_no_process(careless, monkeypat
     before = contents(careless)
     incident = ("runs/one/incidents/000000001", "--script", "train.py")
     allowed = ("--allow-writes", str(pid_file.parent))
-    ended = run(careless, "-m", "surefoot", "replay", *incident, *allowed, "--", "--child")
+    ended = run(careless, "-m", "surefoot", "replay", *incident, *allowed, "--", "--child", starts_forks=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert contents(careless) == before
     assert not alive(int(pid_file.read_text()))

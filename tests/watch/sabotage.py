@@ -257,9 +257,7 @@ def main() -> None:
         for epochs in EPOCHS:
             seen = root / f"probes-{epochs}.json"
             plain[epochs] = run(str(path), epochs, root / f"plain-{epochs}", False)
-            recorded = run(
-                str(path), epochs, root / f"recorded-{epochs}", True, lambda seen=seen: record_probes(seen)
-            )
+            recorded = run(str(path), epochs, root / f"recorded-{epochs}", True, lambda seen=seen: record_probes(seen))
             assert plain[epochs][:2] == recorded[:2], "watching alone already changes the script"
             assert "stopped watching" not in recorded[2], recorded[2]
             for probe in json.loads(seen.read_text()):

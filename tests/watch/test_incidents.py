@@ -46,7 +46,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("ended", list(LOSSES))
-def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended):
+def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended, starts_forks):
     (tmp_path / "train.py").write_text(SCRIPT.format(line=LOSSES[ended]))
     watched = surefoot(tmp_path, "train.py")
     (folder,) = incidents_in(tmp_path / "run")
@@ -152,7 +152,7 @@ for step in range(6):
 """
 
 
-def test_of_rivals_the_one_that_failed_is_kept_with_all_that_it_takes_to_run_the_step_again(tmp_path):
+def test_of_rivals_the_one_that_failed_is_kept_with_all_that_it_takes_to_run_the_step_again(tmp_path, starts_forks):
     (tmp_path / "train.py").write_text(RIVALS)
     surefoot(tmp_path, "train.py")
     (folder,) = incidents_in(tmp_path / "run")

@@ -27,7 +27,7 @@ def test_a_rank_that_hangs_prints_its_stacks_and_is_ended(tmp_path):
     assert "hangs.py" in (tmp_path / "output.txt").read_text()
 
 
-def test_a_script_that_does_not_train_leaves_one_folder_per_rank(tmp_path):
+def test_a_script_that_does_not_train_leaves_one_folder_per_rank(tmp_path, starts_forks):
     script = tmp_path / "says.py"
     script.write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
     assert rank_runs.run_ranks(script, 7, tmp_path / "run", patience.HANG_SECONDS) == ""
@@ -37,7 +37,7 @@ def test_a_script_that_does_not_train_leaves_one_folder_per_rank(tmp_path):
     assert all((tmp_path / "run" / f"rank{rank}" / "facts.json").exists() for rank in range(2))
 
 
-def test_a_rank_without_facts_is_reported(tmp_path):
+def test_a_rank_without_facts_is_reported(tmp_path, starts_forks):
     script = tmp_path / "dies.py"
     script.write_text("import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     trouble = rank_runs.run_ranks(script, 7, tmp_path / "run", patience.HANG_SECONDS)

@@ -50,7 +50,7 @@ def test_top_one_and_top_three_are_shares_of_the_faulty_runs():
     assert {"truth": "lr.too-low", "named": "(nothing)", "runs": 1} in figures["confusions"]
 
 
-def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path):
+def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path, starts_forks):
     scripts = a_zoo(tmp_path / "zoo", testing__healthy__line=SCRIPT, tuning__healthy__crash="raise SystemExit(3)")
     done = []
     results = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=patience.HANG_SECONDS, done=done.append)
@@ -64,7 +64,7 @@ def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path):
     assert json.loads(as_json(results))["halves"]["testing"]["healthy"] == 1
 
 
-def test_a_script_that_never_ends_is_given_up_and_listed(tmp_path):
+def test_a_script_that_never_ends_is_given_up_and_listed(tmp_path, starts_forks):
     scripts = a_zoo(tmp_path / "zoo", testing__lr_too__loop="while True: pass")
     (result,) = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=2)
     assert "still running after 2 s" in result.trouble
