@@ -16,9 +16,9 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
 
 A test about imports, interpreter options or the end of an interpreter needs a fresh one: see `patience.run`.
 
-`surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With `starts_forks`, a program
-finds a small one there that has the server fork instead: the fork gets its arguments, environment, files and working
-directory, is confined to the same folders, and is killed with it.
+`surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With
+`starts_forks`, a program finds a small one there that has the server fork instead: the fork gets its arguments,
+environment, files and working directory, is confined to the same folders, and is killed with it.
 """
 
 from __future__ import annotations
@@ -216,18 +216,15 @@ def _serve(channel: socket.socket, listener: socket.socket) -> None:
             client.close()
         if waking in ready:
             os.read(waking, 4096)
-            for child in list(children):
-                if child in asked.values() and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    _kill_session(child)
-                ended, status = os.waitpid(child, os.WNOHANG)
-                if ended:
-                    _tell(children[child], os.waitstatus_to_exitcode(status))
-                    os.close(children.pop(child))
+            _tell_ends(children, set(asked.values()))
         if channel in ready or listener in ready:
             asking = channel if channel in ready else listener.accept()[0]
             message, descriptors, _, _ = socket.recv_fds(asking, 1, 5)
-            if not message and asking is channel:
-                break
+            if not message:
+                if asking is channel:
+                    break
+                asking.close()  # it was killed before it could ask
+                continue
             paper, *files, told = descriptors
             child = os.fork()
             if child == 0:
@@ -247,6 +244,17 @@ def _serve(channel: socket.socket, listener: socket.socket) -> None:
                 os.close(descriptor)
     for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+def _tell_ends(children: dict[int, int], of_clients: set[int]) -> None:
+    """Tell the exit status of the children that have ended. What those of clients have started ends with them."""
+    for child in list(children):
+        if child in of_clients and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            _kill_session(child)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            _tell(children[child], os.waitstatus_to_exitcode(status))
+            os.close(children.pop(child))
 
 
 def _kill_session(leader: int) -> None:
@@ -356,18 +364,18 @@ def _execute(arguments: list[str]) -> None:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-CLIENT = """#!{python} -IS
+CLIENT = """
 import contextlib, json, os, signal, socket, sys, tempfile
 words = sys.argv[1:]
 if words[0].startswith("-I") and not words[2].endswith("sandbox.py"):
-    os.execv({python!r}, [{python!r}, *words])
-order = {{"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ), "new_session": True,
-         "whole": False, "starts_forks": True, "parent": os.getppid()}}
+    os.execv(sys.executable, [sys.executable, *words])
+order = {"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ), "new_session": True,
+         "whole": False, "starts_forks": True, "parent": os.getppid()}
 paper, (reading, writing) = tempfile.TemporaryFile(), os.pipe()
 paper.write(json.dumps(order).encode())
 paper.seek(0)
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+server.connect(os.path.join(os.path.dirname(__file__), "socket"))
 socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, writing])
 os.close(writing)
 with os.fdopen(reading, "rb", buffering=0) as told:
@@ -382,13 +390,14 @@ os._exit(code)
 """Stands for `python` where a program starts others: the server forks, with the files and the end of this process."""
 
 
-def _open_shop(folder: Path) -> tuple[socket.socket, str]:
+def _listen(folder: Path) -> tuple[socket.socket, str]:
     """Where clients ask for forks, and the program that does."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen(64)
+    (folder / "client.py").write_text(CLIENT)
     client = folder / "python"
-    client.write_text(CLIENT.format(python=sys.executable, address=str(folder / "socket")))
+    client.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {folder}/client.py "$@"\n')
     client.chmod(0o755)
     return listener, str(client)
 
@@ -473,6 +482,7 @@ if __name__ == "__main__":
     import marshal
     import pkgutil
     import runpy
+    import shlex
     import threading
     import types
     import warnings
@@ -490,5 +500,5 @@ if __name__ == "__main__":
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
     from surefoot.experiments import sandbox
 
-    _listener, _CLIENT = _open_shop(Path(sys.argv[2]))
+    _listener, _CLIENT = _listen(Path(sys.argv[2]))
     _serve(socket.socket(fileno=int(sys.argv[1])), _listener)

@@ -20,18 +20,16 @@ from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(x, y), batch_size=16)
 """
 LOADER_LOOP = """
-for epoch in range(2):
-    for a, b in loader:
-        PREPARED
-        loss = F.mse_loss(model(a), b)
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
+for a, b in loader:
+    PREPARED
+    loss = F.mse_loss(model(a), b)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 LOOP = """
-for epoch in range(2):
-    for i in torch.arange(512).split(16):
-        PREPARED
-        loss = F.mse_loss(model(a), b)
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
+for i in torch.arange(512).split(16):
+    PREPARED
+    loss = F.mse_loss(model(a), b)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 IN_DATASET = """
 from torch.utils.data import DataLoader, Dataset
