@@ -29,7 +29,7 @@ def test_a_rank_that_hangs_prints_its_stacks_and_is_ended(tmp_path):
 
 def test_a_script_that_does_not_train_leaves_one_folder_per_rank(tmp_path, starts_forks):
     script = tmp_path / "says.py"
-    script.write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    script.write_text("import os, sys\nsys.stdout.write('rank %(RANK)s of %(WORLD_SIZE)s, ' % os.environ)\n")  # at once
     assert rank_runs.run_ranks(script, 7, tmp_path / "run", patience.HANG_SECONDS) == ""
     said = (tmp_path / "run" / "output.txt").read_text()
     assert "rank 0 of 2" in said
