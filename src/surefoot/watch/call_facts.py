@@ -98,7 +98,7 @@ class CallFacts:
             elif name in ("sub", "rsub"):
                 self.losses.difference(entry, args, out)
             elif name == "mul":
-                self.losses.product(entry, args, out)
+                self.losses.product(entry, args)
             elif name == "exp":
                 self.losses.ratio(entry, out)
             elif name in DROPOUTS and not entry.grad_enabled:

@@ -51,17 +51,11 @@ def original_of(func: Any) -> Any:
     return func
 
 
-class _ResultFacts(TypedDict):
-    bad: bool
-    given_finite: bool | None
-
-
-class DomainFacts(_ResultFacts, total=False):
+class DomainFacts(TypedDict):
     """Fields of `UngraphedCall` about the values that the call was given and returned."""
 
-    nan: int
-    inf: int
-    of: int
+    bad: bool
+    given_finite: bool | None
     lowest: float | None
 
 

@@ -36,12 +36,9 @@ class UndefinedValues(TypedDict, total=False):
 
     undefined_at: str
     bad: int
-    lowest: float
     largest: float
-    divisor_shape: list[int]
     empty_count: bool
     masked_rows: int
-    below: list[str]
     all_ignored: bool
     ignore_index: int
 
@@ -63,7 +60,6 @@ class CallSites(TypedDict, total=False):
     site: str
     module: str
     call: str
-    sites: list[str]
 
 
 def find_origin(
@@ -166,13 +162,13 @@ def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> UndefinedValues 
 def _log(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= 0).sum())
-    return {"undefined_at": "values of 0 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+    return {"undefined_at": "values of 0 or less", "bad": bad} if bad else None
 
 
 def _log1p(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= -1).sum())
-    return {"undefined_at": "values of -1 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+    return {"undefined_at": "values of -1 or less", "bad": bad} if bad else None
 
 
 def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -180,7 +176,7 @@ def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     bad = int((value == 0).sum())
     if not bad:
         return None
-    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
+    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad}
     if value.dim() == 0 and not value.requires_grad:
         facts["empty_count"] = True
     return facts
@@ -195,7 +191,7 @@ def _arc(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
 def _acosh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value < 1).sum())
-    return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
+    return {"undefined_at": "values below 1", "bad": bad} if bad else None
 
 
 def _atanh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -214,9 +210,7 @@ def _pow(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     bad = int((value == 0).sum()) if exponent < 0 else 0
     if float(exponent) != int(exponent):
         bad += int((value < 0).sum())
-    return (
-        {"undefined_at": f"base for exponent {exponent:g}", "bad": bad, "lowest": float(value.min())} if bad else None
-    )
+    return {"undefined_at": f"base for exponent {exponent:g}", "bad": bad} if bad else None
 
 
 def _softmax(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -227,10 +221,8 @@ def _softmax(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
         partial = int(torch.isnan(result).any(-1).sum())
         if not partial or partial != bad:
             return None
-    below = [graph.op(n) for n, _ in node.next_functions if n is not None]
-    near = _ops_near(node, 5)
-    if near & {"MaskedFill", "Where", "Add", "Baddbmm", "Sub"}:
-        return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad, "below": below}
+    if _ops_near(node, 5) & {"MaskedFill", "Where", "Add", "Baddbmm", "Sub"}:
+        return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad}
     return None
 
 
@@ -297,10 +289,7 @@ def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, 
         return {}
     alike = [other for other in order if graph.op(other) == op]
     chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    facts: CallSites = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
-    if len({place for place, _, _ in known}) > 1:
-        facts["sites"] = sorted({place for place, _, _ in known})[:5]
-    return facts
+    return {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
 
 
 def _finite(value: Tensor) -> bool:

@@ -26,10 +26,32 @@ from surefoot.record.facts import (
 )
 
 RECORDED = sorted((Path(__file__).parent / "version1").glob("*.json"))
+NO_LONGER_RECORDED = {
+    "argmax_classes", "backwards_late", "below", "bidirectional", "came_in_finite", "causal", "dim",
+    "diversity", "divisor_shape", "dropout", "dtype", "eps", "found_in", "grad", "grown", "in_nonfinite",
+    "in_std", "index", "inf", "log_target", "lowest", "module", "moment_norm", "momentum", "nan", "negative",
+    "num_classes", "num_embeddings", "num_features", "of", "op", "out_nonfinite", "out_shape", "p",
+    "pinned_high", "pinned_low", "positions", "reach", "row_sum_error", "sites", "strange", "target_producer",
+    "target_variance", "value", "zeros",
+}  # fmt: skip
+"""Keys that some kinds of facts had in version 1, and that no rule reads."""
 
 
 def classes() -> list[type[Facts]]:
     return [each for each in vars(all_facts).values() if isinstance(each, type) and issubclass(each, Facts)]
+
+
+def _differences(written: Any, recorded: Any) -> set[str]:
+    """The keys that were recorded and are not written; everything that is written was recorded."""
+    if isinstance(written, dict):
+        assert written.keys() <= recorded.keys()
+        inside = [_differences(each, recorded[key]) for key, each in written.items()]
+        return set(recorded.keys() - written.keys()).union(*inside)
+    if isinstance(written, list):
+        pairs = zip(written, recorded, strict=True)
+        return set().union(*(_differences(*pair) for pair in pairs))
+    assert written == recorded
+    return set()
 
 
 def load(name: str) -> dict[str, Any]:
@@ -41,7 +63,7 @@ def load(name: str) -> dict[str, Any]:
 def test_recorded_facts_are_read_and_written_back_with_the_names_of_version_2(path: Path) -> None:
     text = path.read_text("utf-8")
     value = FACTS.read(json.loads(text), str(path))
-    assert RunFacts.from_json(value).to_json() == value
+    assert _differences(RunFacts.from_json(value).to_json(), value) <= NO_LONGER_RECORDED
     renamed = {
         "looks": "sampled_steps",
         "looked": "sampled",
@@ -49,7 +71,6 @@ def test_recorded_facts_are_read_and_written_back_with_the_names_of_version_2(pa
         "loaded_at": "state_loaded_at_step",
         "loaded_age": "loaded_state_steps",
         "left_out": "skipped",
-        "strange": "unknown_leaves",
     }
     for old, new in renamed.items():
         text = text.replace(f'"{old}":', f'"{new}":')

@@ -119,7 +119,6 @@ from surefoot.record.facts.sampled_steps import (
     OptimizerUpdate,
     ParameterUpdate,
     SampledStep,
-    UnknownLeaf,
 )
 
 __all__ = [
@@ -226,6 +225,5 @@ __all__ = [
     "TensorSummary",
     "TokenAlignment",
     "UngraphedCall",
-    "UnknownLeaf",
     "WeightScale",
 ]

@@ -26,12 +26,8 @@ def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, objec
 class HistoryCall(Facts):
     """One of the last calls that a loss was made from."""
 
-    op: str
-    """The name of the function."""
     site: str
     """The line of the script."""
-    index: int
-    """Its place among the calls of the step."""
     shape: list[int] | None = item(null=True)
     """The shape of its result."""
 
@@ -56,10 +52,6 @@ class LossTerm(Facts):
 
     site: str
     """The line of the script that made it."""
-    op: str
-    """The function that made it."""
-    value: float
-    """Its value."""
     norm: float
     """The norm of the gradient it brings."""
     loss: str | None = item(null=True)
@@ -68,8 +60,6 @@ class LossTerm(Facts):
     """The line of the script that called the loss function."""
     loss_index: int | None = item(null=True)
     """The place of that call among the calls of the step."""
-    reach: int
-    """How many weights it has a gradient for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,16 +94,6 @@ class NonFiniteNode(Facts):
     """The line of the script; empty if it is not known."""
     module: str
     """The module that was running."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownLeaf(Facts):
-    """A tensor that a loss depends on and that no model or optimizer has."""
-
-    shape: list[int]
-    """Its sizes."""
-    is_parameter: bool = item("parameter")
-    """Whether it is an `nn.Parameter`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +149,6 @@ class BackwardCall(Facts):
     """The autograd functions of the script's own in the graph."""
     parameters: list[int]
     """The numbers of the parameters that the loss depends on."""
-    unknown_leaves: list[UnknownLeaf]
-    """Tensors with a gradient that no model or optimizer had announced."""
     entry: int | None = item(null=True)
     """The place of the call that made the loss among the calls of the step."""
     made_from: list[HistoryCall] | None = None
@@ -235,8 +213,6 @@ class ParameterUpdate(Facts):
     """The root of the mean second moment of an adaptive optimizer."""
     age: float | None = None
     """How many steps the optimizer's state has gathered."""
-    moment_norm: float | None = item(beside="age")
-    """The norm of the first moment."""
     update: float | None = None
     """The norm of the change."""
     ratio: float | None = item(beside="update")
