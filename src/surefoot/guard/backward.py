@@ -171,7 +171,7 @@ class GradientWindow:
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
-        self._setup = SetupOfRanks(models if group is not None else ())
+        self._setup = SetupOfRanks(models) if group is not None else None
         self._announce_sync()
 
     # ---- one microbatch -------------------------------------------------------------------------------------------
@@ -179,7 +179,8 @@ class GradientWindow:
     def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
-        self._setup.check(self.step)
+        if self._setup is not None:
+            self._setup.check(self.step)
         self._drop_stale_gradients()
         if _has_gradient(weight) or self._group is not None:  # ranks wait for each other in backward
             self._scaled_backward(loss, weight, **options)
