@@ -213,12 +213,10 @@ class BackwardObserver:
 
     def _record_spike(self, root: Tensor | None, value: float, place: LossPlace | None = None) -> None:
         """The data tensors that went into a loss far above the others; none for one that is known only now."""
-        levels, batches = self._levels, self._context.calls.batches
+        levels = self._levels
         held = [] if root is None else data_under(root)
         step, backward = (self._state.steps, self._state.backwards) if place is None else (place.step, place.backward)
-        batches = [batch for batch in batches[-64:] if batch.backward < backward]
         level = levels.middle()
-        batch = batches[-1].fingerprint if batches else None
         if levels.spikes <= SPIKES_FOLLOWED and not has_company():
             self._sampler.sample_soon()
         self._context.events.add(
@@ -227,7 +225,6 @@ class BackwardObserver:
                 value=value,
                 level=level,
                 data=held,
-                batch=batch,
                 backward=backward,
                 began=levels.began(),
             )

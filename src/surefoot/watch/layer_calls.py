@@ -76,7 +76,6 @@ class LayerCalls:
                 out_std=_spread(results),
                 out_largest=number(results.abs().max()) if made.numel() else 0.0,
                 input_requires_grad=first.requires_grad,
-                shape=list(made.shape),
                 dtype=entry.out_dtype,
                 trained_on=entry.out_grad,
                 out_mean=number(results.mean()) if made.numel() else None,
@@ -103,7 +102,6 @@ class LayerCalls:
         self._keep_sample(entry, out)
         facts = ActivationCall(
             **place,
-            shape=list(out.shape),
             std=_spread(values),
             mean=number(values.mean()),
             largest=number(values.abs().max()),
@@ -137,7 +135,6 @@ class LayerCalls:
                 rows=table.shape[0],
                 lowest=number(ids.min()),
                 highest=number(ids.max()),
-                shape=list(ids.shape),
             )
         )
 

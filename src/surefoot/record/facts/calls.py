@@ -195,8 +195,6 @@ class LayerCall(SampledCall):
     """The largest absolute output."""
     input_requires_grad: bool = item("in_grad")
     """Whether its input requires a gradient."""
-    shape: list[int]
-    """The shape of its output."""
     dtype: str
     """The type of its output."""
     trained_on: bool = item("grad")
@@ -213,8 +211,6 @@ class LayerCall(SampledCall):
 class ActivationCall(SampledCall):
     """A call of an activation function."""
 
-    shape: list[int]
-    """The shape of its output."""
     std: float | None = item(null=True)
     """The standard deviation of its output."""
     mean: float | None = None
@@ -251,8 +247,6 @@ class EmbeddingCall(SampledCall):
     """The lowest id."""
     highest: int
     """The highest id."""
-    shape: list[int]
-    """The shape of the ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -379,8 +373,6 @@ class SampledCalls(Facts):
     """Activation functions."""
     embeddings: list[EmbeddingCall] = item(factory=list)
     """Look-ups in embedding tables."""
-    dropouts: list[DropoutCall] = item(factory=list)
-    """What drops a part of its input at random, with gradients off."""
     softmaxes: list[SoftmaxCall] = item(factory=list)
     """Softmaxes and attention."""
     products: list[ProductCall] = item(factory=list)
