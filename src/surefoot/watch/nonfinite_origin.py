@@ -54,14 +54,6 @@ class NonFiniteCounts(TypedDict, total=False):
     bad_rows: int
 
 
-class CallSites(TypedDict, total=False):
-    """Fields of `NonFiniteLoss` about where the operation was called."""
-
-    site: str
-    module: str
-    call: str
-
-
 def find_origin(
     root: Tensor,
     value: float,
@@ -95,7 +87,7 @@ def find_origin(
         op = graph.op(root.grad_fn) if root.grad_fn is not None else None
         return NonFiniteLoss(value=value, kind="unknown", op=op)
     node, facts = found
-    facts = replace(facts, **_call_sites(node, order, origins))
+    facts = _with_call_site(facts, node, order, origins)
     return follow(facts, graph.saved(node).get(facts.tensor or "")) if facts.kind == "data" else facts
 
 
@@ -281,15 +273,17 @@ def _ops_near(node: Any, depth: int) -> set[str]:
     return found
 
 
-def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
-    """Where in the user's code an operation of this kind was called, by its place among its kind."""
+def _with_call_site(
+    facts: NonFiniteLoss, node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]
+) -> NonFiniteLoss:
+    """The facts with where in the user's code the operation was called, known by its place among its kind."""
     op = graph.op(node)
     known = origins.get(op, [])
     if not known:
-        return {}
+        return facts
     alike = [other for other in order if graph.op(other) == op]
-    chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    return {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    site, module, call = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
+    return replace(facts, site=site, module=module, call=call)
 
 
 def _finite(value: Tensor) -> bool:
