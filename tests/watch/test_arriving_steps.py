@@ -12,7 +12,7 @@ from surefoot.watch.deferred import number
 
 
 def sampled(step, value):
-    term = LossTerm(site="", norm=value)
+    term = LossTerm(site="", op="mul", value=value, norm=0.0, reach=1)
     return SampledStep(step=step, breaks=[term])
 
 

@@ -12,7 +12,7 @@ from surefoot.watch.data_origin import DataOrigin, draws_ahead, is_finite, origi
 
 LOSS = NonFiniteLoss(value=math.nan, kind="data", shape=[8, 3], site="train.py:9", module="net", call="linear", nan=2)
 CONSUMER = ("train.py:9", "net", "linear")
-LOG = UngraphedCall(call="log", site="train.py:5", bad=True, given_finite=True)
+LOG = UngraphedCall(call="log", site="train.py:5", module="", bad=True, given_finite=True)
 WHOLE = torch.ones(100, 3)
 """All the data, of which a step takes a part."""
 
@@ -40,12 +40,12 @@ def test_data_that_were_not_finite_when_they_came_in_are_data():
     spoiled = WHOLE.clone()
     spoiled[4, 1] = math.nan
     made = found(way(sources=[weakref.ref(spoiled)]))
-    assert (made.kind, made.made_by) == ("data", None)
+    assert (made.kind, made.came_in_finite, made.made_by) == ("data", False, None)
 
 
 def test_a_batch_of_the_loader_that_is_not_finite_is_data():
     made = found(way(sources=[], readable=False), drawn=[(torch.full((8, 3), math.inf), torch.zeros(8))])
-    assert (made.kind, made.made_by) == ("data", None)
+    assert (made.kind, made.came_in_finite) == ("data", False)
 
 
 def test_finite_data_and_a_bad_tensor_that_is_held_mean_an_unknown_operation_on_the_way():
@@ -119,7 +119,7 @@ def test_a_finite_batch_of_other_rows_or_far_fewer_values_proves_nothing(shape, 
         tensor=torch.zeros(shape),
         drawn=[batch],
     )
-    assert (made.kind, made.made_by) == ("data", None)
+    assert (made.kind, made.came_in_finite) == ("data", None)
 
 
 def test_a_finite_batch_with_the_same_rows_is_where_it_came_from():
@@ -146,7 +146,7 @@ def test_views_lie_in_the_place_of_their_base():
 def test_a_batch_that_is_not_finite_is_data_though_the_first_step_made_its_data_of_nothing():
     drawn = [(torch.full((8, 3), math.nan), torch.zeros(8))]
     made = found(way(sources=[]), tensor=drawn[0][0], here=False, drawn=drawn)
-    assert (made.kind, made.made_by) == ("data", None)
+    assert (made.kind, made.came_in_finite, made.made_by) == ("data", False, None)
 
 
 MADE_AFTER_THE_OPTIMIZER = """

@@ -87,7 +87,11 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
     return DataOrigin(
         (consumer.site, consumer.module, consumer.name),
         list(made.out_shape or []),
-        [later(partial(_ungraphed, e.name, e.site), e.notes.domain) for e in way if e.notes.domain is not None],
+        [
+            later(partial(_ungraphed, e.name, e.site, e.module), e.notes.domain)
+            for e in way
+            if e.notes.domain is not None
+        ],
         from_model,
         list(sources.values()),
         None if made.result is None or (result := made.result()) is None else place_of(result),
@@ -95,8 +99,8 @@ def _way(recorder: FunctionRecorder, consumer: RecordedCall, made: RecordedCall)
     )
 
 
-def _ungraphed(call: str, site: str, domain: DomainFacts) -> UngraphedCall:
-    return UngraphedCall(call=call, site=site, **domain)
+def _ungraphed(call: str, site: str, module: str, domain: DomainFacts) -> UngraphedCall:
+    return UngraphedCall(call=call, site=site, module=module, **domain)
 
 
 def origin_of_data(
@@ -128,7 +132,7 @@ def origin_of_data(
     if came_in is None and logarithm is not None and facts.minus_inf and not facts.nan:
         risky, came_in = [logarithm], True  # no logarithm makes that of a value that is not finite
     if came_in is False:
-        return found
+        return replace(found, came_in_finite=False)
     if way is not None and way.from_model:
         return replace(found, kind="unknown", from_model=True)
     if came_in and not risky and (tensor is None or (way is not None and not way.sources and not here)):

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from surefoot.observe.tensors import measurable
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.deferred import later, number
+from surefoot.watch.deferred import later, number, own
 from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import SAMPLE, norms
@@ -66,15 +66,19 @@ def ask_terms(
         with WithoutHooks():
             held = [g for g in grads if g is not None]
             norm = later(_total_norm, *norms(measurable(held)))
+            reach = len(held)
             del grads, held
             origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
             found.append(
                 LossTerm(
                     site=entry.site,
+                    op=entry.name,
+                    value=number(own(tensor)),
                     norm=norm,
                     loss=origin.name if origin else None,
                     loss_site=origin.site if origin else None,
                     loss_index=origin.index if origin else None,
+                    reach=reach,
                 )
             )
     return found

@@ -51,11 +51,17 @@ def original_of(func: Any) -> Any:
     return func
 
 
-class DomainFacts(TypedDict):
-    """Fields of `UngraphedCall` about the values that the call was given and returned."""
-
+class _ResultFacts(TypedDict):
     bad: bool
     given_finite: bool | None
+
+
+class DomainFacts(_ResultFacts, total=False):
+    """Fields of `UngraphedCall` about the values that the call was given and returned."""
+
+    nan: int
+    inf: int
+    of: int
     lowest: float | None
 
 

@@ -36,9 +36,12 @@ class UndefinedValues(TypedDict, total=False):
 
     undefined_at: str
     bad: int
+    lowest: float
     largest: float
+    divisor_shape: list[int]
     empty_count: bool
     masked_rows: int
+    below: list[str]
     all_ignored: bool
     ignore_index: int
 
@@ -52,6 +55,15 @@ class NonFiniteCounts(TypedDict, total=False):
     shape: list[int]
     rows: list[int]
     bad_rows: int
+
+
+class CallSites(TypedDict, total=False):
+    """Fields of `NonFiniteLoss` about where the operation was called."""
+
+    site: str
+    module: str
+    call: str
+    sites: list[str]
 
 
 def find_origin(
@@ -87,7 +99,7 @@ def find_origin(
         op = graph.op(root.grad_fn) if root.grad_fn is not None else None
         return NonFiniteLoss(value=value, kind="unknown", op=op)
     node, facts = found
-    facts = _with_call_site(facts, node, order, origins)
+    facts = replace(facts, **_call_sites(node, order, origins))
     return follow(facts, graph.saved(node).get(facts.tensor or "")) if facts.kind == "data" else facts
 
 
@@ -154,13 +166,13 @@ def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> UndefinedValues 
 def _log(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= 0).sum())
-    return {"undefined_at": "values of 0 or less", "bad": bad} if bad else None
+    return {"undefined_at": "values of 0 or less", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
 def _log1p(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value <= -1).sum())
-    return {"undefined_at": "values of -1 or less", "bad": bad} if bad else None
+    return {"undefined_at": "values of -1 or less", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
 def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -168,7 +180,7 @@ def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     bad = int((value == 0).sum())
     if not bad:
         return None
-    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad}
+    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
     if value.dim() == 0 and not value.requires_grad:
         facts["empty_count"] = True
     return facts
@@ -183,7 +195,7 @@ def _arc(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
 def _acosh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     value = given["self"]
     bad = int((value < 1).sum())
-    return {"undefined_at": "values below 1", "bad": bad} if bad else None
+    return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
 
 
 def _atanh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -202,7 +214,9 @@ def _pow(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     bad = int((value == 0).sum()) if exponent < 0 else 0
     if float(exponent) != int(exponent):
         bad += int((value < 0).sum())
-    return {"undefined_at": f"base for exponent {exponent:g}", "bad": bad} if bad else None
+    return (
+        {"undefined_at": f"base for exponent {exponent:g}", "bad": bad, "lowest": float(value.min())} if bad else None
+    )
 
 
 def _softmax(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -213,8 +227,10 @@ def _softmax(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
         partial = int(torch.isnan(result).any(-1).sum())
         if not partial or partial != bad:
             return None
-    if _ops_near(node, 5) & {"MaskedFill", "Where", "Add", "Baddbmm", "Sub"}:
-        return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad}
+    below = [graph.op(n) for n, _ in node.next_functions if n is not None]
+    near = _ops_near(node, 5)
+    if near & {"MaskedFill", "Where", "Add", "Baddbmm", "Sub"}:
+        return {"undefined_at": "rows with every key masked", "bad": bad, "masked_rows": bad, "below": below}
     return None
 
 
@@ -273,17 +289,18 @@ def _ops_near(node: Any, depth: int) -> set[str]:
     return found
 
 
-def _with_call_site(
-    facts: NonFiniteLoss, node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]
-) -> NonFiniteLoss:
-    """The facts with where in the user's code the operation was called, known by its place among its kind."""
+def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
+    """Where in the user's code an operation of this kind was called, by its place among its kind."""
     op = graph.op(node)
     known = origins.get(op, [])
     if not known:
-        return facts
+        return {}
     alike = [other for other in order if graph.op(other) == op]
-    site, module, call = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    return replace(facts, site=site, module=module, call=call)
+    chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
+    facts: CallSites = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    if len({place for place, _, _ in known}) > 1:
+        facts["sites"] = sorted({place for place, _, _ in known})[:5]
+    return facts
 
 
 def _finite(value: Tensor) -> bool:

@@ -91,7 +91,7 @@ class NumericCalls:
         if made is None or made.layout is not torch.strided or made.is_meta:
             return
         if reads_at_once(made) and bool(torch.isfinite(made).all()):
-            entry.notes.domain = _domain_facts(0, None, None)
+            entry.notes.domain = {"bad": False, "given_finite": None}
             return
         given = [value for value in (*tensors_in(args), *tensors_in(kwargs)) if value.is_floating_point()]
         kept = [value for value in given if value is not made]
@@ -101,7 +101,8 @@ class NumericCalls:
             is_finite = _are_finite([value for value in given if value.device == made.device])
             edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
             lowest = edge.min() if edge.numel() else None
-        entry.notes.domain = later(_domain_facts, _count(_is_nonfinite, made), is_finite, lowest)
+        nan, inf = _count(torch.isnan, made), _count(torch.isinf, made)
+        entry.notes.domain = later(partial(_domain_facts, made.numel()), nan, inf, is_finite, lowest)
 
     def risk(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
         """How near an operation came to where it, or its derivative, is not defined."""
@@ -170,15 +171,15 @@ def _if_permutation(facts: partial[RowOrder], found: Iterator[int], is_permutati
     return facts(fingerprint=hash(tuple(first.tolist()))) if is_permutation and next(found) == 0 else ABSENT
 
 
-def _is_nonfinite(values: Tensor) -> Tensor:
-    return ~torch.isfinite(values)
-
-
-def _domain_facts(bad: int, is_finite: bool | None, lowest: float | None) -> DomainFacts:
-    if not bad:
-        return {"bad": False, "given_finite": None, "lowest": None}
-    is_known = is_finite is not None and lowest is not None and math.isfinite(lowest)
-    return {"bad": True, "given_finite": is_finite, "lowest": lowest if is_known else None}
+def _domain_facts(
+    of: int, nan: int, inf: int, is_finite: bool | None, lowest: float | None
+) -> DomainFacts:  # fmt: skip
+    if not nan + inf:
+        return {"bad": False, "given_finite": None}
+    found: DomainFacts = {"bad": True, "given_finite": is_finite, "nan": nan, "inf": inf, "of": of}
+    if is_finite is not None:
+        found["lowest"] = lowest if lowest is not None and math.isfinite(lowest) else None
+    return found
 
 
 def _count(test: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

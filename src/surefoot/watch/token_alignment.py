@@ -86,13 +86,15 @@ def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> To
     tail = (lengths.sum() * (label != ignore)) / count
     elsewhere = (is_label.sum() - lengths.sum()) / is_label.sum().clamp_min(1)
     values = torch.stack([*shares, label.to(tail.dtype), tail, elsewhere, padded]).double()
-    return later(partial(_facts, entry.site), values, own(lengths))
+    return later(partial(_facts, entry.index, entry.site, ids.shape[1]), values, own(lengths))
 
 
-def _facts(site: str, values: Tensor, lengths: Tensor) -> TokenAlignment:
+def _facts(index: int, site: str, positions: int, values: Tensor, lengths: Tensor) -> TokenAlignment:
     same, following, second, label, tail, elsewhere, padded = values.tolist()
     return TokenAlignment(
+        index=index,
         site=site,
+        positions=positions,
         same=same,
         following=following,
         second=second,

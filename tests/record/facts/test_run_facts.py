@@ -34,7 +34,7 @@ NO_LONGER_RECORDED = {
     "embeddings": "shape",
     "errors": "out_shape pinned_high pinned_low target_producer target_variance",
     "evaluations": "diversity index",
-    "events": "batch below came_in_finite divisor_shape lowest sites",
+    "events": "batch",
     "input": "negative zeros",
     "inputs": "zeros",
     "layers": "shape",
@@ -52,7 +52,6 @@ NO_LONGER_RECORDED = {
     "rows": "moment_norm",
     "softmaxes": "causal dim",
     "target": "negative zeros",
-    "terms": "op reach value",
     "weight": "zeros",
 }
 """By what has them: keys of version 1 that no rule reads."""

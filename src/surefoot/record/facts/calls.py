@@ -81,8 +81,12 @@ class TokenAlignment(Facts):
     that count (not the ignored one) are compared.
     """
 
+    index: int
+    """The place of the embedding among the calls of the step."""
     site: str
     """The line of the script that looked the ids up."""
+    positions: int
+    """The length of a row of ids."""
     same: float
     """Which share of the labels is the id at its own position."""
     following: float

@@ -18,10 +18,18 @@ class UngraphedCall(Facts):
     """The name of the function."""
     site: str
     """The line of the script."""
+    module: str
+    """The module that was running."""
     bad: bool
     """Whether its result was not finite."""
     given_finite: bool | None = item(null=True)
     """Whether what it was given was finite; `None` if that is not known."""
+    nan: int | None = None
+    """How many results are NaN."""
+    inf: int | None = None
+    """How many results are infinite."""
+    of: int | None = None
+    """How many results there are."""
     lowest: float | None = None
     """The lowest value it was given."""
 
@@ -38,6 +46,8 @@ class NonFiniteLoss(Facts):
     """The loss."""
     kind: str
     """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
+    backwards_late: int | None = None
+    """On a GPU: how many backwards later it was known, when its graph was gone."""
     op: str | None = None
     """The autograd node that made or used the first non-finite value."""
     parameters: list[str] | None = None
@@ -68,12 +78,18 @@ class NonFiniteLoss(Facts):
     """Where the operation is not defined, in words."""
     bad: int | None = None
     """How many values are there."""
+    lowest: float | None = None
+    """The lowest operand."""
     largest: float | None = None
     """The largest absolute operand, or result beyond half precision."""
+    divisor_shape: list[int] | None = None
+    """The shape of a divisor that is 0."""
     empty_count: bool = item(default=False)
     """Whether a count of 0 was divided by."""
     masked_rows: int | None = None
     """How many rows of a softmax have every key masked."""
+    below: list[str] | None = None
+    """The autograd nodes under a softmax."""
     all_ignored: bool = item(default=False)
     """Whether every target is the ignored one."""
     ignore_index: int | None = None
@@ -84,6 +100,10 @@ class NonFiniteLoss(Facts):
     """The module that was running."""
     call: str | None = None
     """The function that was called."""
+    sites: list[str] | None = None
+    """All lines that called an operation of this kind, if there are several."""
+    came_in_finite: bool | None = None
+    """`False` if the data was not finite where it came in."""
     from_model: bool = item(default=False)
     """Whether the data was computed by a model."""
     without_graph: bool = item(default=False)

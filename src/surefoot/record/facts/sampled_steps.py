@@ -52,6 +52,10 @@ class LossTerm(Facts):
 
     site: str
     """The line of the script that made it."""
+    op: str
+    """The function that made it."""
+    value: float
+    """Its value."""
     norm: float
     """The norm of the gradient it brings."""
     loss: str | None = item(null=True)
@@ -60,6 +64,8 @@ class LossTerm(Facts):
     """The line of the script that called the loss function."""
     loss_index: int | None = item(null=True)
     """The place of that call among the calls of the step."""
+    reach: int
+    """How many weights it has a gradient for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
