@@ -9,7 +9,7 @@ from surefoot.record.facts.codec import Facts, item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleFacts(Facts):
-    """One part of a model, and the settings that matter for a diagnosis."""
+    """One part of a model."""
 
     path: str
     """Its path in the model; empty for the model itself."""
