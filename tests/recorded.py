@@ -132,4 +132,4 @@ def described(low: float, high: float, **more: Any) -> dict[str, Any]:
     """The summary of a tensor whose values lie between two numbers."""
     spread = (high - low) / 4
     base = {"shape": [32, 4], "dtype": "float32", "grad": False, "nonfinite": 0, "min": low, "max": high}
-    return base | {"mean": (low + high) / 2, "std": spread, "zeros": 0.0} | more
+    return base | {"mean": (low + high) / 2, "std": spread} | more

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from surefoot import Signals
-from surefoot.detect.arrays import Library, library_of
+from surefoot.detect.step_rules import Library, library_of
 
 LIBRARIES = [Library(None), Library(torch.device("cpu"))]
 ROWS = [[3.0, float("nan"), 1.0], [2.0, 0.0, float("inf")]]

@@ -7,7 +7,7 @@ from torch import nn
 from surefoot.record.facts import NonFiniteGradientEvent
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.nonfinite_gradients import NonFiniteGradients
-from surefoot.watch.unmeasured_steps import UnmeasuredSteps, first_gradient
+from surefoot.watch.step_observer import UnmeasuredSteps, first_gradient
 
 
 @pytest.fixture

@@ -157,9 +157,7 @@ def _rename_facts(facts: Any) -> Any:
     facts = _renamed(facts, {"looks": "sampled_steps"})
     facts = _within(facts, "parameters", lambda each: _renamed(each, {"looked": "sampled"}))
     facts = _within(facts, "optimizers", lambda each: _renamed(each, optimizer))
-    facts = _within(facts, "guarded", lambda each: _renamed(each, {"left_out": "skipped"}))
-    leaves = {"strange": "unknown_leaves"}
-    return _within(facts, "sampled_steps", lambda step: _within(step, "roots", lambda each: _renamed(each, leaves)))
+    return _within(facts, "guarded", lambda each: _renamed(each, {"left_out": "skipped"}))
 
 
 CHECKPOINT = Format(

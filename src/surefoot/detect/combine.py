@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from surefoot.detect.arrays import library_of
+from surefoot.detect.step_rules import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
 

@@ -58,11 +58,6 @@ class Votes:
         return len(self._counts) == 1 and self.count > 1
 
     @property
-    def distinct(self) -> int:
-        """How many different values there are."""
-        return len(self._counts)
-
-    @property
     def usual(self) -> Hashable:
         """The value of most ranks; of several, that of the lowest rank."""
         return max(self._counts, key=lambda value: (self._counts[value], -self._ranks[value][0]))

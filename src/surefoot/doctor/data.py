@@ -139,7 +139,6 @@ def _lookups(context: CheckContext) -> list[list[EmbeddingCall]]:
                 rows=lookup.table_rows,
                 lowest=int(ids.min()),
                 highest=int(ids.max()),
-                shape=list(ids.shape),
             )
             for part, lookup in parts
             if (ids := part.of(batch)) is not None and ids.numel()

@@ -122,7 +122,6 @@ class ProbeRecorder:
             operations=[],
             custom=[],
             parameters=[],
-            unknown_leaves=[],
             entry=entry,
             made_from=[],
             sign=found,

@@ -24,7 +24,6 @@ from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
-from surefoot.observe.gradient_changes import GradientChanges
 from surefoot.observe.tensors import dense_views
 from surefoot.types import Scalar, Signals
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
+    from surefoot.types import NamedParameter
+
 
 log = logging.getLogger("surefoot")
 
@@ -171,7 +172,7 @@ class GradientWindow:
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
-        self._setup = SetupOfRanks(models if group is not None else ())
+        self._setup = SetupOfRanks(models) if group is not None else None
         self._announce_sync()
 
     # ---- one microbatch -------------------------------------------------------------------------------------------
@@ -179,7 +180,8 @@ class GradientWindow:
     def backward(self, loss: Tensor, weight: Scalar | None, options: dict[str, Any]) -> None:
         """Run backward on one loss of a microbatch."""
         check_loss(loss)
-        self._setup.check(self.step)
+        if self._setup is not None:
+            self._setup.check(self.step)
         self._drop_stale_gradients()
         if _has_gradient(weight) or self._group is not None:  # ranks wait for each other in backward
             self._scaled_backward(loss, weight, **options)
@@ -348,3 +350,24 @@ def _has_gradient(weight: Scalar | None) -> bool:
 
 def _is_double(layout: Layout) -> bool:
     return any(parameter.dtype is torch.float64 for _, parameter in layout.parameters)
+
+
+WATCHED = 4
+"""How many gradients are looked at: whoever clips, clips them all."""
+
+
+class GradientChanges:
+    """Notices gradients that were changed in place between backward and step.
+
+    Remembers the version counters of a few of them. Comparing these reads nothing off the device.
+    """
+
+    def __init__(self, parameters: Sequence[NamedParameter]) -> None:
+        gradients = (parameter.grad for _, parameter in parameters)
+        found = [gradient for gradient in gradients if gradient is not None][:WATCHED]
+        self._versions: list[tuple[Tensor, int]] = [(gradient, gradient._version) for gradient in found]
+
+    @property
+    def broken(self) -> bool:
+        """Whether any of them has been changed since."""
+        return any(gradient._version != version for gradient, version in self._versions)

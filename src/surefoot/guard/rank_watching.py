@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.decide.agreement import Ranks
-    from surefoot.guard.log_rows import LogRows
     from surefoot.record.log import RunLog
     from surefoot.record.messages import Event
 
@@ -60,12 +59,6 @@ class WatchedRank:
         error = uncaught()
         words = "exit code 0" if error is None else f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         self.watch.end(int(error is not None), words, follows=failed_collective(error) is not None)
-
-
-def backward_begins(rows: LogRows | None) -> None:
-    """The time that this rank needs by itself ends here: in a backward ranks wait for each other."""
-    if rows is not None and rows.rank is not None:
-        rows.rank.clock.backward_begins()
 
 
 def _notify(held: weakref.ref[RunLog]) -> Callable[[Event], None]:

@@ -34,7 +34,6 @@ from surefoot.guard.guard_state import in_present_format, load_rules, load_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.persistence import LoopHooks, RunPersistence
-from surefoot.guard.rank_watching import backward_begins
 from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.guard.data_loop import FollowedBatches
+    from surefoot.guard.log_rows import LogRows
     from surefoot.guard.run_state import LiveStabilizerState, StabilizerState
     from surefoot.guard.validation import Precision
     from surefoot.types import Clipper, LossScaler, Shaper
@@ -412,7 +412,7 @@ class TrainingStabilizer:
             weight: how many rows or tokens it is the mean over, when microbatches are uneven.
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
-        backward_begins(self._run.guard.rows)
+        _backward_begins(self._run.guard.rows)
         self._run.window.backward(loss, weight, options)
         if self._run.capture is not None:
             self._run.capture.notes.ran_backward(loss, weight)
@@ -435,7 +435,7 @@ class TrainingStabilizer:
         capture = self._run.capture
         if capture is not None:
             capture.notes.was_given(batch)
-        backward_begins(self._run.guard.rows)
+        _backward_begins(self._run.guard.rows)
         loss = self._run.window.run_pieces(loss_fn, batch, weight)
         if capture is not None:
             capture.notes.ran_backward(loss, None if weight is None else partial(weight, batch))
@@ -562,3 +562,9 @@ def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
 def settled_own(state: LiveStabilizerState) -> StabilizerState:
     """The stabilizer's own state once the numbers of its last steps have arrived."""
     return {**state, "results": settled(state["results"])}
+
+
+def _backward_begins(rows: LogRows | None) -> None:
+    """The time that this rank needs by itself ends here: in a backward ranks wait for each other."""
+    if rows is not None and rows.rank is not None:
+        rows.rank.clock.backward_begins()

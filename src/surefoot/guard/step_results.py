@@ -123,7 +123,7 @@ class StepResults:
             while len(self.pending) > self._lag_steps:
                 self._account(self.pending.popleft())
         finally:
-            if (mended := self._statistics.check(self.steps)) is not None:
+            if self._statistics.norms and (mended := self._statistics.check(self.steps)) is not None:
                 self.history.note(Signals(self.steps - 1), "norm.broken-statistics", "warning", mended)
             if self.buffers.has_any:
                 self.buffers.save(self.steps)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN, Format
+from surefoot.core.notebook_html import heading, page, table, text
 from surefoot.errors import UsageError
 from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble
-from surefoot.record.notebook import html_of
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
 from surefoot.record.sessions import check_versions, first_steps
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from surefoot.record.messages import Event
     from surefoot.record.sessions import FirstSteps
+
 
 _MARKS = ("run.json", event_file.NAME, FOLDER)
 """A folder that has none of these is no run folder."""
@@ -174,3 +175,57 @@ def _is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:
 def _dropped(event: Event) -> int:
     count = event.evidence.get("dropped", 0)
     return count if event.event == "drops" and isinstance(count, int) else 0
+
+
+_SEVERITIES = ("error", "warning", "info")
+_MOST_EVENTS = 20
+
+
+def html_of(run: RunTables) -> str:
+    """The run for a notebook: verdict and findings, then alarms, then the tables. Self-contained and escaped."""
+    return page(*_diagnosis(run), *_alarms(run), *_contents(run), *(text(problem) for problem in run.problems))
+
+
+def _diagnosis(run: RunTables) -> list[str]:
+    found = run.findings
+    if found is None:
+        return [heading("not diagnosed", f"{run.folder}. Run: surefoot diagnose {run.folder}")]
+    parts = [heading(str(found.get("verdict", "unknown")), f"{found.get('steps', 0):,} steps · {run.folder}")]
+    findings = found.get("findings", [])
+    if not findings:
+        return [*parts, text(str(found.get("summary", "")))]
+    rows = [(str(each.get("severity", "")), *_finding(each)) for each in findings]
+    return [*parts, table(("severity", "cause", "step", "found", "what to change"), rows)]
+
+
+def _finding(finding: dict[str, Any]) -> tuple[str, str, str, str]:
+    step = finding.get("step")
+    fixes = finding.get("fixes") or [""]
+    return (
+        f"{finding.get('cause', '')} ({finding.get('confidence', 0):.2f})",
+        "" if step is None else f"{step:,}",
+        str(finding.get("summary", "")),
+        str(fixes[0]),
+    )
+
+
+def _alarms(run: RunTables) -> list[str]:
+    alarms = [event for event in run.events if event.severity in _SEVERITIES[:2]]
+    if not alarms:
+        return []
+    ranked = sorted(alarms, key=lambda event: _SEVERITIES.index(event.severity))
+    rows = [
+        (event.severity, "" if event.step is None else f"{event.step:,}", event.event, event.summary)
+        for event in ranked[:_MOST_EVENTS]
+    ]
+    more = len(ranked) - len(rows)
+    return [
+        table(("alarm", "step", "event", "what happened"), rows),
+        *([text(f"{more:,} more in `events`.")] if more else []),
+    ]
+
+
+def _contents(run: RunTables) -> list[str]:
+    tables = {"scalars": run.scalars, "layers": run.layers, "histograms": run.histograms, "device": run.device}
+    rows = [(name, f"{rows.num_rows:,}", ", ".join(rows.column_names)) for name, rows in tables.items()]
+    return [table(("table", "rows", "columns"), rows)]

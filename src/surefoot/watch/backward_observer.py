@@ -6,15 +6,19 @@ In a script without an optimizer each backward counts as a step.
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from surefoot.observe.readable import has_company, readable
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
+from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.data_origin import draws_ahead
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.loss_readings import LossPlace, LossReadings
-from surefoot.watch.manual_loop import ManualLoop
 from surefoot.watch.measuring_budget import SPIKES_FOLLOWED
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
@@ -22,17 +26,15 @@ from surefoot.watch.retained_graphs import RetainedGraphCounter
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_recording import BackwardPlace, StepRecording
 from surefoot.watch.step_rows import StepRows
-from surefoot.watch.user_frames import site, user_frame
+from surefoot.watch.user_frames import name_of, site, user_frame
 
 if TYPE_CHECKING:
-    import weakref
-
-    from torch import Tensor
-
     from surefoot.watch.compiled_inputs import CompiledInputs
     from surefoot.watch.context import WatchContext
     from surefoot.watch.incidents import IncidentWriter
+    from surefoot.watch.parameter_registry import ParameterRegistry
     from surefoot.watch.step_sampler import StepSampler
+
 
 MANUAL_STEPS = 6
 """So many steps of a loop without an optimizer are sampled."""
@@ -211,12 +213,10 @@ class BackwardObserver:
 
     def _record_spike(self, root: Tensor | None, value: float, place: LossPlace | None = None) -> None:
         """The data tensors that went into a loss far above the others; none for one that is known only now."""
-        levels, batches = self._levels, self._context.calls.batches
+        levels = self._levels
         held = [] if root is None else data_under(root)
         step, backward = (self._state.steps, self._state.backwards) if place is None else (place.step, place.backward)
-        batches = [batch for batch in batches[-64:] if batch.backward < backward]
         level = levels.middle()
-        batch = batches[-1].fingerprint if batches else None
         if levels.spikes <= SPIKES_FOLLOWED and not has_company():
             self._sampler.sample_soon()
         self._context.events.add(
@@ -225,7 +225,6 @@ class BackwardObserver:
                 value=value,
                 level=level,
                 data=held,
-                batch=batch,
                 backward=backward,
                 began=levels.began(),
             )
@@ -244,3 +243,56 @@ class BackwardObserver:
             tensors = [t for group in optimizer.param_groups for t in group["params"] if number_of(t) in reached]
             if record.series.count and tensors:
                 record.leftover.append(left_share(tensors))
+
+
+class ManualLoop:
+    """A loop without an optimizer: the leaves of the first graph are its parameters, and each backward is a step.
+
+    They are weakly held, and named after the script's variables. What the script then does with the gradients is not
+    followed.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[Tensor]] = []
+
+    def tensors(self) -> list[Tensor]:
+        """Those that are still alive."""
+        return [tensor for ref in self._held if (tensor := ref()) is not None]
+
+    def is_known(self) -> bool:
+        """Whether the parameters were found."""
+        return bool(self._held)
+
+    def find(self, root: Tensor, registry: ParameterRegistry) -> None:
+        """Take the leaves under a loss for the parameters."""
+        found = [leaf for leaf in graph.leaves(root.grad_fn) if leaf.dim() or leaf.numel() == 1]
+        frame = user_frame(4)
+        for leaf in found:
+            record = registry.add(leaf)
+            if not record.name:
+                record.name = name_of(leaf, frame)
+        self._held = [weakref.ref(leaf) for leaf in found]
+
+    def let_go(self) -> list[Tensor]:
+        """Drop the weak references; `hold_again` takes the tensors back."""
+        tensors, self._held = self.tensors(), []
+        return tensors
+
+    def hold_again(self, tensors: list[Tensor]) -> None:
+        """Refer to the parameters again."""
+        self._held = [weakref.ref(tensor) for tensor in tensors]
+
+    def left_share(self) -> float:
+        """Which share of the parameters still has a gradient that is not zero."""
+        return float(left_share(self.tensors()))
+
+    def gradient_norm(self, gradients: Any) -> float | None:
+        """The norm of the gradients: of those `autograd.grad` returned, or else of those that were accumulated."""
+        grads = [tensor.grad for tensor in self.tensors() if tensor.grad is not None]
+        with WithoutHooks():
+            held = [readable(grad) for grad in gradients or grads if isinstance(grad, Tensor)]
+            dense = [
+                grad if grad.layout is torch.strided else grad.coalesce().values() for grad in held if grad is not None
+            ]
+            norms = [torch.linalg.vector_norm(grad.float()) for grad in dense]
+            return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else None

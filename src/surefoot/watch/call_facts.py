@@ -57,7 +57,6 @@ class CallFacts:
             layers=layers.layers[:MOST_FACTS],
             activations=layers.activations[:MOST_FACTS],
             embeddings=layers.embeddings[:MOST_FACTS],
-            dropouts=layers.dropouts[:MOST_FACTS],
             softmaxes=layers.softmaxes[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],
@@ -98,7 +97,7 @@ class CallFacts:
             elif name in ("sub", "rsub"):
                 self.losses.difference(entry, args, out)
             elif name == "mul":
-                self.losses.product(entry, args, out)
+                self.losses.product(entry, args)
             elif name == "exp":
                 self.losses.ratio(entry, out)
             elif name in DROPOUTS and not entry.grad_enabled:

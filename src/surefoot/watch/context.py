@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.facts import LoaderFacts, SchedulerFacts
 from surefoot.record.stragglers import StepClock
 from surefoot.watch.accumulated_loss import StepLosses
-from surefoot.watch.events import EventRecorder
 from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.measuring_budget import MeasuringBudget
 from surefoot.watch.module_memory import ModuleMemoryNotes
@@ -20,12 +20,23 @@ from surefoot.watch.watch_state import WatchState
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from surefoot.record.facts import ClippingFacts, DrawnBatch, PolicyDivergence, PolicyEntropy, RunFacts
+    from surefoot.observe.histograms import Sample
+    from surefoot.record.facts import (
+        ClippingFacts,
+        DrawnBatch,
+        Event,
+        PolicyDivergence,
+        PolicyEntropy,
+        RunFacts,
+        SampledStep,
+        StepSkippedEvent,
+    )
     from surefoot.record.log import RunLog
-    from surefoot.watch.step_rows import ClipColumns
+    from surefoot.watch.step_rows import ClipColumns, SeriesRow
+
 
 MOST_SAMPLED_STEPS = 48
 
@@ -122,3 +133,59 @@ class WatchContext:
         self.module_memory = ModuleMemoryNotes()
         self.step_clock = StepClock() if options.world_size > 1 else None
         """Follows the steps of one of several ranks."""
+
+
+MOST_SKIPS = 200
+"""Events of skipped steps that the facts hold; the run log has its own limit."""
+
+
+class EventRecorder:
+    """Collects events, and passes events, step rows and sampled steps on to the run log if there is one."""
+
+    def __init__(self, probes: ProbeRunner, log: WatchLog | None) -> None:
+        self._probes, self.log = probes, log
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """Add an event to the facts and to the log."""
+        self.events.append(event)
+        self._log_event(event)
+
+    def add_skip(self, event: StepSkippedEvent, count: int) -> None:
+        """Add a skipped step, the `count`th one so far."""
+        if count <= MOST_SKIPS:
+            self.events.append(event)
+        self._log_event(event)
+
+    def _log_event(self, event: Event) -> None:
+        if self.log is not None:
+            self._probes.safely("run log", self.log.event, event)
+
+    def log_kept(self, step: int, folder: Path, command: str) -> None:
+        """Write to the log that a bad step is kept, and the command that runs it again."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.kept, step, folder, command)
+
+    def log_overflow(self, step: int, scale: float | None) -> None:
+        """Write to the log that a gradient scaler has skipped a step."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.overflow, step, scale)
+
+    def log_step(self, optimizer: int, row: SeriesRow) -> None:
+        """Write the row of a step, all numbers read."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.step, row, optimizer)
+
+    def step_writer(self, optimizer: int) -> Callable[[SeriesRow], None]:
+        """`log_step` for one optimizer."""
+        return partial(self.log_step, optimizer)
+
+    def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
+        """Write how weights, gradients and the outputs of layers are spread at the end of a sampled step."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.sampled_tensors, facts, outputs)
+
+    def log_sampled_step(self, facts: SampledStep) -> None:
+        """Write what a sampled step saw of each layer."""
+        if self.log is not None:
+            self._probes.safely("run log", self.log.sampled_step, facts)

@@ -103,7 +103,7 @@ def find_bad_loss(
 def _arguments(scope: Mapping[str, object]) -> CrashArguments:
     def tensor(name: str) -> TensorSummary | None:
         value = scope.get(name)
-        return _argument(value) if isinstance(value, Tensor) else None
+        return describe(value) if isinstance(value, Tensor) else None
 
     def number(name: str) -> int | None:
         value = scope.get(name)
@@ -116,12 +116,4 @@ def _arguments(scope: Mapping[str, object]) -> CrashArguments:
         tensor=tensor("tensor"),
         indices=tensor("indices"),
         ignore_index=number("ignore_index"),
-        num_classes=number("num_classes"),
     )
-
-
-def _argument(value: Tensor) -> TensorSummary:
-    facts = describe(value)
-    if value.is_floating_point() or not value.numel() or not is_readable(value):
-        return facts
-    return replace(facts, negative=int((value < 0).sum()))

@@ -91,7 +91,6 @@ class RecordedCall:
     line: int
     inputs: list[int]
     """Entries that made the tensors it took; a tensor from outside the recorder has none."""
-    shapes: list[list[int]]
     grads: list[bool]
     """For each tensor taken, whether it needed a gradient."""
     module: str = ""
@@ -208,7 +207,6 @@ class FunctionRecorder(FunctionMode):
             filename=frame.f_code.co_filename if frame is not None else "",
             line=frame.f_lineno if frame is not None else 0,
             inputs=[index for tensor in taken if (index := self.maker(tensor)) is not None],
-            shapes=[list(tensor.shape) for tensor in taken],
             grads=[tensor.requires_grad for tensor in taken],
             module=self.module,
             grad_enabled=torch.is_grad_enabled(),

@@ -76,7 +76,6 @@ class LayerCalls:
                 out_std=_spread(results),
                 out_largest=number(results.abs().max()) if made.numel() else 0.0,
                 input_requires_grad=first.requires_grad,
-                shape=list(made.shape),
                 dtype=entry.out_dtype,
                 trained_on=entry.out_grad,
                 out_mean=number(results.mean()) if made.numel() else None,
@@ -103,9 +102,7 @@ class LayerCalls:
         self._keep_sample(entry, out)
         facts = ActivationCall(
             **place,
-            shape=list(out.shape),
             std=_spread(values),
-            trained_on=entry.out_grad,
             mean=number(values.mean()),
             largest=number(values.abs().max()),
         )
@@ -118,7 +115,6 @@ class LayerCalls:
             dead = (rows <= 0).all(0)
             facts = replace(
                 facts,
-                zeros=number((values == 0).float().mean()),
                 units=rows.shape[1],
                 dead=number(dead.sum()),
                 rows=len(rows),
@@ -139,7 +135,6 @@ class LayerCalls:
                 rows=table.shape[0],
                 lowest=number(ids.min()),
                 highest=number(ids.max()),
-                shape=list(ids.shape),
             )
         )
 
@@ -171,7 +166,6 @@ class LayerCalls:
             SoftmaxCall(
                 **self._history.place(entry),
                 shape=list(given.shape),
-                dim=dim if isinstance(dim, int) else None,
                 trained_on=entry.out_grad,
                 fully_masked_rows=number((rows == -math.inf).all(1).sum()),
                 largest=later(lambda found: found if found >= 0 else None, largest),
@@ -197,7 +191,6 @@ class LayerCalls:
             SoftmaxCall(
                 **self._history.place(entry),
                 shape=list(query.shape),
-                causal=bool(kwargs.get("is_causal", False)),
                 largest=number(logits.abs().max()) if logits.numel() else None,
                 fully_masked_rows=masked,
                 entropy=number(torch.special.entr(chances).sum(-1).mean()),
@@ -210,7 +203,7 @@ class LayerCalls:
         if not isinstance(given, Tensor) or given.dim() < 2:
             return
         place = self._history.place(entry)
-        facts = NormalizationCall(**place, shape=list(given.shape), in_std=_std(given), trained_on=entry.out_grad)
+        facts = NormalizationCall(**place, shape=list(given.shape), trained_on=entry.out_grad)
         if entry.name == "batch_norm":
             training = kwargs.get("training", args[5] if len(args) > 5 else False)
             per_statistic = given.numel() // max(1, given.shape[1])
@@ -249,10 +242,6 @@ def _recurrence(name: str, args: tuple[Any, ...]) -> _Recurrence:
         return {}
     first, second = args[0].shape[:2]
     return {"time_steps": second, "sequences": first} if args[8] else {"time_steps": first, "sequences": second}
-
-
-def _std(tensor: Tensor) -> float | None:
-    return _spread(sampled(tensor).float()) if tensor.is_floating_point() else None
 
 
 def _spread(values: Tensor) -> float | None:

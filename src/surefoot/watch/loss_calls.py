@@ -71,7 +71,6 @@ class LossCalls:
             input=summary_of(given),
             target=summary_of(target),
             producer=self._history.producer(given),
-            target_producer=self._history.producer(target),
             same_shape=list(given.shape) == list(target.shape),
             value=number(own(out)) if isinstance(out, Tensor) and out.dim() == 0 else None,
             target_from_model=bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT)),
@@ -84,13 +83,9 @@ class LossCalls:
         elif entry.name in BINARY_LOSSES and given.numel():
             facts = _with_binary(facts, given, target, kwargs)
         elif entry.name in DISTANCE_LOSSES and given.numel() and target.numel():
-            low, high = _pinned(given)
-            bounds = _bounds(given, target)
-            variance = _variance(target)
-            facts = replace(facts, **bounds, pinned_low=low, pinned_high=high, target_variance=variance)
+            facts = replace(facts, **_bounds(given, target), target_variance=_variance(target))
         elif entry.name == "kl_div" and given.dim() > 1:
-            is_log = bool(kwargs.get("log_target", False))
-            facts = replace(facts, distribution=as_distribution(given, -1), log_target=is_log)
+            facts = replace(facts, distribution=as_distribution(given, -1))
         self.losses.append(facts)
 
     def _keep_target(self, index: int, target: Tensor) -> None:
@@ -114,25 +109,19 @@ class LossCalls:
             return
         if len(self.differences) >= MOST_DIFFERENCES or target.numel() == 0:
             return
-        low, high = _pinned(given)
         self.differences.append(
             DifferenceCall(
                 **self._history.place(entry),
                 input=summary_of(given),
                 target=summary_of(target),
-                out_shape=list(out.shape),
                 grown=out.numel() > max(given.numel(), target.numel()),
                 producer=self._history.producer(given),
-                target_producer=self._history.producer(target),
                 target_history=sorted(self._history.names(target, 12))[:12],
                 **_bounds(given, target),
-                pinned_low=low,
-                pinned_high=high,
-                target_variance=_variance(target),
             )
         )
 
-    def product(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
+    def product(self, entry: RecordedCall, args: tuple[Any, ...]) -> None:
         """A log-probability times something without a gradient: an advantage, or a target."""
         if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
             return
@@ -151,7 +140,6 @@ class LossCalls:
                 history=sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
                 other=summary_of(other),
                 other_binary=number(((values == 0) | (values == 1)).all()),
-                grown=isinstance(out, Tensor) and out.numel() > max(given.numel(), other.numel()),
             )
         )
 
@@ -269,7 +257,6 @@ def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[st
         facts,
         inside_unit=number(inside.float().mean()),
         labels=later(label_counts, own(target.reshape(-1))) if target.numel() <= MOST_LABELS else None,
-        row_sum_error=as_distribution(given, -1).sum_error if given.dim() > 1 else None,
         predicted_share=number(hard.mean()),
         weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight")),
     )
@@ -293,11 +280,3 @@ def _bounds(given: Tensor, target: Tensor) -> _Bounds:
     low, high = torch.aminmax(given.detach())
     goals = sampled(target).float()
     return {"above": number((goals > high).float().mean()), "below": number((goals < low).float().mean())}
-
-
-def _pinned(given: Tensor) -> tuple[float, float]:
-    """Which share of the predictions sits exactly at, or right by, the lowest and the highest one."""
-    values = sampled(given).float()
-    low, high = values.min(), values.max()
-    slack = (high - low).clamp_min(1e-12) * 1e-3
-    return number((values <= low + slack).float().mean()), number((values >= high - slack).float().mean())

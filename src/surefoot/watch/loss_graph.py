@@ -51,7 +51,7 @@ def chain(node: Any) -> list[str]:
 def made_from(recorder: FunctionRecorder, entry: int) -> list[HistoryCall]:
     """The last calls a loss was made from."""
     history = list(recorder.history(entry, 24))
-    return [HistoryCall(op=e.name, site=e.site, index=e.index, shape=e.out_shape) for e in history]
+    return [HistoryCall(site=e.site, shape=e.out_shape) for e in history]
 
 
 def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.deferred import later, number, own
+from surefoot.watch.deferred import later, own
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.script_hooks import WithoutHooks
-from surefoot.watch.tensor_summary import columns_of, few_of, prints_of_rows, summary_of
+from surefoot.watch.tensor_summary import few_of, prints_of_rows, summary_of
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class ModelCalls:
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
-    def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
-        """Note a call that is over; `index` is where the recorder stands."""
+    def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Note a call that is over."""
         if len(self.calls) >= MOST_CALLS or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
@@ -104,9 +104,8 @@ class ModelCalls:
                 inputs=[summary_of(tensor) for tensor in inputs],
                 outputs=[summary_of(tensor) for tensor in outputs],
                 autocast=_autocast(outputs),
-                index=index,
                 **mode_facts(module),
-                **_batch_facts(inputs, outputs, grad_mode),
+                **_batch_facts(inputs, grad_mode),
             )
             if self._several and grad_mode:
                 call = replace(call, samples=[_few(tensor) for tensor in (inputs[:1] + outputs[:1])])
@@ -176,11 +175,10 @@ def _autocast(outputs: list[Tensor]) -> str | None:
 class _BatchFacts(TypedDict, total=False):
     rows: list[int]
     features: FeatureScales | None
-    diversity: float
 
 
-def _batch_facts(inputs: list[Tensor], outputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
-    """Prints of the rows that went in, the scale of each feature, and how different the outputs are.
+def _batch_facts(inputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
+    """Prints of the rows that went in, and the scale of each feature.
 
     Of a large batch that is trained on, these are the first rows, as `step_data` takes them; of an evaluation, rows
     from all of it.
@@ -190,9 +188,6 @@ def _batch_facts(inputs: list[Tensor], outputs: list[Tensor], grad_mode: bool) -
         distance = 1 if grad_mode else math.ceil(len(inputs[0]) / MOST_PRINTS)
         facts["rows"] = prints_of_rows(inputs[0][::distance], MOST_PRINTS)
         facts["features"] = feature_scales(inputs[0])
-    out = outputs[0] if outputs and is_readable(outputs[0]) else None
-    if out is not None and out.dim() > 1 and len(out) > 1 and out.is_floating_point():
-        facts["diversity"] = number(columns_of(out).float().std(0).mean())
     return facts
 
 

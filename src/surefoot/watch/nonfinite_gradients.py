@@ -1,7 +1,7 @@
 """Records the first gradients of a run that are not finite: which parameters have them, and which do not.
 
 They are found before the step, in which case the backward that made them can be named; when the numbers of the step
-arrive, on a GPU some steps later; or by one number of a step that is not measured (`unmeasured_steps`).
+arrive, on a GPU some steps later; or by one number of a step that is not measured (`UnmeasuredSteps`).
 """
 
 from __future__ import annotations

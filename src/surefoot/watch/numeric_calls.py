@@ -122,12 +122,8 @@ class NumericCalls:
         self.risky.append(
             RiskyCall(
                 **self._history.place(entry),
-                lowest=finite_or_none(values.min()),
                 highest=finite_or_none(values.max()),
                 nearest_zero=finite_or_none(values.abs().min()),
-                out_nonfinite=number((~torch.isfinite(sampled(out))).sum()),
-                in_nonfinite=number((~torch.isfinite(sampled(args[0]))).sum()) if isinstance(args[0], Tensor) else 0,
-                dtype=entry.out_dtype,
             )
         )
 

@@ -130,7 +130,6 @@ class _MomentFacts(TypedDict, total=False):
     root_second_moment: float
     second_moment: float
     age: float
-    moment_norm: float | None
 
 
 class _Held(NamedTuple):
@@ -242,17 +241,12 @@ def moment_facts(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[_M
     """
     found: list[_MomentFacts] = [{} for _ in states]
     seconds: dict[int, Tensor] = {}
-    firsts: dict[int, Tensor] = {}
     for place, (state, _) in enumerate(states):
         second = next((state[key] for key in ("exp_avg_sq", "square_avg", "sum") if key in state), None)
         values = thin(second) if isinstance(second, Tensor) else None
         if values is None or not values.numel():
             continue
         seconds[place] = values
-        first = thin(state["exp_avg"]) if "exp_avg" in state else None
-        if first is not None:
-            firsts[place] = first
-    moment_norms = dict(zip(firsts, norms(list(firsts.values())), strict=True))
     middles = _middle_and_mean(seconds)
     ages = _ages({place: states[place][0].get("step", 1) for place in seconds})
     for place, (middle, mean) in middles.items():
@@ -262,7 +256,6 @@ def moment_facts(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[_M
             "root_second_moment": later(_unbiased, middle, ages[place], beta),
             "second_moment": mean,
             "age": ages[place],
-            "moment_norm": moment_norms.get(place),
         }
     return found
 

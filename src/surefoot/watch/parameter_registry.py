@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,8 +40,6 @@ class Parameter:
     module_type: str = ""
     registered: bool = True
     """Whether a module that was called owns it the regular way."""
-    found_in: str = ""
-    """For one that is not registered: the attribute that holds it."""
     optimizers: set[int] = field(default_factory=set)
     trained_by: dict[int, Count] = field(default_factory=dict)
     """How often each optimizer has changed it."""
@@ -76,7 +75,6 @@ class Parameter:
             model=self.model,
             module_type=self.module_type,
             registered=self.registered,
-            found_in=self.found_in,
             optimizers=sorted(self.optimizers),
             trained_by=sorted(number for number, times in self.trained_by.items() if times.value),
             loaded=self.loaded,
@@ -250,7 +248,6 @@ class ParameterRegistry:
             record = self.add(tensor)
             if not record.model:
                 record.model, record.name, record.registered = model, where, False
-                record.found_in = where
 
     def note_gathered(self, module: nn.Module) -> None:
         """While a module of FSDP runs, whole tensors stand where its sharded parameters are: the same parameters."""
@@ -277,26 +274,9 @@ def _is_other(before: float, now: float | None) -> bool:
 
 
 def module_facts(model: nn.Module) -> list[ModuleFacts]:
-    """The parts of a model: path, type, and the settings that matter for a diagnosis."""
-    return [_module_facts(path, part) for path, part in model.named_modules()][:2000]
-
-
-def _module_facts(path: str, part: nn.Module) -> ModuleFacts:
-    def setting(name: str) -> Any:
-        value = getattr(part, name, None)
-        return value if isinstance(value, (int, float, bool)) else None
-
-    return ModuleFacts(
-        path=path,
-        type=type(part).__name__,
-        p=setting("p"),
-        dropout=setting("dropout"),
-        eps=setting("eps"),
-        num_features=setting("num_features"),
-        bidirectional=setting("bidirectional"),
-        num_embeddings=setting("num_embeddings"),
-        momentum=setting("momentum"),
-    )
+    """The parts of a model, at most 2000."""
+    parts = islice(model.named_modules(), 2000)
+    return [ModuleFacts(path=path, type=type(part).__name__) for path, part in parts]
 
 
 def stray_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.observe.parameters import learning_rate
+from surefoot.observe.readable import readable
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.replica_looks import ReplicaLooks
-from surefoot.watch.unmeasured_steps import UnmeasuredSteps
+from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.watch.tensor_summary import real
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_rows import SeriesRow
     from surefoot.watch.step_sampler import StepSampler
+
 
 FOUND_BY_SCALER = "found_inf"
 """The signal that a fused optimizer is given by a `GradScaler`: not 0 if the scaler skips the step itself."""
@@ -249,3 +252,48 @@ class StepObserver:
     def _keep_incident(self, optimizer: torch.optim.Optimizer) -> None:
         if self._incidents is not None and not self._state.scaler.enabled:
             self._safely("incidents", self._incidents.bad_step, optimizer)
+
+
+class UnmeasuredSteps:
+    """Notes one number about each step that is not measured, and records the first that is not finite.
+
+    What is not finite in a backward reaches the gradients of all layers below it, so one gradient, the first, is
+    enough. If the script clips by norm, that norm tells as much, and nothing has to be computed.
+    """
+
+    def __init__(self, context: WatchContext, nonfinite: NonFiniteGradients) -> None:
+        self._context, self._state, self._nonfinite = context, context.state, nonfinite
+
+    def begin(self, row: SeriesRow, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to make a step that is not measured."""
+        if self._state.scaler.enabled:  # its overflows are counted elsewhere
+            return
+        clip = self._context.calls.last_clip or {}
+        norm = clip.get("clip_norm")
+        # A norm in fp16 overflows although the gradients are finite.
+        tells = norm is not None and not (isinstance(norm, Tensor) and norm.dtype == torch.float16)
+        row["first_gradient"] = None if tells else first_gradient(optimizer)
+
+    def take(self, row: SeriesRow) -> None:
+        """All numbers of a step have arrived, whether it was measured or not."""
+        if "first_gradient" not in row:
+            return
+        largest = row.pop("first_gradient")
+        number = row.get("clip_norm") if largest is None else largest
+        if not isinstance(number, float) or math.isfinite(number):
+            return
+        row["grad_norm"] = number
+        self._context.measuring.expect_trouble(self._state.steps)
+        self._nonfinite.record_unmeasured(row)
+
+
+def first_gradient(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """The largest value of the first gradient that can be read; `None` if there is none."""
+    with WithoutHooks():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                local = None if parameter.grad is None else readable(parameter.grad)
+                if local is not None and local.layout is torch.strided and local.numel():
+                    largest: Tensor = torch.linalg.vector_norm(real(local.detach()), math.inf)
+                    return largest
+    return None

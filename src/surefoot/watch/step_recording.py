@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from surefoot.observe.readable import has_company, is_readable
-from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep, UnknownLeaf
+from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
@@ -184,7 +184,7 @@ class StepRecording:
         recorder = self.recorder
         with WithoutHooks():
             below = list(graph.nodes(root.grad_fn))
-            parameters, unknown = self._record_leaves(below)
+            parameters = self._record_leaves(below)
             entry = recorder.maker(root) if recorder is not None else None
             call = BackwardCall(
                 **facts,
@@ -193,7 +193,6 @@ class StepRecording:
                 operations=loss_graph.chain(root.grad_fn),
                 custom=sorted({graph.op(node) for node in below if hasattr(type(node), "_forward_cls")})[:10],
                 parameters=parameters,
-                unknown_leaves=unknown,
                 entry=entry,
                 pairs=loss_graph.pair_rows(self.calls.losses, self.model_calls.held) if recorder is not None else None,
             )
@@ -229,19 +228,18 @@ class StepRecording:
         fills = self.recorder is not None and self.recorder.fills_gradients()
         return script_hooks.gradients or script_hooks.saved or fills
 
-    def _record_leaves(self, below: list[Any]) -> tuple[list[int], list[UnknownLeaf]]:
+    def _record_leaves(self, below: list[Any]) -> list[int]:
         """The parameters that the loss depends on, by number; unknown leaves are added to the registry."""
-        known, unknown = [], []
+        known = []
         for variable in [variable for node in below if (variable := graph.leaf(node)) is not None]:
             record = self._registry.get(variable)
             if record is None:
-                unknown.append(UnknownLeaf(shape=list(variable.shape), is_parameter=isinstance(variable, nn.Parameter)))
                 record = self._registry.add(variable)
             self._reached.add(record.id)
             if not record.optimizers:
                 note_if_moved(record)
             known.append(record.id)
-        return sorted(known), unknown[:20]
+        return sorted(known)
 
     def claim_roots(self, optimizer: int) -> None:
         """Assign the backwards since the last step to an optimizer; without any, those of the last step again."""

@@ -38,7 +38,7 @@ class SeriesRow(ClipColumns, total=False):
 
     grad_norm: Tensor | float | None
     first_gradient: Tensor | float | None
-    """No column: the largest value of one gradient, for a step that was not measured. See `unmeasured_steps`."""
+    """No column: the largest value of one gradient, for a step that was not measured. See `UnmeasuredSteps`."""
     skipped: Tensor | bool | float
     closure: int
     loss: Tensor | float | None

@@ -80,12 +80,11 @@ def summary_of(tensor: Tensor) -> TensorSummary:
         max=float(high),
         mean=float(values.mean()),
         std=float(values.std(correction=0)),
-        zeros=float((values == 0).float().mean()),
     )
 
 
 def _moments_of(values: Tensor, finite: Tensor) -> Tensor:
-    """Non-finite values, and of the others lowest, highest, mean, standard deviation and share of zeros: a vector."""
+    """Non-finite values, and of the others lowest, highest, mean and standard deviation: a vector."""
     count = finite.sum()
     mean = torch.where(finite, values, 0).sum() / count
     return torch.stack(
@@ -95,16 +94,15 @@ def _moments_of(values: Tensor, finite: Tensor) -> Tensor:
             torch.where(finite, values, -math.inf).amax(),
             mean,
             (torch.where(finite, values - mean, 0).square().sum() / count).sqrt(),
-            ((values == 0).sum() / count).to(values.dtype),
         ]
     )
 
 
 def _completed(facts: TensorSummary, moments: Tensor) -> TensorSummary:
-    bad, low, high, mean, std, zeros = moments.tolist()
+    bad, low, high, mean, std = moments.tolist()
     if not math.isfinite(low):
         return replace(facts, nonfinite=int(bad))
-    return replace(facts, nonfinite=int(bad), min=low, max=high, mean=mean, std=std, zeros=zeros)
+    return replace(facts, nonfinite=int(bad), min=low, max=high, mean=mean, std=std)
 
 
 def rows_of(tensor: Tensor, dim: int) -> Tensor:
@@ -175,7 +173,6 @@ def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
     """How close the rows along `dim` are to probabilities, and to log-probabilities."""
     rows = rows_of(tensor, dim).float()
     sums = rows.sum(1)
-    chosen = torch.zeros(rows.shape[1], device=rows.device).index_fill_(0, rows.argmax(1), 1.0)
     return RowDistribution(
         rows=len(rows),
         classes=rows.shape[1],
@@ -183,7 +180,6 @@ def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
         max=number(rows.max()),
         sum_error=number((sums - 1).abs().max()),
         log_sum_error=number(torch.logsumexp(rows, 1).abs().max()),
-        argmax_classes=later(int, chosen.sum()),
     )
 
 

@@ -26,10 +26,51 @@ from surefoot.record.facts import (
 )
 
 RECORDED = sorted((Path(__file__).parent / "version1").glob("*.json"))
+NO_LONGER_RECORDED = {
+    "activations": "grad shape zeros",
+    "clips": "by_value scale scaled",
+    "data": "zeros",
+    "distribution": "argmax_classes",
+    "embeddings": "shape",
+    "errors": "out_shape pinned_high pinned_low target_producer target_variance",
+    "evaluations": "diversity index",
+    "events": "batch",
+    "input": "negative zeros",
+    "inputs": "zeros",
+    "layers": "shape",
+    "losses": "log_target pinned_high pinned_low row_sum_error target_producer",
+    "made_from": "index op",
+    "modules": "bidirectional dropout eps momentum num_embeddings num_features p",
+    "norms": "in_std",
+    "other": "zeros",
+    "outputs": "zeros",
+    "parameters": "found_in",
+    "passes": "diversity index",
+    "products": "grown",
+    "risky": "dtype in_nonfinite lowest out_nonfinite",
+    "roots": "strange",
+    "rows": "moment_norm",
+    "softmaxes": "causal dim",
+    "target": "negative zeros",
+    "weight": "zeros",
+}
+"""By what has them: keys of version 1 that no rule reads."""
 
 
 def classes() -> list[type[Facts]]:
     return [each for each in vars(all_facts).values() if isinstance(each, type) and issubclass(each, Facts)]
+
+
+def _left_out(written: Any, recorded: Any, place: str = "facts") -> set[str]:
+    """Recorded keys that are not written, each behind the key of what has it. What is written is as recorded."""
+    if isinstance(written, dict):
+        assert written.keys() <= recorded.keys()
+        inside = [_left_out(each, recorded[key], key) for key, each in written.items()]
+        return {f"{place}.{key}" for key in recorded.keys() - written.keys()}.union(*inside)
+    if isinstance(written, list):
+        return set().union(*(_left_out(*pair, place) for pair in zip(written, recorded, strict=True)))
+    assert written == recorded
+    return set()
 
 
 def load(name: str) -> dict[str, Any]:
@@ -41,7 +82,8 @@ def load(name: str) -> dict[str, Any]:
 def test_recorded_facts_are_read_and_written_back_with_the_names_of_version_2(path: Path) -> None:
     text = path.read_text("utf-8")
     value = FACTS.read(json.loads(text), str(path))
-    assert RunFacts.from_json(value).to_json() == value
+    known = {f"{place}.{key}" for place, keys in NO_LONGER_RECORDED.items() for key in keys.split()}
+    assert _left_out(RunFacts.from_json(value).to_json(), value) <= known
     renamed = {
         "looks": "sampled_steps",
         "looked": "sampled",
@@ -49,7 +91,6 @@ def test_recorded_facts_are_read_and_written_back_with_the_names_of_version_2(pa
         "loaded_at": "state_loaded_at_step",
         "loaded_age": "loaded_state_steps",
         "left_out": "skipped",
-        "strange": "unknown_leaves",
     }
     for old, new in renamed.items():
         text = text.replace(f'"{old}":', f'"{new}":')

@@ -31,10 +31,6 @@ class TensorSummary(Facts):
     """The mean; only of floating-point tensors."""
     std: float | None = None
     """The standard deviation; only of floating-point tensors."""
-    zeros: float | None = None
-    """Which share of the values is 0; only of floating-point tensors."""
-    negative: int | None = None
-    """How many values are below 0; only of integer arguments of a call that raised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +71,6 @@ class RowDistribution(Facts):
     """How far the sum of a row is from 1, at most."""
     log_sum_error: float
     """How far the logarithm of the summed exponentials of a row is from 0, at most."""
-    argmax_classes: int
-    """How many columns are the largest of some row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +119,6 @@ class LossCall(SampledCall):
     """The targets."""
     producer: CallSite | None = item(null=True)
     """The call that made the predictions, views passed over."""
-    target_producer: CallSite | None = item(null=True)
-    """The call that made the targets, views passed over."""
     same_shape: bool
     """Whether predictions and targets have the same shape."""
     value: float | None = item(null=True)
@@ -149,8 +141,6 @@ class LossCall(SampledCall):
     """How many labels there are; of classification losses with integer targets."""
     labels: dict[str, int] | None = None
     """How often each label occurs; `None` if there are too many kinds."""
-    row_sum_error: float | None = item(beside="inside_unit")
-    """How far the sum of a row of predictions is from 1, at most; of binary losses."""
     predicted_share: float | None = None
     """Which share of the predictions is above the threshold; of binary losses."""
     label_range: tuple[int, int] | None = None
@@ -165,14 +155,8 @@ class LossCall(SampledCall):
     """Which share of the targets is above every prediction; of distance losses."""
     below: float | None = None
     """Which share of the targets is below every prediction; of distance losses."""
-    pinned_low: float | None = None
-    """Which share of the predictions is at the lowest one; of distance losses."""
-    pinned_high: float | None = None
-    """Which share of the predictions is at the highest one; of distance losses."""
     target_variance: float | None = None
     """The variance of the targets over the batch, on average; of distance losses."""
-    log_target: bool | None = None
-    """Whether the targets are log-probabilities; of `kl_div`."""
     tokens: list[TokenAlignment] | None = None
     """The embeddings whose ids have the layout of the labels, at most three; of classification losses."""
 
@@ -185,26 +169,16 @@ class DifferenceCall(SampledCall):
     """The prediction: the operand with a gradient."""
     target: TensorSummary
     """The operand without one."""
-    out_shape: list[int]
-    """The shape of the difference."""
     grown: bool
     """Whether broadcasting gave the difference more elements than either operand has."""
     producer: CallSite | None = item(null=True)
     """The call that made the prediction, views passed over."""
-    target_producer: CallSite | None = item(null=True)
-    """The call that made the target, views passed over."""
     target_history: list[str]
     """The functions the target was made by."""
     above: float
     """Which share of the targets is above every prediction."""
     below: float
     """Which share of the targets is below every prediction."""
-    pinned_low: float
-    """Which share of the predictions is at the lowest one."""
-    pinned_high: float
-    """Which share of the predictions is at the highest one."""
-    target_variance: float | None = None
-    """The variance of the targets over the batch, on average."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,8 +199,6 @@ class LayerCall(SampledCall):
     """The largest absolute output."""
     input_requires_grad: bool = item("in_grad")
     """Whether its input requires a gradient."""
-    shape: list[int]
-    """The shape of its output."""
     dtype: str
     """The type of its output."""
     trained_on: bool = item("grad")
@@ -243,20 +215,14 @@ class LayerCall(SampledCall):
 class ActivationCall(SampledCall):
     """A call of an activation function."""
 
-    shape: list[int]
-    """The shape of its output."""
     std: float | None = item(null=True)
     """The standard deviation of its output."""
-    trained_on: bool = item("grad")
-    """Whether its output requires a gradient."""
     mean: float | None = None
     """The mean of its output."""
     largest: float | None = None
     """The largest absolute output."""
     saturated: float | None = None
     """Which share of the outputs is within 0.01 of a bound; of sigmoid and tanh."""
-    zeros: float | None = None
-    """Which share of the outputs is 0; of ReLU and its kin."""
     units: int | None = None
     """Number of units; of ReLU and its kin."""
     dead: int | None = None
@@ -285,8 +251,6 @@ class EmbeddingCall(SampledCall):
     """The lowest id."""
     highest: int
     """The highest id."""
-    shape: list[int]
-    """The shape of the ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,10 +259,6 @@ class SoftmaxCall(SampledCall):
 
     shape: list[int]
     """The shape of its input; of attention, of the queries."""
-    causal: bool | None = None
-    """Whether later positions are masked; of attention."""
-    dim: int | None = None
-    """The dimension that sums to 1; of softmax."""
     trained_on: bool | None = item("grad", default=None)
     """Whether its output requires a gradient; of softmax."""
     fully_masked_rows: int
@@ -325,8 +285,6 @@ class ProductCall(SampledCall):
     """The operand without a gradient."""
     other_binary: bool
     """Whether all its values are 0 or 1."""
-    grown: bool
-    """Whether broadcasting gave the product more elements than either operand has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,18 +305,10 @@ class RatioCall(SampledCall):
 class RiskyCall(SampledCall):
     """A call of an operation that, or whose derivative, is not defined everywhere."""
 
-    lowest: float | None = item(null=True)
-    """The lowest value of what decides whether it is defined."""
     highest: float | None = item(null=True)
     """The highest value."""
     nearest_zero: float | None = item(null=True)
     """The smallest absolute value."""
-    out_nonfinite: int
-    """How many results are not finite."""
-    in_nonfinite: int
-    """How many values of the first operand are not finite."""
-    dtype: str
-    """The type of the result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,8 +317,6 @@ class NormalizationCall(SampledCall):
 
     shape: list[int]
     """The shape of its input."""
-    in_std: float | None = item(null=True)
-    """The standard deviation of its input."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
     training: bool | None = None
@@ -429,8 +377,6 @@ class SampledCalls(Facts):
     """Activation functions."""
     embeddings: list[EmbeddingCall] = item(factory=list)
     """Look-ups in embedding tables."""
-    dropouts: list[DropoutCall] = item(factory=list)
-    """What drops a part of its input at random, with gradients off."""
     softmaxes: list[SoftmaxCall] = item(factory=list)
     """Softmaxes and attention."""
     products: list[ProductCall] = item(factory=list)
@@ -483,8 +429,6 @@ class ModelCall(Facts):
     """The first four outputs."""
     autocast: str | None = item(null=True)
     """The type that autocast used, if it was on."""
-    index: int | None = item(null=True)
-    """Its place among the calls of the step; `None` where calls were not recorded."""
     dropouts: int
     """How many parts drop something."""
     dropouts_on: int
@@ -499,8 +443,6 @@ class ModelCall(Facts):
     """A fingerprint of each row of the first input, at most 256; of a larger evaluation, of every so many rows."""
     features: FeatureScales | None = item(beside="rows")
     """Mean and spread of each feature of the first input."""
-    diversity: float | None = None
-    """The standard deviation of each output over the batch, on average."""
     reached: bool | None = None
     """Whether a `backward` of the step went through an output; only of calls with gradients, where graphs were read."""
     samples: list[list[list[float]] | None] | None = None

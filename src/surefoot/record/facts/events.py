@@ -180,8 +180,6 @@ class SpikeEvent(Facts):
     """The median of the losses before."""
     data: list[SpikeData]
     """The data that went into it."""
-    batch: int | None = item(null=True)
-    """The fingerprint of the last batch that a data loader handed out."""
     backward: int
     """Which backward of the run it is."""
     began: float

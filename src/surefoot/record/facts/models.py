@@ -9,26 +9,12 @@ from surefoot.record.facts.codec import Facts, item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleFacts(Facts):
-    """One part of a model, and the settings that matter for a diagnosis."""
+    """One part of a model."""
 
     path: str
     """Its path in the model; empty for the model itself."""
     type: str
     """The name of its class."""
-    p: float | None = None
-    """The probability of dropout."""
-    dropout: float | None = None
-    """The dropout of a recurrent layer or of attention."""
-    eps: float | None = None
-    """The epsilon of a normalization layer."""
-    num_features: int | None = None
-    """The width of a batch norm."""
-    bidirectional: bool | None = None
-    """Whether a recurrent layer runs in both directions."""
-    num_embeddings: int | None = None
-    """The rows of an embedding table."""
-    momentum: float | None = None
-    """The momentum of running statistics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +63,6 @@ class ParameterFacts(Facts):
     """The class of the module that owns it."""
     registered: bool = True
     """Whether a module that was called owns it the regular way."""
-    found_in: str = ""
-    """For one that is not registered: the attribute that holds it."""
     optimizers: list[int] = item(factory=list, always=True)
     """The numbers of the optimizers that hold it."""
     trained_by: list[int] = item(factory=list, always=True)

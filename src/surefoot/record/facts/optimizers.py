@@ -191,12 +191,6 @@ class ClippingFacts(Facts):
     """The line of the script."""
     limit: float | None = item(null=True)
     """The limit."""
-    by_value: bool = item(default=False)
-    """Whether entries are clipped, not the norm."""
-    scaled: bool | None = None
-    """Whether the gradients still carried the loss scale; of clipping by norm."""
-    scale: float | None = item(beside="scaled")
-    """The loss scale; of clipping by norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -142,8 +142,6 @@ class CrashArguments(Facts):
     """The argument called `indices`."""
     ignore_index: int | None = None
     """The label that is left out."""
-    num_classes: int | None = None
-    """The number of classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

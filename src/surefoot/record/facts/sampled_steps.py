@@ -26,12 +26,8 @@ def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, objec
 class HistoryCall(Facts):
     """One of the last calls that a loss was made from."""
 
-    op: str
-    """The name of the function."""
     site: str
     """The line of the script."""
-    index: int
-    """Its place among the calls of the step."""
     shape: list[int] | None = item(null=True)
     """The shape of its result."""
 
@@ -107,16 +103,6 @@ class NonFiniteNode(Facts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownLeaf(Facts):
-    """A tensor that a loss depends on and that no model or optimizer has."""
-
-    shape: list[int]
-    """Its sizes."""
-    is_parameter: bool = item("parameter")
-    """Whether it is an `nn.Parameter`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InputTargetPairs(Facts):
     """A sample of inputs with their targets."""
 
@@ -169,8 +155,6 @@ class BackwardCall(Facts):
     """The autograd functions of the script's own in the graph."""
     parameters: list[int]
     """The numbers of the parameters that the loss depends on."""
-    unknown_leaves: list[UnknownLeaf]
-    """Tensors with a gradient that no model or optimizer had announced."""
     entry: int | None = item(null=True)
     """The place of the call that made the loss among the calls of the step."""
     made_from: list[HistoryCall] | None = None
@@ -235,8 +219,6 @@ class ParameterUpdate(Facts):
     """The root of the mean second moment of an adaptive optimizer."""
     age: float | None = None
     """How many steps the optimizer's state has gathered."""
-    moment_norm: float | None = item(beside="age")
-    """The norm of the first moment."""
     update: float | None = None
     """The norm of the change."""
     ratio: float | None = item(beside="update")

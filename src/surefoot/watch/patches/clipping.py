@@ -31,15 +31,8 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
             "clip_limit": float(limit) if limit is not None else None,
         }
         if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append(
-                ClippingFacts(
-                    step=watcher.state.steps,
-                    site=site(4),
-                    limit=float(limit) if limit is not None else None,
-                    scaled=bool(watcher.state.scaler.scaled_now),
-                    scale=watcher.state.scaler.scale,
-                )
-            )
+            held = float(limit) if limit is not None else None
+            watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(4), limit=held))
         _note_if_scaled(watcher)
 
     def before_value(args: Any, kwargs: Any) -> None:
@@ -60,9 +53,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
                 "clip_by_value": True,
             }
         if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append(
-                ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
-            )
+            watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from surefoot.observe.gradient_changes import WATCHED, GradientChanges
+from surefoot.guard.backward import WATCHED, GradientChanges
 from surefoot.observe.parameters import named_parameters
 
 
