@@ -162,15 +162,15 @@ def test_a_failure_that_does_not_come_again_cannot_be_cured(project):
     (project / "flaky.py").write_text(rate + TRAIN)
     ended = bisect(project, "--jobs", "1", "--out", "flaky", "--only", "lr-3", *WRITES_HERE, "flaky.py", "0")
     assert ended.returncode == 1
-    assert "does not come again when nothing is changed" in ended.stdout
-    assert "not run: the failure does not come again" in ended.stdout
+    assert "does not occur again when nothing is changed" in ended.stdout
+    assert "not run: the failure does not occur again" in ended.stdout
 
 
 def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):
     (tmp_path / "hang.py").write_text(HANG.format(str(tmp_path / "pid")))
     ended = bisect(tmp_path, *WRITES_HERE, "hang.py", over=str(tmp_path / "pid"))
     assert ended.returncode == 2
-    assert "the script showed nothing in " in ended.stderr
+    assert "the script recorded nothing in " in ended.stderr
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
@@ -196,7 +196,7 @@ def test_an_interrupt_leaves_no_run_behind(tmp_path, number):
     ("arguments", "words"),
     [
         (["nowhere.py"], "no script at nowhere.py"),
-        (["--only", "magic", "train.py"], "no change called 'magic'"),
+        (["--only", "magic", "train.py"], "no change 'magic'"),
         (["--budget", "0", "train.py"], "--budget"),
     ],
 )
