@@ -22,7 +22,6 @@ from surefoot.errors import UsageError
 
 app = typer.Typer(
     help="Keep PyTorch training stable: guard a run, and find out why it fails.",
-    add_completion=False,
     rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

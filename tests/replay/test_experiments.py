@@ -189,9 +189,9 @@ def test_a_script_that_hangs_is_ended_in_time(project: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--experiments", "--only", "magic"], "no change called 'magic'"),
+        (["--experiments", "--only", "magic"], "no change 'magic'"),
         (["--experiments", "--export", "repro"], "--export and --experiments cannot be combined"),
-        (["--experiments", "--script", "a.py", "--target", "b:c"], "not both"),
+        (["--experiments", "--script", "a.py", "--target", "b:c"], "use only one of"),
         (["--jobs", "2"], "--jobs can be used only with --experiments"),
     ],
 )

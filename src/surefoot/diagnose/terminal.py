@@ -43,6 +43,8 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
         lines.append("")
         lines.extend(_head(finding))
         for key, value in finding.evidence.items():
+            if key == "source":  # shown below the place
+                continue
             lines.extend(_wrapped("    Evidence: ", f"{key.replace('_', ' ')} {_shown(value)}"))
         for number, fix in enumerate(finding.fixes, 1):
             lines.extend(_wrapped(f"    Fix {number}: ", fix))
@@ -76,15 +78,30 @@ def _head(finding: Finding) -> list[str]:
     lines.extend(_wrapped("    ", finding.summary))
     at = [] if finding.step is None else [f"step {finding.step:,}"]
     shown = [*at, *finding.where[:4]]
-    return [*lines, *_wrapped("    At: ", ", ".join(shown))] if shown else lines
+    if shown:
+        lines.extend(_wrapped("    At: ", ", ".join(shown)))
+    return [*lines, *_source(finding)]
+
+
+def _source(finding: Finding) -> list[str]:
+    """The lines of the script that the finding names, each on one line of the terminal."""
+    source = finding.evidence.get("source")
+    if not isinstance(source, dict):
+        return []
+    named = [place for place in finding.where[:4] if place in source]
+    lines = [f"      {place.rpartition(':')[2]} | {printable(str(source[place]))}" for place in named]
+    return [line if len(line) <= _width() else f"{line[: _width() - 1]}…" for line in lines]
+
+
+def _width() -> int:
+    return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _wrapped(start: str, words: str) -> list[str]:
     """Lines no longer than the terminal, and not longer than is good to read."""
-    width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     return textwrap.wrap(
         printable(words.replace("\t", " ")),
-        width,
+        _width(),
         initial_indent=start,
         subsequent_indent="    ",
         break_long_words=False,

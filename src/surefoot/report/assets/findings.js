@@ -34,6 +34,7 @@ function findingCard(finding, first) {
     ),
     make("p", { class: "summary" }, prose(finding.summary)),
     place(finding),
+    source(finding),
     fixes(finding.fixes || []),
     evidence(finding),
   );
@@ -53,13 +54,22 @@ function place(finding) {
   return step.length + where.length ? make("p", { class: "where" }, step, where) : null;
 }
 
+// The lines of the script that the finding names, as they were during the run.
+function source(finding) {
+  const lines = finding.evidence?.source;
+  if (!lines || typeof lines !== "object") return null;
+  const named = Object.entries(lines).slice(0, 4);
+  const row = ([name, text]) => make("div", {}, make("span", { class: "soft", title: name }, `${name.split(":").pop()} | `), String(text));
+  return named.length ? make("pre", { class: "source" }, named.map(row)) : null;
+}
+
 function fixes(list) {
   if (!list.length) return null;
   return make("div", { class: "fixes" }, make("h4", {}, "How to fix it"), make("ol", {}, list.map((fix) => make("li", {}, prose(fix)))));
 }
 
 function evidence(finding) {
-  const entries = Object.entries(finding.evidence || {});
+  const entries = Object.entries(finding.evidence || {}).filter(([key]) => key !== "source"); // shown below the place
   if (!entries.length) return null;
   return make(
     "details",
