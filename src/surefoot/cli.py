@@ -39,7 +39,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (_Misuse, UsageError) as error:
         words = error.format_message() if hasattr(error, "format_message") else str(error)
         context = getattr(error, "ctx", None)
-        way_out = f" See `{context.command_path} --help`." if context is not None else ""
+        end = "" if words.rstrip().endswith((".", "?")) else "."
+        way_out = f"{end} See `{context.command_path} --help`." if context is not None else ""
         typer.echo(f"surefoot: {' '.join(words.split())}{way_out}", err=True)
         sys.exit(2)
     except typer.Abort:

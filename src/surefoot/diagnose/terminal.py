@@ -42,10 +42,10 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     for finding in diagnosis.findings:
         lines.append("")
         lines.extend(_head(finding))
-        for key, value in finding.evidence.items():
-            if key == "source":  # shown below the place
-                continue
-            lines.extend(_wrapped("    Evidence: ", f"{key.replace('_', ' ')} {_shown(value)}"))
+        evidence = {key: value for key, value in finding.evidence.items() if key != "source"}  # below the place
+        if evidence:
+            shown = "; ".join(f"{key.replace('_', ' ')} {_shown(value)}" for key, value in evidence.items())
+            lines.extend(_wrapped("    Evidence: ", shown))
         for number, fix in enumerate(finding.fixes, 1):
             lines.extend(_wrapped(f"    Fix {number}: ", fix))
     if not diagnosis.findings and diagnosis.verdict != "unknown":
@@ -63,7 +63,7 @@ def _shown(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
         shown = ", ".join(_shown(item) for item in value[:12])
-        return f"{shown}, … ({len(value)} in all)" if len(value) > 12 else shown
+        return f"{shown}, … ({len(value)} in total)" if len(value) > 12 else shown
     if isinstance(value, dict):
         return "; ".join(f"{key} {_shown(item)}" for key, item in list(value.items())[:12])
     return str(value)

@@ -25,7 +25,7 @@ function drawHead(data) {
         "h1",
         {},
         make("span", { class: "word" }, verdictWord(head), head.headline ? ": " : ""),
-        head.headline ? make("span", { class: "headline" }, head.headline) : null,
+        head.headline ? make("span", { class: "headline" }, prose(head.headline)) : null,
       ),
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
       head.state === "running" && !data.live ? make("p", { class: "lead", id: "unfinished" }, UNFINISHED) : null,
@@ -49,7 +49,7 @@ function verdictWord(head) {
 
 function title({ head, live }) {
   const word = verdictWord(head);
-  const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline;
+  const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline.replaceAll("`", "");
   return `${word}${where ? `: ${where}` : ""} · ${head.script.split("/").pop()}`;
 }
 
