@@ -1,6 +1,7 @@
-"""Describes the first bad step of a watched run, to be written as every incident is (`guard/captured_step.py`).
+"""Describes the first bad step of a watched run, to be written like every incident (`guard/captured_step.py`).
 
-What only a watched run knows: which models are part of the step, whose turn it was, and what the loop did in between.
+Only a watched run can provide which models are part of the step, which optimizer was stepping, and what the loop did in
+between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numbers about one batch, its inputs and its targets, taken where the batch is.
+"""Numbers about one batch, its inputs and its targets, computed on the device of the batch.
 
-On a CPU they are known at once. On a GPU they are put into one vector that is copied without waiting, and become facts
-when it has arrived.
+On a CPU they are available immediately. On a GPU they are collected in one vector that is copied asynchronously, and
+become facts when it has arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the facts of a run together: everything that the parts of a watcher have recorded. Nothing is judged here."""
+"""Assembles the facts of a run from everything that the parts of a watcher have recorded. Nothing is judged here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of the watcher share: the options of the run, its state, and the records they all add to."""
+"""Shared by the parts of the watcher: the options of the run, its state, and the records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Where the data of a step came from: the operations that ran without a graph before a tensor entered the graph.
+"""The origin of a step's data: the operations that ran without a graph before a tensor entered the graph.
 
-The graph under a loss begins where gradients begin. A `log` of the batch, or its standardisation, is done before that,
-so the graph holds only the result, which looks like data. The recorder of a sampled step knows the operations on the
-way. Those of the last sampled step are used for a later one, together with what is known of that step's own batch.
+The graph below a loss begins where gradients begin. A `log` of the batch, or its standardisation, is computed before
+that, so the graph contains only the result, which looks like data. The recorder of a sampled step has the operations in
+between. Those of the last sampled step are used for a later one, together with what is known about that step's own
+batch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Numbers that are measured on a device and read later, many in one copy.
 
-Reading a number of a tensor on a GPU makes the host wait for all work before it. A sampled step needs thousands of
-them. `number`, `numbers` and `later` return plain values at once for tensors on the CPU. For others they return a
-`Deferred`, which may stand in the facts in place of the value. `begin_copy` puts everything that was asked for so far
-into one buffer per device and starts one asynchronous copy of it; `read` puts the values in their places. Code that
-would branch on a value gives the branch to `later` as a function, which runs on the host when the value is there.
+Reading a number from a GPU makes the host wait for all earlier work, and a sampled step needs thousands of them.
+`number`, `numbers` and `later` return plain values for tensors on the CPU. For others they return a `Deferred`, which
+takes the place of the value in the facts. `begin_copy` collects everything requested so far in one buffer per device
+and starts one asynchronous copy of it; `read` fills in the values. Code that would branch on a value passes the branch
+to `later` as a function, which runs on the host when the value has arrived.
 
-A device that has failed (after a device-side assert, for instance) never returns its numbers: `read` raises `Lost`.
+A failed device (for example after a device-side assert) never returns its numbers: `read` raises `Lost`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Blocks without gradients, between the steps: which model, in which mode, on what data, with which losses.
+"""Blocks without gradients, between the steps: which model, in which mode, on which data, with which losses.
 
-In some of the blocks the recorder is on as well, until models were called a few times: it sees the losses with their
-targets, and what drops at random. These blocks have a time budget of their own, a part of that of sampled steps.
+In some of the blocks the recorder is also active, until models have been called a few times: it records the losses with
+their targets, and operations that drop at random. These blocks have their own time budget, a part of that of sampled
+steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the facts while the run goes on, so that a run that is killed can be diagnosed too."""
+"""Writes the facts during the run, so that a killed run can also be diagnosed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SHARE = 0.01
 
 
 class FactsSaver:
-    """Saves the facts less and less often."""
+    """Saves the facts at growing intervals."""
 
     def __init__(self, context: WatchContext, facts: Callable[[bool], RunFacts]) -> None:
-        """`facts(at_end)` returns all that is known so far."""
+        """`facts(at_end)` returns the facts so far."""
         self._save, self._safely, self._facts = context.options.save, context.probes.safely, facts
         self._wait_s = FIRST_SAVE_S
         self._due_at = time.monotonic() + FIRST_SAVE_S
 
     def save_if_due(self) -> None:
-        """Save unless it was done a short while ago."""
+        """Save unless it was done recently."""
         if self._save is not None and time.monotonic() >= self._due_at:
             began = time.monotonic()
             self._safely("saving", self.save)

@@ -1,8 +1,8 @@
-"""What a gradient scaler does, read without waiting for the device: its scale after each update, and skipped steps.
+"""The state of a gradient scaler, read without waiting for the device: its scale after each update, and skipped steps.
 
 A fused optimizer is called for every step and skips those with an overflow in its kernel: only the scaler's `found_inf`
-tells. On a device the scale and `found_inf` are copied and read when they have arrived, so that the scale in use is
-known with a delay; on the CPU they are read at once.
+shows it. On a device, the scale and `found_inf` are copied and read when they have arrived, so the current scale is
+known with a delay; on the CPU they are read immediately.
 """
 
 from __future__ import annotations

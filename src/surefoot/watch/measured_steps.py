@@ -1,10 +1,10 @@
-"""How much of a step is measured: everything, its gradient norm alone, or nothing.
+"""How much of a step is measured: everything, only its gradient norm, or nothing.
 
-On a device `measuring_budget` decides which steps are measured. On a CPU every step is, and the norm of its gradients
-is known before it is applied. If that is finite, and so are the loss and the settings, the step is healthy: what else
-the guard would measure and decide changes nothing that is recorded, and is left out. Otherwise the step is measured and
-decided as every guarded step is, in time for an incident. So are the first steps, sampled ones, and those of an
-experiment, of a closure, or with a gradient scaler.
+On a device, `measuring_budget` decides which steps are measured. On a CPU, every step is, and the norm of its gradients
+is known before it is applied. If the norm, the loss and the settings are finite, the step is healthy: further
+measurements and decisions of the guard would change nothing that is recorded, and are omitted. Otherwise the step is
+measured and decided like every guarded step, in time for an incident. The same holds for the first steps, for sampled
+ones, and for those of an experiment, of a closure, or with a gradient scaler.
 """
 
 from __future__ import annotations

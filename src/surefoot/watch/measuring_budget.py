@@ -1,10 +1,10 @@
 """Which steps on a device are measured in full: their gradients layer by layer, and the numbers of their data.
 
-The loss, the learning rate and the norm that the script clips by are known of every step. Measuring all gradients takes
-the device next to nothing, but the host a millisecond or more, and where the host is the slower of the two that makes
-the step longer. So the first steps are all measured, and so are those after something went wrong; in between, as many
-as one percent of the run's time allows, and never fewer than one in seven. With `--guard` every step is measured, since
-every step is judged. On a CPU every step is measured (`measured_steps`).
+The loss, the learning rate and the norm that the script clips by are known for every step. Measuring all gradients
+takes the device almost no time, but the host a millisecond or more, and if the host is slower than the device, this
+makes the step longer. So the first steps are all measured, and those after a problem; in between, as many as one
+percent of the run's time allows, and at least one in seven. With `--guard`, every step is measured, because every step
+is judged. On a CPU, every step is measured (`measured_steps`).
 """
 
 from __future__ import annotations

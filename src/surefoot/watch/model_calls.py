@@ -1,8 +1,8 @@
-"""What is recorded about one call of a model: what went in, what came out, and in which mode it ran.
+"""What is recorded about one call of a model: its inputs, its outputs, and its mode.
 
-No tensor of the script's is kept alive. A few values of the first input are copied, as long as the step has only one
-call of a model; outputs are found again by the numbers that their autograd nodes are given.
-Only the first few tensors of a call are described; the recorder follows what happens inside the model.
+No tensor of the script is kept alive. A few values of the first input are copied, if the step has only one call of a
+model; outputs are found again by the numbers of their autograd nodes. Only the first few tensors of a call are
+described; the recorder follows what happens inside the model.
 """
 
 from __future__ import annotations

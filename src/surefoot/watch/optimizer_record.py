@@ -1,7 +1,7 @@
-"""The record of each optimizer: its settings, the numbers of its steps, and what was found wrong on the way.
+"""The record of each optimizer: its settings, the numbers of its steps, and problems that were found.
 
-The optimizer itself is never held, so that it dies when the script lets it go. Only the first eight groups of
-parameters are described.
+The optimizer itself is not referenced, so its lifetime does not change. Only the first eight parameter groups are
+described.
 """
 
 from __future__ import annotations

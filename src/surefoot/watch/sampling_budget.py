@@ -1,10 +1,9 @@
 """How much of a run's time sampled steps may take.
 
 The first few are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
-the first step, and half a second at the beginning, so that short runs are sampled as well. Evaluations have a smaller
-budget of their own. A single step that took very
-long (garbage was collected, or the machine was busy) counts as a few usual ones. Beyond this budget a step is sampled
-whenever the number of steps has doubled (`step_sampler`).
+the first step, plus half a second at the beginning, so that short runs are sampled as well. Evaluations have their own,
+smaller budget. A single step that took very long (garbage collection, a busy machine) counts as a few usual ones.
+Beyond this budget, a step is sampled whenever the number of steps has doubled (`step_sampler`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What every step was trained on: a fingerprint of its inputs and targets, and the labels in it.
+"""The data of every step: a fingerprint of its inputs and targets, and its labels.
 
-A script that makes its batches itself has no data loader to observe, but the graph under the loss holds the data: the
-loss function saved its target, the first layer its input. At the first backward from a line of the script the whole
-graph is searched; from then on the way to those two nodes is known, and a step costs a walk down one path and a few
-numbers.
+A script that makes its batches itself has no data loader to observe, but the graph below the loss holds the data: the
+loss function saved its target, the first layer its input. At the first backward call from a line of the script, the
+whole graph is searched; from then on the path to those two nodes is known, and a step costs a walk along one path and a
+few numbers.
 
-On a device, once not every step is measured any more (`measuring_budget`), of the data that is not whole numbers only
-the largest value is taken: it tells whether all is finite.
+On a device, when not every step is measured any more (`measuring_budget`), only the largest value of data other than
+integers is computed, which shows whether all values are finite.
 
-Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
-would run its hook.
+Saved tensors are not read if the script uses hooks on them (activation checkpointing, offloading): reading one would
+run its hook.
 """
 
 from __future__ import annotations

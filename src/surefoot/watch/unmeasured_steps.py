@@ -1,7 +1,7 @@
 """Whether the gradients of a step that is not measured (`measuring_budget`) are finite.
 
-What is not finite in a backward reaches the gradients of all layers below it, so surefoot looks at the first gradient.
-If the script clips by norm, the norm it clips by tells as much, and nothing has to be computed.
+A non-finite value in a backward pass reaches the gradients of all layers below it, so surefoot checks the first
+gradient. If the script clips by norm, that norm is sufficient, and nothing has to be computed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Selects the checkpoint to load, when several processes have to load the same one.
+"""Selects the checkpoint to load if several processes have to load the same one.
 
-Ranks look at the folder at different times, and a disk that one of them sees may lag behind. So each reads what it
-finds, the first rank's choice counts, and it is taken if every rank can read it; else the next older one is tried.
-Ranks that cannot agree all stop with an error: one that went on by itself would train on another state than the rest,
-or wait for them indefinitely. A process that trains alone agrees with itself.
+Ranks read the folder at different times, and the disk of one may lag behind. So each reads what it finds, the first
+rank's choice counts, and it is used if every rank can read it; otherwise the next older one is tried. Ranks that cannot
+agree all stop with an error: one that continued alone would train with another state than the rest, or wait for them
+indefinitely.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Writes checkpoints in the background, one at a time, and deletes what is no longer needed.
 
-A state that was copied is handed to a short-lived thread. The thread is not a daemon: a script that ends waits for its
-last checkpoint. One more state can wait for that thread; a newer one takes its place. Whatever fails there is logged
-(`failed_saves.py`), the save stays due, and training continues.
+A copied state is passed to a short-lived thread. The thread is not a daemon: a script that ends waits for its last
+checkpoint. One more state can wait for that thread; a newer one replaces it. Failures are logged (`failed_saves.py`),
+the save stays due, and training continues.
 
-`FolderClaim` keeps other processes from saving into the same folder, for as long as the manager or a thread that is
-writing for it exists.
+`FolderClaim` prevents other processes from saving into the same folder while the manager, or a thread that writes for
+it, exists.
 """
 
 from __future__ import annotations

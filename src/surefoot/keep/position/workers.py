@@ -1,13 +1,13 @@
-"""Random streams inside the worker processes of a `DataLoader`, so that random augmentation goes on exactly.
+"""Random streams inside the worker processes of a `DataLoader`, so that random augmentation continues exactly.
 
-A worker draws from streams of its own, and the main process never sees them. So `collate_fn` is wrapped while the
-workers are started: a batch brings along those streams of its worker that have moved since that worker's last batch,
-and the loader's iterator takes them off again before anyone sees the batch. A data set without random numbers sends
-nothing extra. On resume, the first batch goes to the worker whose turn it would have been, with the seeds it had, and
-each worker's streams are set where they were after its last batch that was handed out.
+A worker draws from its own streams, which the main process never sees. So `collate_fn` is wrapped while the workers are
+started: a batch carries those streams of its worker that have changed since that worker's last batch, and the loader's
+iterator removes them before the batch is used. A data set without random numbers sends nothing extra. On resume, the
+first batch goes to the worker whose turn it would have been, with its seeds, and each worker's streams are set to their
+state after its last batch that was used.
 
-The iterator is a subclass of torch's own, put in its place while the loader makes it: batches stay in order, whoever
-iterates. Left out: state of the data set other than random generators, such as a counter.
+The iterator is a subclass of torch's own, which replaces it while the loader creates it: batches stay in order. Not
+covered: state of the data set other than random generators, such as a counter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Data loaders and their batches: a print of each batch, its labels, and the step it was drawn for.
+"""Data loaders and their batches: a fingerprint of each batch, its labels, and the step it was drawn for.
 
-Batches made by hand never pass here; `stream` reads those off the
-graph.
+Batches that the script makes itself do not pass through here; `step_data` reads them from the graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files hold.
+"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files contain.
 
-The kinds of state in a file are noted, by their keys, and the step that is written in it; no other value is read. A
-state that is loaded is matched with its file by the identity of its dictionary; nothing is kept alive for that.
+The kinds of state in a file are recorded, by their keys, and its step number; no other value is read. A loaded state is
+matched with its file by the identity of its dictionary; nothing is kept alive for that.
 """
 
 from __future__ import annotations
