@@ -85,7 +85,7 @@ def find_lr(
     show: bool = True,
     picture: str | Path | None = None,
 ) -> LRRange:
-    """Run the range test, leave everything as it was, and return the curve.
+    """Run the range test, restore everything, and return the curve.
 
     Args:
         model: Trained for a few steps, then put back.

@@ -191,7 +191,7 @@ class StabilizedRun:
             self.capture.before_step()
 
     def _leave_out(self) -> None:
-        """Count a step whose batches are drawn and not trained on. The schedule goes on: it follows the data."""
+        """Count a step whose batches are drawn and not trained on. The schedule continues: it follows the data."""
         signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
         self._close_step(StepNumbers(StepRecord(signals, skipped=True, notices=("left_out",))))
 
@@ -243,7 +243,7 @@ class StabilizedRun:
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
-        """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
+        """Continue from a saved state; the models are loaded first. A part whose settings have changed starts again."""
         present = in_present_format(state, "the state of the stabilizer")
         load_state(self.guard, self.results, present)
         self.window.load_state_dict(present["window"], self.results.steps)
@@ -256,7 +256,7 @@ class StabilizedRun:
 
 
 def _loop_hooks(run: StabilizedRun) -> LoopHooks:
-    """What a run is told and asked while batches are drawn and checkpoints loaded."""
+    """The interface of a run while batches are drawn and checkpoints are loaded."""
     rows = run.guard.rows
     return LoopHooks(
         on_draw=run.capture.notes.drew if run.capture else None,
@@ -550,7 +550,10 @@ class TrainingStabilizer:
         return dict(settled_own(self._run.own_state(live=False)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
+        """Continue where a saved stabilizer stopped; load the model first.
+
+        A part whose settings have changed starts again.
+        """
         self._run.load_own_state(cast("StabilizerState", state))
 
 

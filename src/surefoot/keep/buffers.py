@@ -102,7 +102,7 @@ class BufferKeeper:
         self._copies = dict.fromkeys(self._copies, good)
 
     def _reset(self, current: Sequence[Tensor | None]) -> list[int]:
-        """The sound statistics of batch norm that something other than a forward has written since the latest copy."""
+        """Finite batch norm statistics that something other than a forward pass has written since the latest copy."""
         now = _versions(current)
         writes = [
             0 if before is None or after is None or before[0] != after[0] else after[1] - before[1]

@@ -37,7 +37,7 @@ _GONE = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedl
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """How a worker ended, as torch's error says it."""
+    """How a worker ended, according to torch's error."""
 
     pids: tuple[int, ...]
     signal: str = ""
@@ -87,7 +87,7 @@ def ended_workers(workers: Iterable[Any]) -> str | None:
 
 
 def error_of_worker(error: BaseException | None) -> BaseException | None:
-    """The error that says how a worker ended, among an error and those that it was raised from; `None` without one.
+    """The error about a worker's end, among an error and its causes; `None` if there is none.
 
     What torch raises in the end only says that a worker is gone.
     """
@@ -179,7 +179,7 @@ class WorkerErrors:
 
 
 def is_workers_handler(handler: Any) -> bool:
-    """Whether a handler of SIGCHLD is torch's, or stands in for it."""
+    """Whether a handler of SIGCHLD is torch's, or its replacement."""
     return isinstance(handler, DeferringHandler) or getattr(handler, "__module__", None) == _TORCHS
 
 

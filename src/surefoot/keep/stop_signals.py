@@ -45,7 +45,7 @@ class StopSignals:
         self._waiting = False
 
     def begin_waiting(self) -> None:
-        """From here on a signal raises `StopWaiting` in the main thread; one that has come already does so at once."""
+        """From here on, a signal raises `StopWaiting` in the main thread, including one that has already arrived."""
         self._waiting = True
         if self.received is not None:
             raise StopWaiting(128 + self.received)

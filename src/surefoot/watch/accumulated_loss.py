@@ -20,7 +20,7 @@ _SUM = 2
 """torch's number for `reduction="sum"`."""
 _CLOSE = 0.02
 MOST_BACKWARDS = 10_000
-"""The losses of so many backwards since the last step are kept. A loop that never steps has more."""
+"""The maximum number of losses since the last step that are kept. A loop that never steps has more."""
 
 
 def share_of(root: Tensor, scaled: bool) -> float | None:

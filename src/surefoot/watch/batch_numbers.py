@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import AsyncCopy
 
 ENDS, SUMMED = 8, 1 << 12
-"""A fingerprint is made of so many numbers at either end, and of the sum of the first ones."""
+"""A fingerprint consists of this many numbers at either end, and of the sum of the first ones."""
 MOST_LABELS, MOST_SAMPLED = 64, 512
 NAN = -1.5e308
 """Stands for NaN in fingerprints: each NaN has a hash of its own."""

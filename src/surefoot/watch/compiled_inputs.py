@@ -81,7 +81,7 @@ class _Call:
 
 
 class CompiledInputs:
-    """Remembers the inputs of the last compiled calls, and says which of them explains a loss that is not finite."""
+    """Records the inputs of the last compiled calls, and finds the one that explains a non-finite loss."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state

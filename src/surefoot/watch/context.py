@@ -39,7 +39,7 @@ class WatchOptions:
     open_log: Callable[[], RunLog | None] | None = None
     """Opens the run log, at the first step; `None`: no log is written."""
     save: Callable[[RunFacts], None] | None = None
-    """Writes the facts while the run goes on; `None`: they are only returned at the end."""
+    """Writes the facts during the run; `None`: they are only returned at the end."""
     folder: Callable[[], Path] | None = None
     """The run folder, where the first bad step is kept; `None`: it is not kept."""
     rank: int = 0

@@ -35,7 +35,7 @@ _UNREADABLE = frozenset({"tensor", "as_tensor", "from_numpy", "frombuffer", "asa
 """Calls that take values from outside torch: whether those were finite is not known later."""
 _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "logit"})
 _NEARLY_AS_MANY = 0.25
-"""A batch of so many values, against those of the tensor in question, can be what the tensor was made from."""
+"""A tensor can have been computed from a batch if their numbers of values differ by at most this factor."""
 
 
 @dataclass

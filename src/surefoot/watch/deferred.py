@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READ_AT_ONCE = {"cpu"}
 """The kinds of devices whose numbers are read without waiting."""
 MOST_BYTES = 1 << 23
-"""A copy begins by itself when so much waits for one."""
+"""A copy begins automatically when this much is waiting."""
 SMALL_BYTES = 1 << 12
 """So much more than a tensor itself may be kept alive with it."""
 ABSENT: Any = object()
@@ -74,7 +74,7 @@ class _OnDevice(Deferred):
         self._place: tuple[Copy, int, torch.Size, torch.dtype] | None = None
 
     def copied(self, copy: Copy, offset: int) -> None:
-        """Its bytes will be at `offset` of a copy; the tensor is let go."""
+        """Its bytes will be at `offset` of a copy; the tensor is released."""
         if self.tensor is not None:
             self._place = copy, offset, self.tensor.shape, self.tensor.dtype
             self.tensor = None
@@ -155,7 +155,7 @@ def _leave(tensor: Tensor) -> _OnDevice:
 
 
 def later(function: Callable[..., _T], *values: Any) -> _T:
-    """`function` of some values, at once if all can be read at once.
+    """`function` of some values, immediately if all are available.
 
     A tensor without dimensions is given to the function as a number, another one as a tensor on the CPU. The tensors
     must be surefoot's own: the script may write into its own before they are copied.
@@ -210,7 +210,7 @@ def begin_copy() -> Copy | None:
 
 
 def _begin(sources: list[_OnDevice]) -> Copy | None:
-    """One copy of tensors on one device. Larger numbers come first, so that each lies at a multiple of its size."""
+    """One copy of tensors on one device. Larger numbers come first, so that each is aligned to its size."""
     by_type: dict[torch.dtype, list[tuple[_OnDevice, Tensor]]] = {}
     for source in sources:
         if source.tensor is not None:

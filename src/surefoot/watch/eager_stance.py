@@ -52,7 +52,7 @@ class EagerStance:
         return True
 
     def release(self) -> None:
-        """Put the stance back as it was."""
+        """Restore the stance."""
         before, self._before = self._before, None
         if before is not None:
             self._set(before)

@@ -26,7 +26,7 @@ MOST_CALLS = 400
 CALLS_OF_BLOCK = 16
 """Model calls of one block that are kept."""
 PART = 0.25
-"""How much of the budget of sampled steps the recorder may take in blocks without gradients."""
+"""The share of the budget of sampled steps for the recorder in blocks without gradients."""
 
 
 class Evaluations:
@@ -70,7 +70,7 @@ class Evaluations:
         self._sampled.begin()
 
     def close(self) -> bool | None:
-        """The block is over; returns whether a model was called in it, or `None` if it was not watched or goes on."""
+        """The block ended; returns whether a model was called in it, or `None` if it was not watched or continues."""
         self._depth = max(0, self._depth - 1)
         if self._depth or self._sampled is None:
             return None

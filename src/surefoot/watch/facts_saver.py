@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
 
 FIRST_SAVE_S = 15.0
-"""After so long the facts are written for the first time."""
+"""The time until the facts are first written."""
 LONGEST_WAIT_S = 300.0
 GROWTH = 1.5
-"""Each wait is so much longer than the one before …"""
+"""Each interval is longer than the one before by this factor …"""
 SHARE = 0.01
 """… or so long that saving takes no more than this share of the time."""
 

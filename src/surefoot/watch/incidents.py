@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.watch.optimizer_record import OptimizerRecord
 
 _ALL_CALLED = 2
-"""After so many steps every model that is part of one is taken to have been called."""
+"""After this many steps, every model that is part of a step is assumed to have been called."""
 
 
 class IncidentWriter:
@@ -122,7 +122,7 @@ class IncidentWriter:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
     def drawn(self) -> list[list[Tensor]]:
-        """The tensors of the batches that data loaders handed out for this step, unless they were written to since."""
+        """The tensors of the data loaders' batches for this step, unless they were written to since."""
         capture, window = self._notes.capture, self._notes.window(self._state.steps)
         if capture is None or window is None:
             return []
@@ -151,7 +151,7 @@ class IncidentWriter:
             self._keep(optimizer, "", "step")
 
     def skipped(self, step: int, optimizer: int | None) -> None:
-        """The guard has skipped a step: if it is the one that was kept, its folder says so."""
+        """The guard has skipped a step: if it is the captured one, this is recorded in its folder."""
         if self._kept is not None and self._kept[1:] == (step, optimizer):
             note_action(self._kept[0], "skip")
             self._kept = None

@@ -35,7 +35,7 @@ class LossLevels:
         self._began: dict[Any, float] = {}
 
     def is_spike(self, value: float, line: Any) -> bool:
-        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
+        """Whether a loss is far above the last ones from the same line, which do not include it."""
         self._key = line
         level = self._last = self._levels.setdefault(line, [])
         if len(level) < 20:

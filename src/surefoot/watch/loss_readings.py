@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 FIRST_STEPS = 64
-"""Losses of so many steps are waited for."""
+"""The number of first steps whose losses are waited for."""
 STEPS_AFTER_TROUBLE = 64
-"""And of so many steps after a loss that was not finite."""
+"""The number of steps after a non-finite loss whose losses are waited for."""
 PATIENCE_SECONDS = 100e-6
 """How long a copy may take to be there in time."""
 PAUSE = 32
-"""After a copy that was not there in time, so many backwards are judged late before it is tried again."""
+"""After a late copy, this many losses are judged late before another attempt."""
 
 
 @dataclass(frozen=True, slots=True)

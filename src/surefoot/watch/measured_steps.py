@@ -59,13 +59,13 @@ class MeasuredSteps:
             self._on_host.add(number)
 
     def measures(self, number: int) -> bool:
-        """Whether the gradients of the step under way are measured at all, by the number of its optimizer."""
+        """Whether the gradients of the current step are measured at all, by the number of its optimizer."""
         if self._budget.measures or number not in self._on_device:
             return True
         return self._state.sampled is not None or bool(self.changes)
 
     def may_be_healthy(self, record: OptimizerRecord, loss: Any) -> bool:
-        """Whether the step under way needs no more than its gradient norm, if that is finite."""
+        """Whether the current step needs only its gradient norm, if that is finite."""
         state = self._state
         if record.number not in self._on_host or record.series.count < FIRST_STEPS or state.sampled is not None:
             return False

@@ -86,7 +86,7 @@ class ModelCalls:
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
-        """Note a call that is over; `index` is where the recorder stands."""
+        """Record a completed call; `index` is the recorder's current position."""
         if len(self.calls) >= MOST_CALLS or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
@@ -244,5 +244,5 @@ def _few(tensor: Tensor) -> list[list[float]] | None:
 
 
 def rounded_rows(digits: int, rows: Tensor) -> list[list[float]]:
-    """A matrix as lists of numbers of so many digits."""
+    """A matrix as lists of numbers with this many digits."""
     return [[round(v, digits) for v in row] for row in rows.float().nan_to_num().tolist()]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_MODULES = 8
-"""Of each step so many are kept, those that leave most held."""
+"""The number of modules kept for each step: those that leave the most memory allocated."""
 Level = tuple[float, float]
 """Bytes that are given out, and the most that ever were."""
 

@@ -63,7 +63,7 @@ class OptimizerRecord:
         """
 
     def is_in_flight(self, row: SeriesRow, taken: int) -> bool:
-        """Whether the guard, having taken in so many steps, will report that of a row; else nobody waits for it."""
+        """Whether the guard, after this many steps, will still report the step of a row."""
         index = next((number for number, (each, _) in self.in_flight.items() if each is row), None)
         if index is None or taken > index:
             return index is not None

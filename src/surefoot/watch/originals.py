@@ -4,7 +4,7 @@ A script may replace anything: `torch.Tensor.to`, `torch.no_grad`, `float`, `tim
 its own calls, and may count, print or draw random numbers: surefoot must not call them. Two mechanisms ensure that.
 
 - `Originals.bind` gives surefoot's modules their own names for builtins and for functions of other modules, taken right
-  after torch was imported. Modules are replaced with a copy of the functions that surefoot's code uses; everything else,
+  after torch was imported. Modules are replaced with a copy of the functions that surefoot uses; everything else,
   such as `sys.stderr`, is looked up in the module on access.
 - Methods are found through the class, which is shared. `Originals.call` compares the classes of torch with their
   original state. Normally nothing has changed. Otherwise the original methods are restored during the call, and so are

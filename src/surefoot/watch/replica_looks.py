@@ -100,7 +100,7 @@ class RankNotes:
         self.append(look)
 
     def _batch_of(self, backwards: int) -> StepBatch | None:
-        """What the last of so many backwards was trained on."""
+        """The data of the last of this many backward calls."""
         for batch in reversed(self._context.data.batches):
             if batch.backward == backwards:
                 return batch

@@ -44,7 +44,7 @@ class Ending:
 
 
 def run(target: Target, ending: Ending) -> None:
-    """Run the target to its end. What it raises is noted in `ending` and goes on."""
+    """Run the target to its end. An exception is recorded in `ending` and propagates."""
     try:
         if target.is_module:
             _run_module(target, ending)

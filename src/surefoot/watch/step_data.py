@@ -43,7 +43,7 @@ ROWS_OF = 300
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 MOST_PASSES = 2
-"""The beginnings of so many passes are announced: scripts evaluate there, some with gradients on."""
+"""The number of passes whose beginnings are announced: scripts evaluate there, some with gradients enabled."""
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
@@ -139,7 +139,7 @@ class StepData:
             self.batches.append(replace(batch, **numbers.as_fields()))
 
     def begins_pass(self, step: int) -> bool:
-        """Whether one of the first passes over the data begins after so many steps."""
+        """Whether one of the first passes over the data begins after this many steps."""
         length = self.pass_steps
         if length is None or length < 2 or step % length or self._passes >= MOST_PASSES:
             return False

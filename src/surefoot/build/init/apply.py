@@ -1,4 +1,4 @@
-"""`init_for(model)`: look at the model, choose a recipe per parameter, write it, and say what was done and why.
+"""`init_for(model)`: inspect the model, choose a recipe per parameter, apply it, and report what was done and why.
 
 How it decides what surrounds a layer: `trace` (with an example input) or `guess` (without). What it does about it:
 `rules`. What it keeps its hands off: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
@@ -81,7 +81,7 @@ def _write_all(
     generator: torch.Generator | None,
     calibrate: bool,
 ) -> dict[Tensor, float]:
-    """Write what the plan says; returns the scale that each calibrated parameter's output is to have."""
+    """Apply the plan; returns the target scale of each calibrated parameter's output."""
     aims: dict[Tensor, float] = {}
     for entry, rule in plan:
         if rule.fill is None:

@@ -76,7 +76,7 @@ class CheckpointListing:
 
     @property
     def fault(self) -> str | None:
-        """Why the step is not whole, as far as can be told without reading the tensors."""
+        """Why the step is not complete, as far as is known without reading the tensors."""
         if self.faults:
             return self.faults[0]
         if missing := self.missing:
@@ -127,7 +127,7 @@ class CheckpointListing:
 
     @property
     def metric_given(self) -> bool:
-        """Whether somebody chose that metric; a makeshift does not compete with it."""
+        """Whether the user chose that metric; a default metric is not compared with it."""
         return self.first.facts.get("metric_given") is not False
 
 

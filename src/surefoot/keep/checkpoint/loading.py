@@ -37,7 +37,7 @@ class Loaded:
     tree: Any
     """The state as it was saved, its tensors on the CPU."""
     facts: SaveFacts
-    """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
+    """The facts in the manifest: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ _CLOCKS_DIFFER = (
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint, as its manifest tells it."""
+    """One checkpoint, as described by its manifest."""
 
     step: int
     path: Path
@@ -121,7 +121,7 @@ class Due:
         return time.monotonic() - self._saved_at >= 60 * self._every_minutes
 
     def begin(self, step: int) -> int:
-        """A save of this step starts; gives what `end` must be told."""
+        """A save of this step starts; returns the argument for `end`."""
         self._take_in()
         self._under_way = self._begun = step
         return self._line
@@ -284,7 +284,7 @@ class CheckpointManager:
         after_busy: bool = False,
         session: str | None = None,
     ) -> bool:
-        """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
+        """Save a state in the background. True if it has started; with `blocking`, if it is on disk.
 
         Args:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.

@@ -79,7 +79,7 @@ class CheckpointSelector:
             return error
 
     def _refuse_unless_new(self, found: Loaded | CheckpointError | None, passed_over: set[int]) -> None:
-        """The first rank has nothing to load. Fine if nobody has; else all stop, or each would train on alone."""
+        """The first rank has nothing to load. If others have, all stop; otherwise each would continue alone."""
         if not self._ranks.any(found is not None or bool(passed_over)):
             return
         if isinstance(found, Exception):

@@ -20,7 +20,7 @@ class LoopsState(TypedDict):
 
 
 class EpochLoops:
-    """The loops over epochs of a run: those that ended, and the one under way."""
+    """The loops over epochs of a run: those that ended, and the current one."""
 
     def __init__(self, state: LoopsState | None = None) -> None:
         self._ends: list[int] = [] if state is None else list(state["ends"])
@@ -34,7 +34,7 @@ class EpochLoops:
 
     @property
     def done(self) -> int:
-        """Epochs that the loop under way has behind it."""
+        """Completed epochs of the current loop."""
         return self._done
 
     def settle(self) -> None:

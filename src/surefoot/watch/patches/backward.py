@@ -105,7 +105,7 @@ def wrap_script_hooks(wrapping: Hooks) -> None:
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
-    """A mode of the script's may be left while the recorder lies on top of it: the recorder steps aside."""
+    """A mode of the script may exit while the recorder is above it: the recorder is then removed."""
 
     def before(args: Any, kwargs: Any) -> Any:
         recorder = watcher.state.sampled.recorder if watcher.state.sampled is not None else None

@@ -34,7 +34,7 @@ MOST_PRINTED = 4
 
 
 def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
-    """Loaders when they are iterated, and each batch they hand out."""
+    """Loaders when they are iterated, and each batch that they return."""
     iterators: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
     """The loader of each iterator."""
 

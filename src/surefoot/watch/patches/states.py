@@ -178,7 +178,7 @@ def _given_state(args: Any, kwargs: Any) -> Any:
 
 
 def _step_in(value: Any) -> int | None:
-    """The step that a checkpoint says it is of."""
+    """The step number in a checkpoint."""
     values = value if isinstance(value, dict) else {}
     found = [item for key, item in values.items() if str(key).lower() in _STEP_NAMES and type(item) is int]
     return found[0] if found else None
