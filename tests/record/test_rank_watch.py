@@ -95,7 +95,7 @@ def test_ranks_that_go_on_say_so_and_the_next_such_stop_is_given_more_time(ranks
         each.clock.stepped(1)
     pass_time(every, 2)
     assert [each.events[-1].severity for each in every] == ["info", "info"]
-    assert "goes on after" in every[0].said[-1]
+    assert "continues after" in every[0].said[-1]
     assert read_hang(tmp_path).over_after is not None
     pass_time(every, 45)
     assert all(len(each.events) == 2 for each in every)
