@@ -1,4 +1,4 @@
-"""The text of the lines that facts name: as they were when the file was first used, and nothing if they cannot be read."""
+"""The text of the lines that facts name: as at the first use of the file, and nothing if it cannot be read."""
 
 from __future__ import annotations
 

@@ -102,7 +102,10 @@ def test_a_cure_is_calm_over_the_same_stretch_and_the_same_way() -> None:
     assert compare_after_incident(risen, reading([1.0] * 21))[0] == "cures"
     assert compare_after_incident(risen, risen)[0] == "does not"
     slow = reading([1.0] * 21, rows={k: {"lr": 0.01} for k in range(21)})
-    assert compare_after_incident(risen, slow) == ("cannot tell", "reached only 35% of the baseline's distance (sum of learning rates)")
+    assert compare_after_incident(risen, slow) == (
+        "cannot tell",
+        "reached only 35% of the baseline's distance (sum of learning rates)",
+    )
     assert compare_after_incident(risen, reading([1.0] * 5))[0] == "cannot tell"
     at_once = reading([NAN] * 5)
     assert compare_after_incident(at_once, reading([1.0] * 21, rows={0: {"lr": 0.0}}))[0] == "cures"

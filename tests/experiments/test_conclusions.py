@@ -53,7 +53,9 @@ FELL = RunReading("learned", 200, start=2e10, end=2.3e5)
 def test_a_run_that_learns_from_scaled_noise_alone_points_to_the_scale_of_its_inputs() -> None:
     found = concluded(SURE, UNSCALED, lr_3=("does not", BROKEN), synthetic_inputs=("tells", LEARNED))
     assert (found.answer, found.confirms) == ("not cured", ["data.unscaled-input"])
-    assert found.conclusions == ["With inputs of mean 0 and deviation 1 the model learns: check the scale of the inputs."]
+    assert found.conclusions == [
+        "With inputs of mean 0 and deviation 1 the model learns: check the scale of the inputs."
+    ]
     assert [each.cause for each in found.diagnosis.findings] == ["data.unscaled-input", "loss.undefined-op"]
     assert found.diagnosis.findings[0].confidence == 0.95
     for other in (
@@ -72,7 +74,9 @@ def test_a_few_rows_are_learned_only_if_their_loss_really_fell() -> None:
         "a few rows are learned"
     )
     found = concluded(tiny_batch=("tells", FELL), synthetic_inputs=("tells", LEARNED))
-    assert found.rows[1].why.startswith("a few rows are not learned: their loss ends at 2.3e+05, far above 0.1 on noise")
+    assert found.rows[1].why.startswith(
+        "a few rows are not learned: their loss ends at 2.3e+05, far above 0.1 on noise"
+    )
 
 
 def test_noise_that_is_learned_is_told_from_noise_that_merely_does_not_fail() -> None:

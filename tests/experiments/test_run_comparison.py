@@ -95,7 +95,10 @@ def test_a_run_that_is_only_slower_is_no_cure() -> None:
     baseline = reading(falling(400, end=0.5) + [NAN] * 25)
     slow = reading([2.0 - 0.002 * i for i in range(425)], lr=0.001)
     assert slow.outcome == "learned"
-    assert compare(baseline, slow) == ("cannot tell", "reached only 11% of the baseline's distance (sum of learning rates)")
+    assert compare(baseline, slow) == (
+        "cannot tell",
+        "reached only 11% of the baseline's distance (sum of learning rates)",
+    )
     lower = reading(falling(425, end=0.1), lr=0.001)
     assert compare(baseline, lower)[0] == "cures"  # deeper than the baseline ever was
 

@@ -82,7 +82,7 @@ def test_a_rank_that_stands_is_named_by_all_within_a_minute_with_every_stack_and
         assert each.events[0].evidence["rank"] == 2
         assert each.events[0].evidence["line"] == "data.py:3"
         assert each.events[0].step == 40
-        assert "rank 2 has not moved" in each.said[0]
+        assert "rank 2 has made no progress" in each.said[0]
         assert 'File "train.py", line 2, in train' in (tmp_path / f"rank{number}" / STACKS).read_text()
     assert read_beat(tmp_path / "rank0").waits_in == "torch.distributed.barrier"
 

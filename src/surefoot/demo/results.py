@@ -87,7 +87,7 @@ def _loss(run: DemoRun) -> str:
 def _actions(run: DemoRun) -> str:
     actions = [each["action"] for each in run.results["incidents"]]
     skips, returns = sum(each in ("skip", "back_off") for each in actions), actions.count("roll_back")
-    parts = [f"{skips} step{'s' * (skips != 1)} skipped", f"{returns} return{'s' * (returns != 1)}"]
+    parts = [f"{skips} step{'s' * (skips != 1)} skipped", f"{returns} rollback{'s' * (returns != 1)}"]
     return ", ".join(parts)
 
 

@@ -180,7 +180,7 @@ class WatchLog:
         log = self.log
         if log is not None:
             evidence = {"incident": str(folder), "replay": command}
-            log.event("alarm", step, "the first bad step is kept", cause="incident", evidence=evidence)
+            log.event("alarm", step, "the first bad step was captured", cause="incident", evidence=evidence)
 
     def overflow(self, step: int, scale: float | None) -> None:
         """A gradient scaler has skipped a step."""
