@@ -59,7 +59,7 @@ def stopped(tmp_path_factory):
     named = json.loads((folder / "waits" / "hang.json").read_text())
     during = diagnose_folder(folder / "waits")
     for rank in ranks:
-        patience.wait_until(lambda rank=rank: "has not moved" in rank.stderr)
+        patience.wait_until(lambda rank=rank: "has made no progress" in rank.stderr)
     (folder / "go").touch()
     return folder / "waits", named, during, [rank.end(check=True) for rank in ranks]
 
