@@ -100,7 +100,7 @@ def failing(project):
 def test_a_healthy_script_needs_no_curing_and_no_experiments(project, healthy):
     ended = healthy
     assert ended.returncode == 0, ended.stderr
-    assert "Nothing needs curing: 80 steps, the loss fell to" in ended.stdout
+    assert "The script does not fail: 80 steps, the loss fell to" in ended.stdout
     assert sorted(p.name for p in (project / "healthy").iterdir()) == ["baseline", "bisect.json", "findings.json"]
     assert "surefoot: baseline: fell to" in ended.stderr
 
@@ -212,7 +212,7 @@ def test_an_option_after_the_script_and_a_missing_confinement_are_told(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
     words = [*without_landlock.PREFIX, *command("train.py", "--budget", "20")]
     ended = patience.run(words, cwd=tmp_path, env=ENVIRONMENT)
-    assert "--budget comes after train.py and is given to it" in ended.stderr
+    assert "--budget comes after train.py and is passed to it" in ended.stderr
     assert ended.stderr.count("this system cannot confine the runs") == 1
     assert ended.returncode == 2
 
