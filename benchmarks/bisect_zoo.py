@@ -4,7 +4,7 @@
 
 Faulty scripts of the zoo whose cause can be cured from outside, and healthy ones, each as a user would type it, with
 one run at a time inside (`--jobs` is how many scripts are bisected side by side). A faulty script counts if a change
-that cures it is among the fixes of its cause; a healthy one if the answer is that nothing needs curing; both if the
+that cures it is among the fixes of its cause; a healthy one if the answer is that the script does not fail; both if the
 time stayed within the budget. (The file is not called `bisect.py`: it would hide the standard library's module.)
 """
 

@@ -108,6 +108,8 @@ class Watched:
         assert first.severity != "info"
         assert first.step == step
         assert (self.at(at) if at.startswith("|") else at) in first.where, first.where
+        if at.startswith("|"):
+            assert at[1:] in first.evidence["source"][self.at(at)]
         assert set(first.evidence) >= evidence, first.evidence
         return first
 

@@ -22,7 +22,6 @@ from surefoot.errors import UsageError
 
 app = typer.Typer(
     help="Keep PyTorch training stable: guard a run, and find out why it fails.",
-    add_completion=False,
     rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -40,7 +39,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (_Misuse, UsageError) as error:
         words = error.format_message() if hasattr(error, "format_message") else str(error)
         context = getattr(error, "ctx", None)
-        way_out = f" See `{context.command_path} --help`." if context is not None else ""
+        end = "" if words.rstrip().endswith((".", "?")) else "."
+        way_out = f"{end} See `{context.command_path} --help`." if context is not None else ""
         typer.echo(f"surefoot: {' '.join(words.split())}{way_out}", err=True)
         sys.exit(2)
     except typer.Abort:

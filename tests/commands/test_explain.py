@@ -50,3 +50,14 @@ def test_explaining_does_not_import_torch(arguments):
     code = "import sys; from typer.testing import CliRunner; from surefoot.cli import app; "
     code += f"CliRunner().invoke(app, {['explain', *arguments]!r}); assert 'torch' not in sys.modules"
     patience.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_shell_completes_commands_and_codes(command, monkeypatch):
+    def completed(line, word):
+        monkeypatch.setenv("_SUREFOOT_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(word))
+        return command().out.split()
+
+    assert completed("surefoot re", 1) == ["report", "replay"]
+    assert completed("surefoot explain lr.", 2) == [code for code in CATALOGUE if code.startswith("lr.")]

@@ -74,9 +74,7 @@ def test_without_a_folder_and_without_runs_it_is_wrong_use(command, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     answer = command("report")
     assert (answer.code, answer.out) == (2, "")
-    assert (
-        answer.error == "surefoot: no run folder was given, and there is none below runs/. Give the folder of a run.\n"
-    )
+    assert answer.error == "surefoot: no run folder given, and none found below runs/. Pass the folder of a run.\n"
 
 
 def test_runs_lists_them(command, judged):

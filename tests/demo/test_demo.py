@@ -69,7 +69,7 @@ def test_the_table_says_what_became_of_each_run(ended):
         row = next(line for line in done.stdout.splitlines() if re.match(rf"\s*{name} ", line))
         assert f"{results(folder, name)['validation']:.3f}" in row
     assert "4 of 4" in done.stdout
-    assert "3 steps skipped, 1 return" in done.stdout
+    assert "3 steps skipped, 1 rollback" in done.stdout
     assert re.search(r"ms \([+-]\d+\.\d%\)", done.stdout)
 
 

@@ -120,7 +120,7 @@ def test_every_reader_shows_the_reason(watch: Nursery) -> None:
     content = json.loads(CliRunner().invoke(app, ["diagnose", str(folder), "--json"]).stdout)
     assert (content["verdict"], content["summary"], content["findings"]) == ("unknown", reason, content["findings"])
     page = head(read_source(folder))
-    assert (page["verdict"], page["headline"]) == ("unknown", "not judged")
+    assert (page["verdict"], page["headline"]) == ("unknown", "the run could not be judged")
     assert page["lead"].startswith(reason)
     live = CliRunner().invoke(app, ["watch", "--once", str(folder)]).stdout
     assert "finished: unknown" in live

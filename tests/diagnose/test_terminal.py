@@ -45,3 +45,15 @@ def test_an_unknown_verdict_says_why() -> None:
 
 def test_control_characters_are_spelled_out() -> None:
     assert printable("a\x1b[31mb\nc") == "a\\x1b[31mb\nc"
+
+
+def test_the_line_of_the_script_is_shown_below_its_place_and_fits_the_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    source = {"train.py:7": f"loss = {'x' * 300}\x1b", "other.py:1": "not a place of this finding"}
+    held = Finding("lr.too-high", "error", 0.9, "It is.", 3, ("train.py:7", "layer"), {"source": source})
+    for text in (as_text(Diagnosis("broken", 9, (held,)), "a"), as_full_text(Diagnosis("broken", 9, (held,)), "a")):
+        at, line = text.splitlines()[-2:]
+        assert at == "    At: step 3, train.py:7, layer"
+        assert line.startswith("      7 | loss = xxx")
+        assert len(line) == 80
+        assert "\x1b" not in text

@@ -43,8 +43,8 @@ def test_a_loader_that_is_an_iterator_and_a_wrapped_model_are_noted():
     ("arguments", "message"),
     [
         (("no model", BATCHES), "torch.nn.Module"),
-        ((nn.Linear(4, 3), 3), "give batches"),
-        ((nn.Linear(4, 3), []), "gave no batch"),
+        ((nn.Linear(4, 3), 3), "iterable over batches"),
+        ((nn.Linear(4, 3), []), "returned no batch"),
         ((nn.Linear(4, 3), BATCHES, None, "adam"), "torch optimizer"),
     ],
 )

@@ -33,8 +33,8 @@ def labels():
     [
         (lambda y: F.one_hot(y).float(), "columns 5, 6, 7 of batch[0] are together the one-hot code of the label"),
         (lambda y: -F.one_hot(y).float()[:, [2, 0, 1]] * 3, "columns 6, 7, 5 of batch[0] are together"),
-        (lambda y: y[:, None].float(), "column 5 of batch[0] stands for the label one to one"),
-        (lambda y: (7.5 - y[:, None]) ** 2, "column 5 of batch[0] stands for the label one to one"),
+        (lambda y: y[:, None].float(), "column 5 of batch[0] corresponds one to one to the label"),
+        (lambda y: (7.5 - y[:, None]) ** 2, "column 5 of batch[0] corresponds one to one to the label"),
     ],
     ids=["one-hot", "another one-hot", "number", "another number"],
 )

@@ -183,7 +183,7 @@ def test_a_compiled_model_is_unwrapped_and_a_note_says_so():
     [
         (("model", ROWS), {}, "torch.nn.Module"),
         ((nn.Linear(1, 1), 3), {}, "batches"),
-        ((nn.Linear(1, 1), []), {}, "gave no batch"),
+        ((nn.Linear(1, 1), []), {}, "returned no batch"),
         ((nn.Linear(1, 1), ROWS, None, "adam"), {}, "torch optimizer"),
         ((nn.Linear(1, 1), ROWS), {"seconds": 0}, "seconds"),
     ],

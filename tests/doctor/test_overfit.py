@@ -1,4 +1,4 @@
-"""Step 3: a handful of rows is learnt by heart, or something other than the data is wrong."""
+"""Step 3: a few rows are memorised, or something other than the data is wrong."""
 
 import torch
 from torch import nn
@@ -48,12 +48,12 @@ class Deaf(nn.Module):
 def test_learning_how_frequent_the_labels_are_is_not_overfitting():
     few, context = check(Deaf(nn.Linear(4, 3)), torch.arange(16) % 3)
     assert (few.status, context.preflight.overfits) == ("warn", False)
-    assert few.expected == "a loss below 1.082, that of an answer that ignores the inputs"
+    assert few.expected == "a loss below 1.082, the loss of a prediction that ignores the inputs"
     far = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
     far[2].bias.data = torch.tensor([0.0, 0.0, 40.0])  # the first loss is so high that most of it goes away at once
     many, context = check(Deaf(far), torch.arange(16) % 3)
     assert (many.status, context.preflight.overfits) == ("fail", False)
-    assert many.summary.endswith("an answer that ignores the inputs reaches 1.082")
+    assert many.summary.endswith("a prediction that ignores the inputs reaches 1.082")
     numbers, _ = check(Deaf(nn.Linear(4, 1)), torch.randn(16, 1), nn.MSELoss())
     assert numbers.status == "warn"
 
@@ -62,7 +62,7 @@ def test_a_model_of_few_weights_has_to_use_its_input_only():
     found, context = check(nn.Linear(4, 3), torch.arange(16) % 3)
     assert (found.status, context.preflight.overfits) == ("pass", True)
     assert found.number < 1.0
-    assert found.expected == "a loss below 1.082, that of an answer that ignores the inputs"
+    assert found.expected == "a loss below 1.082, the loss of a prediction that ignores the inputs"
 
 
 def test_an_unknown_loss_that_falls_a_little_proves_nothing():
@@ -71,7 +71,7 @@ def test_an_unknown_loss_that_falls_a_little_proves_nothing():
 
     found, context = check(Deaf(nn.Linear(4, 1)), torch.randn(16, 1), loss_fn)
     assert (found.status, context.preflight.overfits) == ("skipped", None)
-    assert found.summary.startswith("nothing follows from this: the loss goes from ")
+    assert found.summary.startswith("inconclusive: the loss goes from ")
 
 
 def test_a_second_step_that_raises_is_reported():

@@ -26,9 +26,9 @@ def test_updates_that_half_precision_swallows_are_named():
         model.bias.fill_(1.0)
     found = checks(model, lr=1e-4)
     assert only(found, "bf16 autocast").status == "skipped"
-    assert only(found, "weights move").cause == "precision.low-precision-weights"
+    assert only(found, "weights change").cause == "precision.low-precision-weights"
 
 
 def test_a_step_that_moves_nothing_is_named():
-    assert only(checks(nn.Linear(4, 3), lr=0.0), "weights move").cause == "optim.no-update"
-    assert only(checks(nn.Linear(4, 3), optimizer=False), "weights move").status == "skipped"
+    assert only(checks(nn.Linear(4, 3), lr=0.0), "weights change").cause == "optim.no-update"
+    assert only(checks(nn.Linear(4, 3), optimizer=False), "weights change").status == "skipped"

@@ -77,7 +77,7 @@ def test_what_a_loss_scaler_leaves_out_later_is_its_business_unless_it_is_most()
     assert reading([1.0] * 21, rows={5: left_out}).outcome == "calm"
     at_once = reading([1.0] * 21, rows={0: left_out})
     assert (at_once.outcome, at_once.failed_at) == ("non-finite", 100)
-    assert at_once.words == "gradients are not finite at the step itself, which the loss scaler leaves out"
+    assert at_once.words == "gradients are not finite at the step itself, and the loss scaler skips the step"
     assert reading([1.0] * 21, rows=dict.fromkeys(range(1, 15), left_out)).failed_at == 101
 
 
@@ -85,7 +85,7 @@ def test_a_step_that_was_left_out_on_purpose_is_forgiven_unless_nearly_all_were(
     skipped = {"skipped": True}
     forgiven = reading([NAN] + [1.0] * 20, rows={0: skipped})
     assert (forgiven.outcome, forgiven.left_out) == ("calm", 1)
-    assert forgiven.words == "goes on at 1 (before: 0.986), 1 of 21 steps skipped"
+    assert forgiven.words == "stays at 1 (before: 0.986), 1 of 21 steps skipped"
     assert reading([NAN] * 21, rows=dict.fromkeys(range(21), skipped)).outcome == "non-finite"
 
 
@@ -102,7 +102,10 @@ def test_a_cure_is_calm_over_the_same_stretch_and_the_same_way() -> None:
     assert compare_after_incident(risen, reading([1.0] * 21))[0] == "cures"
     assert compare_after_incident(risen, risen)[0] == "does not"
     slow = reading([1.0] * 21, rows={k: {"lr": 0.01} for k in range(21)})
-    assert compare_after_incident(risen, slow) == ("cannot tell", "has not come as far yet (35% of the distance)")
+    assert compare_after_incident(risen, slow) == (
+        "cannot tell",
+        "reached only 35% of the baseline's distance (sum of learning rates)",
+    )
     assert compare_after_incident(risen, reading([1.0] * 5))[0] == "cannot tell"
     at_once = reading([NAN] * 5)
     assert compare_after_incident(at_once, reading([1.0] * 21, rows={0: {"lr": 0.0}}))[0] == "cures"

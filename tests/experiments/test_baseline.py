@@ -31,7 +31,7 @@ def test_facts_of_a_run_that_trained_are_used(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        (None, "showed nothing in 3 s"),
+        (None, "recorded nothing in 3 s"),
         ({"backwards": 1}, "without importing torch"),
         ({**FACTS, "backwards": 0}, "never called backward"),
         ({**FACTS, "experiment": {"refused": "/data"}}, "writes to /data"),
@@ -51,10 +51,10 @@ def baseline(reading, *findings, cut_short=False):
 
 def test_why_no_experiment_could_cure_it():
     assert baseline(RunReading("diverged", 10)).why_not == ""
-    assert "nothing needs curing" in baseline(RunReading("learned", 10)).why_not
-    assert "nothing to judge" in baseline(RunReading("too short", 2), cut_short=True).why_not
-    assert "budget was over" in baseline(RunReading("too short", 2), cut_short=True).why_not
-    assert "no change of the training" in baseline(RunReading("crashed", 2, crash="KeyError: 'x'")).why_not
+    assert "does not fail" in baseline(RunReading("learned", 10)).why_not
+    assert "too short to judge" in baseline(RunReading("too short", 2), cut_short=True).why_not
+    assert "its share of the budget" in baseline(RunReading("too short", 2), cut_short=True).why_not
+    assert "no change to the training" in baseline(RunReading("crashed", 2, crash="KeyError: 'x'")).why_not
 
 
 def test_the_fixes_of_the_first_finding_that_a_change_would_fix():

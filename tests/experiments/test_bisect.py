@@ -100,7 +100,7 @@ def failing(project):
 def test_a_healthy_script_needs_no_curing_and_no_experiments(project, healthy):
     ended = healthy
     assert ended.returncode == 0, ended.stderr
-    assert "Nothing needs curing: 80 steps, the loss fell to" in ended.stdout
+    assert "The script does not fail: 80 steps, the loss fell to" in ended.stdout
     assert sorted(p.name for p in (project / "healthy").iterdir()) == ["baseline", "bisect.json", "findings.json"]
     assert "surefoot: baseline: fell to" in ended.stderr
 
@@ -162,15 +162,15 @@ def test_a_failure_that_does_not_come_again_cannot_be_cured(project):
     (project / "flaky.py").write_text(rate + TRAIN)
     ended = bisect(project, "--jobs", "1", "--out", "flaky", "--only", "lr-3", *WRITES_HERE, "flaky.py", "0")
     assert ended.returncode == 1
-    assert "does not come again when nothing is changed" in ended.stdout
-    assert "not run: the failure does not come again" in ended.stdout
+    assert "does not occur again when nothing is changed" in ended.stdout
+    assert "not run: the failure does not occur again" in ended.stdout
 
 
 def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):
     (tmp_path / "hang.py").write_text(HANG.format(str(tmp_path / "pid")))
     ended = bisect(tmp_path, *WRITES_HERE, "hang.py", over=str(tmp_path / "pid"))
     assert ended.returncode == 2
-    assert "the script showed nothing in " in ended.stderr
+    assert "the script recorded nothing in " in ended.stderr
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
@@ -196,7 +196,7 @@ def test_an_interrupt_leaves_no_run_behind(tmp_path, number):
     ("arguments", "words"),
     [
         (["nowhere.py"], "no script at nowhere.py"),
-        (["--only", "magic", "train.py"], "no change called 'magic'"),
+        (["--only", "magic", "train.py"], "no change 'magic'"),
         (["--budget", "0", "train.py"], "--budget"),
     ],
 )
@@ -212,7 +212,7 @@ def test_an_option_after_the_script_and_a_missing_confinement_are_told(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
     words = [*without_landlock.PREFIX, *command("train.py", "--budget", "20")]
     ended = patience.run(words, cwd=tmp_path, env=ENVIRONMENT)
-    assert "--budget comes after train.py and is given to it" in ended.stderr
+    assert "--budget comes after train.py and is passed to it" in ended.stderr
     assert ended.stderr.count("this system cannot confine the runs") == 1
     assert ended.returncode == 2
 

@@ -46,7 +46,7 @@ def test_a_folder_with_a_bisection_is_not_written_over(tmp_path: Path, monkeypat
     assert _folder(None, "train").parent == tmp_path / "runs"
     assert _folder(tmp_path / "new" / "deep", "train").is_dir()
     (tmp_path / "bisect.json").write_text("{}")
-    with pytest.raises(UsageError, match="already holds a bisection"):
+    with pytest.raises(UsageError, match="already contains a bisection"):
         _folder(tmp_path, "train")
     with pytest.raises(UsageError, match="cannot make the folder"):
         _folder(tmp_path / "bisect.json" / "below", "train")

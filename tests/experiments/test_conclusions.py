@@ -31,13 +31,13 @@ SURE = Finding("loss.undefined-op", "error", 0.93, "log at line 25")
 
 def test_what_another_order_or_seed_makes_go_away_depends_on_chance() -> None:
     both = concluded(SURE, lr_3=("cures", LEARNED), other_batches=("cures", LEARNED), other_seed=("tells", LEARNED))
-    assert both.conclusions == ["With another seed it does not fail, nor with other batches: it depends on chance."]
+    assert both.conclusions == ["It does not fail with another seed or with other batches: it depends on chance."]
     assert both.guesses == []
     assert "data.unshuffled" in both.speaks_for
     seed = concluded(SURE, lr_3=("cures", LEARNED), other_seed=("tells", LEARNED))
-    assert seed.conclusions == ["With another seed it does not fail: it depends on chance."]
+    assert seed.conclusions == ["It does not fail with another seed: it depends on chance."]
     order = concluded(SURE, other_batches=("cures", LEARNED), other_seed=("tells", BROKEN))
-    assert order.conclusions[0].startswith("With other batches it does not fail (with another seed it fails too)")
+    assert order.conclusions[0].startswith("It does not fail with other batches (it fails with another seed)")
     assert concluded(SURE, lr_3=("cures", LEARNED), other_seed=("tells", BROKEN)).conclusions == []
 
 
@@ -53,7 +53,9 @@ FELL = RunReading("learned", 200, start=2e10, end=2.3e5)
 def test_a_run_that_learns_from_scaled_noise_alone_points_to_the_scale_of_its_inputs() -> None:
     found = concluded(SURE, UNSCALED, lr_3=("does not", BROKEN), synthetic_inputs=("tells", LEARNED))
     assert (found.answer, found.confirms) == ("not cured", ["data.unscaled-input"])
-    assert found.conclusions == ["With inputs of mean 0 and deviation 1 it learns: look at the scale of the inputs."]
+    assert found.conclusions == [
+        "With inputs of mean 0 and deviation 1 the model learns: check the scale of the inputs."
+    ]
     assert [each.cause for each in found.diagnosis.findings] == ["data.unscaled-input", "loss.undefined-op"]
     assert found.diagnosis.findings[0].confidence == 0.95
     for other in (
@@ -67,15 +69,17 @@ def test_a_run_that_learns_from_scaled_noise_alone_points_to_the_scale_of_its_in
 def test_a_few_rows_are_learned_only_if_their_loss_really_fell() -> None:
     assert tells("tiny-batch", BROKEN, LEARNED).startswith("a few rows are learned (from 1 to 0.1)")
     hardly = tells("tiny-batch", BROKEN, RunReading("learned", 200, start=2.3, end=1.9))
-    assert hardly == "the loss of a few rows only falls from 2.3 to 1.9: they are hardly learned"
+    assert hardly == "a few rows are hardly learned: their loss only falls from 2.3 to 1.9"
     assert tells("tiny-batch", BROKEN, RunReading("learned", 200, start=1.0, end=-2.0)).startswith(
         "a few rows are learned"
     )
     found = concluded(tiny_batch=("tells", FELL), synthetic_inputs=("tells", LEARNED))
-    assert found.rows[1].why.startswith("the loss of a few rows ends at 2.3e+05, far above the 0.1 on noise")
+    assert found.rows[1].why.startswith(
+        "a few rows are not learned: their loss ends at 2.3e+05, far above 0.1 on noise"
+    )
 
 
 def test_noise_that_is_learned_is_told_from_noise_that_merely_does_not_fail() -> None:
     assert tells("synthetic-inputs", BROKEN, LEARNED).startswith("learns with inputs of mean 0 and deviation 1")
     assert tells("synthetic-inputs", BROKEN, RunReading("stuck", 200)).startswith("does not fail with inputs of mean 0")
-    assert tells("synthetic-inputs", BROKEN, BROKEN).startswith("fails on noise too")
+    assert tells("synthetic-inputs", BROKEN, BROKEN).startswith("also fails on noise")

@@ -16,7 +16,7 @@ def reading(outcome="non-finite", failed_at=40, **given):
 def test_changes_are_chosen_by_name_in_the_order_of_the_plan():
     assert chosen("") == list(CHANGES)
     assert [change.name for change in chosen("clip, LR-3")] == ["lr-3", "clip"]
-    with pytest.raises(UsageError, match="no change called 'magic'"):
+    with pytest.raises(UsageError, match="no change 'magic'"):
         chosen("magic")
 
 

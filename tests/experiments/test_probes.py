@@ -13,12 +13,12 @@ def reading(outcome, start=2.0, end=1.0, words=""):
 @pytest.mark.parametrize(
     ("name", "baseline", "changed", "words"),
     [
-        ("other-seed", "diverged", "diverged", "fails with another seed too"),
+        ("other-seed", "diverged", "diverged", "also fails with another seed"),
         ("other-seed", "diverged", "learned", "it depends on chance"),
         ("tiny-batch", "stuck", "stuck", "not even a few rows"),
-        ("synthetic-inputs", "diverged", "diverged", "not the values of the inputs"),
+        ("synthetic-inputs", "diverged", "diverged", "values of the inputs are not the cause"),
         ("synthetic-inputs", "diverged", "learned", "it fails only on its own"),
-        ("shuffled-labels", "diverged", "diverged", "fails with shuffled labels too"),
+        ("shuffled-labels", "diverged", "diverged", "also fails with shuffled labels"),
         ("shuffled-labels", "diverged", "learned", "does not fail with shuffled labels"),
     ],
 )

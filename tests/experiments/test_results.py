@@ -18,7 +18,7 @@ def test_the_sentence_names_cures_and_the_others():
         sentence([row("a", "does not"), row("b", "does not")])
         == "no single change that was tried cures it; a and b do not."
     )
-    assert sentence([row("a", "cannot tell")]).endswith("of a it cannot be told.")
+    assert sentence([row("a", "cannot tell")]).endswith("unclear: a.")
 
 
 def test_a_curve_is_thinned_to_its_extremes():

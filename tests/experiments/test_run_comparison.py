@@ -69,7 +69,7 @@ def test_batches_that_throw_the_loss_are_told_from_their_aftershocks() -> None:
     losses = falling()
     losses[5], losses[6], losses[70], losses[71] = 500.0, 60.0, 600.0, 9.0
     found = reading(losses)
-    assert (found.outcome, found.failed_at, found.bad_steps) == ("thrown", 5, (5, 6, 70))
+    assert (found.outcome, found.failed_at, found.bad_steps) == ("spiked", 5, (5, 6, 70))
     assert reading([*losses[:5], 3.0, *losses[6:]]).bad_steps == (6, 70)
 
 
@@ -79,7 +79,7 @@ def test_steps_that_were_left_out_are_forgiven_unless_they_are_many() -> None:
     events = [{"event": "nonfinite-loss", "step": 40}]
     assert reading(losses, events=events).outcome == "non-finite"
     assert reading(losses, events=events, experiment={"skipped": [40, 50]}).outcome == "learned"
-    assert reading(losses, events=events, experiment={"skipped": [40]}).outcome == "thrown"
+    assert reading(losses, events=events, experiment={"skipped": [40]}).outcome == "spiked"
     many = reading(losses, events=events, experiment={"skipped": list(range(10, 90))})
     assert (many.outcome, many.words[-25:]) == ("stuck", ", 80 of 100 steps skipped")
 
@@ -95,7 +95,10 @@ def test_a_run_that_is_only_slower_is_no_cure() -> None:
     baseline = reading(falling(400, end=0.5) + [NAN] * 25)
     slow = reading([2.0 - 0.002 * i for i in range(425)], lr=0.001)
     assert slow.outcome == "learned"
-    assert compare(baseline, slow) == ("cannot tell", "has not come as far yet (11% of the distance)")
+    assert compare(baseline, slow) == (
+        "cannot tell",
+        "reached only 11% of the baseline's distance (sum of learning rates)",
+    )
     lower = reading(falling(425, end=0.1), lr=0.001)
     assert compare(baseline, lower)[0] == "cures"  # deeper than the baseline ever was
 

@@ -96,7 +96,7 @@ def test_too_much_is_refused_by_name_and_can_be_shared(real, tmp_path, monkeypat
     (real / ".venv" / "lib").mkdir(parents=True)
     (real / ".venv" / "pyvenv.cfg").write_text("home = /usr")
     (real / ".venv" / "lib" / "torch.so").write_bytes(b"0" * 50_000)
-    with pytest.raises(UsageError, match=r"the largest: data \(.*61 entries\).*--share data"):
+    with pytest.raises(UsageError, match=r"The largest: data \(.*61 entries\).*--share data"):
         scratch_folder.make(real, tmp_path / "scratch", leave_out=real / "none")
     share = scratch_folder.shared(["data"], real)
     made = scratch_folder.make(real, tmp_path / "again", leave_out=real / "none", share=share)
@@ -106,7 +106,7 @@ def test_too_much_is_refused_by_name_and_can_be_shared(real, tmp_path, monkeypat
     assert not (made / "train.py").is_symlink()
 
 
-@pytest.mark.parametrize(("given", "said"), [("nowhere", "nothing at"), ("..", "not inside"), (".", "not inside")])
+@pytest.mark.parametrize(("given", "said"), [("nowhere", "does not exist"), ("..", "not inside"), (".", "not inside")])
 def test_what_cannot_be_shared_is_refused(real, given, said):
     with pytest.raises(UsageError, match=said):
         scratch_folder.shared([given], real)

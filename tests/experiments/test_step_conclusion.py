@@ -24,7 +24,7 @@ from surefoot.experiments.step_conclusion import (
 )
 from surefoot.record.facts import FailingRows, RepeatedDraws, RunFacts
 
-CALM = RunReading("calm", 21, words="goes on at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
+CALM = RunReading("calm", 21, words="stays at 1 (before: 1)", losses=[(100, 1.0)], end=1.0, start=1.0)
 BROKEN = RunReading("non-finite", 5, failed_at=100, words="…", losses=[(100, math.nan)])
 RISEN = RunReading("risen", 21, failed_at=104, words="rises", losses=[(100, 1.0)], start=1.0)
 
@@ -57,7 +57,7 @@ def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdict
 
 def test_a_spike_that_goes_on_as_before_did_no_harm() -> None:
     assert concluded(baseline(CALM)).sentence == (
-        "applied as it was, the loss goes on at 1 (before: 1): the step did no harm."
+        "applied as it was, the loss stays at 1 (before: 1): the step did no harm."
     )
 
 
@@ -75,7 +75,7 @@ def test_with_too_little_history_nothing_is_said_about_harm() -> None:
 def test_another_batch_that_fails_too_points_to_what_came_before() -> None:
     found = concluded(baseline(BROKEN, loss="nan"), other_batches="does not", skip_batch="does not")
     assert found.answer == "not cured"
-    assert found.conclusions[0] == "From the same weights, another batch fails too: it is not this batch."
+    assert found.conclusions[0] == "From the same weights, another batch also fails: this batch is not the cause."
     assert "`surefoot bisect train.py`" in found.conclusions[1]
 
 
@@ -133,8 +133,8 @@ def test_a_rise_that_only_this_batch_brings_is_not_blamed_on_the_rate() -> None:
         (BROKEN, "clip", "the step fails before anything is updated"),
         (BROKEN, "tiny-batch", None),
         (RISEN, "clip", None),
-        (RISEN, "tiny-batch", "the loss of the step itself does not stand out, so no row of it can"),
-        (RISEN, "synthetic-inputs", "what the loss should be then is not known"),
+        (RISEN, "tiny-batch", "the loss of the step is not unusually high, so no single row can be responsible"),
+        (RISEN, "synthetic-inputs", "the expected loss is not known in this case"),
         (RISEN, "deterministic", "everything runs on the CPU"),
     ],
 )
@@ -154,14 +154,14 @@ def test_rows_are_told_as_far_as_they_are_known() -> None:
     assert verdict_of_rows(found)[1].startswith("row 17 alone fails (of the batch's 32")
     early = replace(found, single=[], done=False, narrowed=[16, 23], microbatch=1)
     words = verdict_of_rows(early)[1]
-    assert words.startswith("rows 16 to 23 fail; the script ended before they could be told apart (of microbatch 1's")
+    assert words.startswith("rows 16 to 23 fail; the script ended before single rows were tested (of microbatch 1's")
     assert verdict_of_rows(replace(found, tries=0))[0] == "cannot tell"
     assert verdict_of_rows(None)[0] == "cannot tell"
 
 
 def test_a_probe_that_runs_steps_says_what_fails_with_it() -> None:
     assert verdict_of_probe("synthetic-inputs", CALM) == ("tells", "fails only on its own inputs")
-    assert verdict_of_probe("shuffled-labels", BROKEN)[1] == "fails with shuffled labels too"
+    assert verdict_of_probe("shuffled-labels", BROKEN)[1] == "also fails with shuffled labels"
     assert verdict_of_probe("other-seed", RunReading("too short", 0, words="over"))[0] == "cannot tell"
 
 
@@ -171,7 +171,7 @@ def drawn(failed: int, tries: int, done: bool = True) -> FailingRows:
 
 def test_where_chance_decides_no_row_is_spoken_of() -> None:
     assert verdict_of_rows(drawn(3, 10))[1] == (
-        "the step draws random numbers, and fails with 3 of 10 other draws: rows cannot be told apart"
+        "the step draws random numbers, and fails with 3 of 10 other draws, so single rows cannot be tested"
     )
     assert (
         verdict_of_draws((3, 10), True)[1] == "fails with 3 of 10 other draws of random numbers: it depends on chance"
@@ -189,7 +189,7 @@ def test_a_script_that_dies_of_a_draw_has_failed_with_it() -> None:
 def test_other_batches_that_may_have_been_lucky_are_no_cure() -> None:
     found = concluded(baseline(BROKEN, loss="nan"), other_batches="cures", other_seed=(3, 10))
     assert (found.cures, found.speaks_for) == ([], [])
-    assert not any("it is this batch" in words for words in found.conclusions)
+    assert not any("this batch is the cause" in words for words in found.conclusions)
     assert concluded(baseline(BROKEN, loss="nan"), other_batches="cures", other_seed=(10, 10)).cures == [
         "other-batches"
     ]
@@ -201,7 +201,7 @@ def test_where_other_batches_fail_leaving_out_bad_steps_only_hides_it() -> None:
     assert found.sentence == "no single change that was tried cures it; other batches and batch skipped do not."
     assert found.conclusions[:2] == [
         "Skipping bad steps hides it (14 of 21 steps were skipped).",
-        "From the same weights, another batch fails too: it is not this batch.",
+        "From the same weights, another batch also fails: this batch is not the cause.",
     ]
     assert "`surefoot bisect train.py`" in found.conclusions[2]
     by_chance = concluded(baseline(BROKEN, loss="nan"), skip_batch="cures", other_seed=(3, 10))
@@ -216,5 +216,5 @@ def test_leaving_out_one_of_several_broken_batches_is_a_cure() -> None:
     found = concluded(first, other_batches="does not", skip_batch="cures")
     assert found.cures == ["skip-batch"]
     assert found.conclusions == [
-        "2 of this batch's values are not finite; from the same weights, another batch fails too."
+        "2 of this batch's values are not finite; from the same weights, another batch also fails."
     ]

@@ -43,7 +43,7 @@ def test_the_fix_of_a_refuted_finding_is_not_advised() -> None:
 
 
 def test_beside_a_finding_that_is_sure_no_cause_is_guessed() -> None:
-    guess = "That speaks for data.unshuffled."
+    guess = "This suggests data.unshuffled."
     assert guess not in printed(finding(0.93), speaks_for=["data.unshuffled"])
     assert guess in printed(finding(0.8), speaks_for=["data.unshuffled"])
     assert guess in printed(finding(0.93, refuted=True), speaks_for=["data.unshuffled"])

@@ -51,9 +51,9 @@ def judged(folder: Path, experiment: dict[str, Any] | None, change: str = "clip"
 @pytest.mark.parametrize(
     ("experiment", "code", "verdict", "why"),
     [
-        (None, 0, "cannot tell", "left no facts"),
+        (None, 0, "cannot tell", "recorded nothing"),
         ({"acted": 1}, None, "not run", "stopped: budget"),
-        ({"acted": 1, "problem": "KeyError: x"}, 0, "does not apply", "could not be made: KeyError: x"),
+        ({"acted": 1, "problem": "KeyError: x"}, 0, "does not apply", "could not be applied: KeyError: x"),
         ({"acted": 1, "why_not": "a single row"}, 0, "does not apply", "a single row"),
         ({"acted": 0}, 0, "does not apply", "no gradient norm is above 1.0"),
         ({"acted": 2, "notes": ["a note"]}, 0, "cures", ""),

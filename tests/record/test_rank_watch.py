@@ -82,7 +82,7 @@ def test_a_rank_that_stands_is_named_by_all_within_a_minute_with_every_stack_and
         assert each.events[0].evidence["rank"] == 2
         assert each.events[0].evidence["line"] == "data.py:3"
         assert each.events[0].step == 40
-        assert "rank 2 has not moved" in each.said[0]
+        assert "rank 2 has made no progress" in each.said[0]
         assert 'File "train.py", line 2, in train' in (tmp_path / f"rank{number}" / STACKS).read_text()
     assert read_beat(tmp_path / "rank0").waits_in == "torch.distributed.barrier"
 
@@ -95,7 +95,7 @@ def test_ranks_that_go_on_say_so_and_the_next_such_stop_is_given_more_time(ranks
         each.clock.stepped(1)
     pass_time(every, 2)
     assert [each.events[-1].severity for each in every] == ["info", "info"]
-    assert "goes on after" in every[0].said[-1]
+    assert "continues after" in every[0].said[-1]
     assert read_hang(tmp_path).over_after is not None
     pass_time(every, 45)
     assert all(len(each.events) == 2 for each in every)

@@ -28,7 +28,7 @@ def test_a_run_folder_is_answered_with_its_first_incident(tmp_path: Path) -> Non
         replay(tmp_path)
     with pytest.raises(UsageError, match=r"there is no script 'nowhere\.py'"):
         replay(first, script="nowhere.py")
-    with pytest.raises(UsageError, match="give one of --script, --module and --target"):
+    with pytest.raises(UsageError, match="use only one of --script, --module and --target"):
         replay(first, script="a.py", target="b:c")
 
 

@@ -34,12 +34,12 @@ def test_a_script_that_was_named_is_run_with_its_arguments(places):
 def test_nothing_of_the_received_folder_is_run(places):
     work, run, folder = places
     assert received(folder) == run.resolve()
-    with pytest.raises(UsageError, match="nothing in there is run"):
+    with pytest.raises(UsageError, match="nothing in it is run"):
         order_for(folder, recorded(), str(run / "evil.py"), (), None)
     (work / "link.py").symlink_to(run / "evil.py")
-    with pytest.raises(UsageError, match="nothing in there is run"):
+    with pytest.raises(UsageError, match="nothing in it is run"):
         order_for(folder, recorded(), "link.py", (), None)
-    with pytest.raises(UsageError, match="nothing in there is run"):
+    with pytest.raises(UsageError, match="nothing in it is run"):
         order_for(folder, recorded(), None, (), f"{run / 'evil.py'}:build")
 
 
@@ -50,7 +50,7 @@ def test_the_working_directory_must_be_ones_own(places, monkeypatch):
 
 
 def test_one_way_to_name_it_and_it_must_exist(places):
-    with pytest.raises(UsageError, match="not both"):
+    with pytest.raises(UsageError, match="use only one of"):
         order_for(places[2], recorded(), "train.py", (), "train.py:build")
     with pytest.raises(UsageError, match="no script"):
         order_for(places[2], recorded(), "missing.py", (), None)
@@ -94,7 +94,7 @@ def test_what_the_incident_names_is_run_only_if_the_user_agrees(places):
     ("script", "message"),
     [
         ({}, "names no script"),
-        ({"path": "gone.py"}, "is not here"),
+        ({"path": "gone.py"}, "does not exist here"),
         ({"path": "train.py", "arguments": ["x" * 5_000]}, "too long to be shown"),
         ({"path": "train.py", "redacted": True}, "was redacted"),
         ({"module": "no_such_module_here"}, "no module"),

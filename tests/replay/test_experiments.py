@@ -130,7 +130,7 @@ def test_a_bad_row_is_named_and_other_batches_cure(project: Any) -> None:
     assert rows["tiny-batch"]["why"].startswith("row 12 alone fails")
     assert rows["repeat"]["verdict"] == "fails"
     assert told["conclusions"][:2] == [
-        "From the same weights, other batches are fine: it is this batch.",
+        "From the same weights, other batches do not fail: this batch is the cause.",
         "1 of its values is not finite.",
     ]
     assert json.loads((here.folder / "found" / "bisect.json").read_text())["runs"] == told["runs"]
@@ -146,7 +146,7 @@ def test_an_overflow_of_a_bare_loop_is_cured_by_precision_and_outranks_what_was_
     told, code = here.experiment(incidents_in(here.folder / "out")[0], "--only", "lr-10,bf16")
     assert (code, told["cures"], told["confirms"]) == (0, ["bf16"], ["precision.fp16-overflow"])
     assert verdicts(told)["lr-10"] == "does not apply"
-    assert "it is the precision" in told["conclusions"][0]
+    assert "the precision is the cause" in told["conclusions"][0]
     assert told["findings"][0]["cause"] == "precision.fp16-overflow"
 
 
@@ -156,14 +156,14 @@ def test_a_spike_whose_update_wrecks_the_weights_is_cured_by_what_tames_it(proje
     assert (code, told["cures"]) == (0, ["clip", "skip-batch"])
     assert told["runs"][0]["outcome"] == "non-finite"
     assert told["runs"][0]["failed_at"] > int(told["incident"])
-    assert told["conclusions"] == ["Left out, it does no harm: the harm lies in its update."]
+    assert told["conclusions"] == ["Skipping the step avoids the failure: its update does the harm."]
 
 
 def test_a_spike_that_would_have_done_no_harm_is_said_to(project: Any) -> None:
     here = project(REGRESS, "adam")
     told, code = here.experiment(here.train())
     assert (code, told["answer"], len(told["runs"])) == (0, "no harm", 1)
-    assert told["sentence"].startswith("applied as it was, the loss goes on at ")
+    assert told["sentence"].startswith("applied as it was, the loss stays at ")
     assert told["sentence"].endswith("the step did no harm.")
 
 
@@ -173,8 +173,8 @@ def test_weights_that_fail_on_any_batch_of_a_target_went_wrong_earlier(project: 
     assert (code, told["answer"], told["cures"]) == (1, "not cured", [])
     assert told["script"] == "train.py:build"
     assert verdicts(told)["lr-3"] == "does not apply"
-    assert told["conclusions"][0] == "From the same weights, another batch fails too: it is not this batch."
-    assert told["conclusions"][-1].endswith("`surefoot bisect` on the script begins earlier.")
+    assert told["conclusions"][0] == "From the same weights, another batch also fails: this batch is not the cause."
+    assert told["conclusions"][-1].endswith("`surefoot bisect` on the script, which starts earlier.")
 
 
 def test_a_script_that_hangs_is_ended_in_time(project: Any) -> None:
@@ -183,15 +183,15 @@ def test_a_script_that_hangs_is_ended_in_time(project: Any) -> None:
     (here.folder / "hangs.py").write_text("import time\ntime.sleep(1e6)\n")
     told, code = here.experiment(incident, "--budget", "2", way=("--script", "hangs.py"))
     assert code == 2
-    assert "the script showed nothing in " in told
+    assert "the script recorded nothing in " in told
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--experiments", "--only", "magic"], "no change called 'magic'"),
+        (["--experiments", "--only", "magic"], "no change 'magic'"),
         (["--experiments", "--export", "repro"], "--export and --experiments cannot be combined"),
-        (["--experiments", "--script", "a.py", "--target", "b:c"], "not both"),
+        (["--experiments", "--script", "a.py", "--target", "b:c"], "use only one of"),
         (["--jobs", "2"], "--jobs can be used only with --experiments"),
     ],
 )

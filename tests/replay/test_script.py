@@ -100,7 +100,7 @@ def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, word
     ("given", "said"),
     [
         ({"script": "missing.py"}, "no script 'missing.py'"),
-        ({"script": __file__, "target": "a:b"}, "not both"),
+        ({"script": __file__, "target": "a:b"}, "use only one of"),
         ({"target": "nomodule:f"}, "no module 'nomodule'"),
     ],
 )
@@ -215,7 +215,7 @@ def test_another_input_is_not_the_same_step_though_all_is_nan_in_both(careless):
     ended = run(careless, "-m", "surefoot", "replay", str(folder), "--json", "--script", "train.py")
     found = json.loads(ended.stdout)
     assert (ended.returncode, found["kind"], found["fails_again"]) == (5, "inconclusive", True)
-    assert "other inputs" in found["summary"]
+    assert "inputs differ from the recorded ones" in found["summary"]
 
 
 def naming(folder, **script):

@@ -56,7 +56,7 @@ def test_other_weights_are_refused_by_name():
     model = nn.Linear(2, 1)
     with pytest.raises(UsageError, match="'weight' is \\(1, 2\\) here and was \\(1, 3\\)"):
         put_in_place(incident(models=[nn.Linear(3, 1).state_dict()]), [model], None)
-    with pytest.raises(UsageError, match="holds 2 models, and 1 were built"):
+    with pytest.raises(UsageError, match="has 2 models, and 1 were built"):
         put_in_place(incident(models=[model.state_dict()] * 2), [model], None)
     with pytest.raises(UsageError, match="no weights"):
         put_in_place(incident(), [model], None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_it_is_of_no_use_outside_of_an_experiment() -> None:
-    with pytest.raises(UsageError, match="of no use alone"):
+    with pytest.raises(UsageError, match="only run by"):
         main(target("mlp"))
 
 

@@ -60,6 +60,6 @@ def test_a_script_that_never_reached_the_step_is_told_how_far_it_came() -> None:
         first_step: Any = SimpleNamespace(**{"objects": object(), "feeds": True, "draws_seen": 0} | state)
         return _why(first_step)
 
-    assert "nothing in it trains a model" in why(objects=None)
+    assert "it does not train a model" in why(objects=None)
     assert "it drew no batch" in why()
     assert "it drew 3 batches" in why(draws_seen=3)

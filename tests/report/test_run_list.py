@@ -57,7 +57,7 @@ def test_links_hidden_folders_and_what_lies_inside_a_run_are_left_out(tmp_path):
 
 def test_where_there_is_none(tmp_path):
     assert list_runs(tmp_path) == []
-    with pytest.raises(UsageError, match="none below"):
+    with pytest.raises(UsageError, match="none found below"):
         newest_run(tmp_path)
     with pytest.raises(UsageError, match="no directory"):
         list_runs(tmp_path / "nowhere")

@@ -59,7 +59,7 @@ def stopped(tmp_path_factory):
     named = json.loads((folder / "waits" / "hang.json").read_text())
     during = diagnose_folder(folder / "waits")
     for rank in ranks:
-        patience.wait_until(lambda rank=rank: "has not moved" in rank.stderr)
+        patience.wait_until(lambda rank=rank: "has made no progress" in rank.stderr)
     (folder / "go").touch()
     return folder / "waits", named, during, [rank.end(check=True) for rank in ranks]
 
@@ -69,7 +69,7 @@ def test_the_rank_that_stops_is_named_by_both_with_its_line_its_step_and_the_las
     assert (named["kind"], named["ranks"], named["step"]) == ("stands", [1], 6)
     assert named["where"] in (f"train.py:{WAITS}", f"train.py:{WAITS - 1}")
     assert named["waiting_where"].startswith("torch.autograd.backward at train.py:")
-    assert all("surefoot: rank 1 has not moved for" in each.stderr for each in ended)
+    assert all("surefoot: rank 1 has made no progress for" in each.stderr for each in ended)
     finding = during.serious[0]
     assert (finding.cause, finding.severity, finding.evidence["rank"]) == ("dist.hang", "error", 1)
     assert named["where"] in finding.where

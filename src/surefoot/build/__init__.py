@@ -1,6 +1,6 @@
-"""Start right: what a model, its data and its schedule need before the first step.
+"""Model and data set-up: what a model, its data and its schedule need before the first step.
 
-Everything here stands alone: plain functions and small objects over torch, with no other part of surefoot needed.
+Everything here works alone: plain functions and small objects for torch, without other parts of surefoot.
 
 * seeding: `seed_everything`
 * initialisation: `init_for`, and the recipes it picks from

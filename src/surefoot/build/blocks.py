@@ -49,7 +49,7 @@ class ScaledResidual(nn.Module):
 
 
 class PreNormMLP(nn.Module):
-    """`x + MLP(norm(x))`: the norm sits inside the branch, so the stream itself is never squeezed.
+    """`x + MLP(norm(x))`: the norm is inside the branch, so the residual stream itself is not normalised.
 
     The gradient has a clean way through the sum, which is why deep stacks of these train without warm-up where the
     post-norm form `norm(x + MLP(x))` does not (Xiong et al. 2020, arXiv:2002.04745).
@@ -73,7 +73,7 @@ class PreNormMLP(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Add what the MLP makes of the normalised inputs."""
+        """Add the output of the MLP for the normalised inputs."""
         change: Tensor = self.mlp(self.norm(inputs))
         return inputs + change
 

@@ -1,7 +1,7 @@
-"""Is the clipping limit right? Read it off the gradient norms seen.
+"""Judge the clipping limit by the observed gradient norms.
 
-Clipping is for the rare step. A limit that touches most steps has become part of the learning rate: every update has
-the same length, whatever the gradient says. One that touches none is no protection. And a norm that climbs, jumps by
+Clipping is for rare steps. A limit that affects most steps has become part of the learning rate: every update has
+the same length, whatever the gradient is. One that affects none is no protection. And a norm that grows, jumps by
 orders of magnitude or stops being finite is a problem that clipping hides rather than solves.
 
 `clip_advice` is a pure function of a sequence of norms, taken **before** clipping, from a live run or a log.
@@ -35,7 +35,7 @@ HEAVY_TAIL = 100.0
 
 @dataclass(frozen=True)
 class ClipAdvice:
-    """What the norms say about the limit."""
+    """The judgement of a limit."""
 
     verdict: Verdict
     """`fits`, or what to do; `hiding_a_problem` when another limit would not help."""

@@ -1,4 +1,4 @@
-"""Which parameters weight decay may pull on: matrices and kernels, not norms, biases and embeddings.
+"""Which parameters get weight decay: matrices and kernels, not norms, biases and embeddings.
 
 Decay pulls a value to zero whether or not it has a gradient. A norm's gain belongs near one, a bias shifts, and the
 rows of an embedding that no batch touches would fade away. Each parameter goes into exactly one group: a tied weight is

@@ -1,4 +1,4 @@
-"""Learning-rate range test: train a little at ever larger rates, see where the loss falls fastest and where it jumps.
+"""Learning-rate range test: train briefly at increasing rates, find where the loss falls fastest and where it jumps.
 
 Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step, and the test ends when the loss is no longer
 finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss,
@@ -38,7 +38,7 @@ _BLOWN_UP = 3.0
 
 @dataclass(frozen=True)
 class LRRange:
-    """What the range test saw."""
+    """The result of the range test."""
 
     rates: tuple[float, ...]
     """The learning rate of each step taken."""
@@ -63,7 +63,7 @@ class LRRange:
 
     def __str__(self) -> str:
         if not self.losses:
-            return "The very first loss is not finite, before any step: check data, labels and loss."
+            return "The first loss is not finite, before any step: check data, labels and loss."
         if self.suggested is None:
             verdict = "The loss never fell: check data, labels and loss first, or try lower rates."
         else:
@@ -85,7 +85,7 @@ def find_lr(
     show: bool = True,
     picture: str | Path | None = None,
 ) -> LRRange:
-    """Run the range test, leave everything as it was, and return the curve.
+    """Run the range test, restore everything, and return the curve.
 
     Args:
         model: Trained for a few steps, then put back.
@@ -147,7 +147,7 @@ def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:
             empty = False
             yield batch
         if empty:
-            raise ValueError("`batches` gave nothing, or was an iterator that ended. Give a loader or a list.")
+            raise ValueError("`batches` is empty, or an exhausted iterator. Pass a loader or a list.")
 
 
 def _generators(batches: Any) -> list[torch.Generator]:

@@ -89,7 +89,7 @@ class Standardizer:
         return cls(count, mean, spread, lowest, highest, feature_axis, nan)
 
     def merge(self, other: "Standardizer") -> "Standardizer":
-        """Join with the statistics of other data: the result is that of all the data at once."""
+        """Merge with the statistics of other data: the result is that of all the data together."""
         if self.mean.shape != other.mean.shape:
             raise ValueError(f"Expected {len(self.mean)} features in every part; got {len(other.mean)}.")
         count = self.count + other.count

@@ -12,9 +12,18 @@ if TYPE_CHECKING:
     from surefoot.diagnose.catalogue import Cause
 
 
+def _codes(incomplete: str) -> list[str]:
+    """The codes that a shell can complete to."""
+    from surefoot.diagnose.catalogue import CATALOGUE
+
+    return [code for code in CATALOGUE if code.startswith(incomplete)]
+
+
 def explain(
     code: str | None = typer.Argument(
-        None, help="The code of a cause, such as lr.too-high. Without it, all causes are listed."
+        None,
+        help="The code of a cause, such as lr.too-high. Without it, all causes are listed.",
+        autocompletion=_codes,
     ),
 ) -> None:
     """Explain a cause: its symptom, its evidence, its fixes, and causes that look similar."""

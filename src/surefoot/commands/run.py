@@ -419,7 +419,7 @@ class RunSession:
             say(f"surefoot: {in_words(facts.guard)}")
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
-            say(f"the first bad step is kept: {incidents.replay_command}")
+            say(f"the first bad step was captured; run it again: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {folder}")
         if folder is not None and self._world_size > 1 and self._rank == 0:

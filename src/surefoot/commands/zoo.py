@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 SEEDS = "100,101,102"
 
-app = typer.Typer(
-    help="Scripts with known causes: list them, run them, score the diagnosis, plant faults.", rich_markup_mode=None
-)
+app = typer.Typer(help="Scripts with known causes: list, run, score, mutate.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)

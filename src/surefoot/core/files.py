@@ -44,7 +44,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: str | Path) -> bytes:
     """All of a plain file. Raises `OSError` for anything else: a pipe would be waited for, a device has no end."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
     with open(descriptor, "rb") as file:

@@ -1,10 +1,10 @@
-"""The demo: a character transformer learns from real text three ways, side by side, and four things go wrong.
+"""The demo: a character transformer learns from real text in three runs, and four faults are injected into two of them.
 
-    clean     the plain loop, nothing goes wrong: what was to be had
-    bare      the same loop with the faults, watched by `surefoot run`, which changes nothing
+    clean     the plain loop without faults: the reference
+    bare      the same loop with the faults, observed by `surefoot run`, which changes nothing
     guarded   the same faults, with a `TrainingStabilizer` in the loop
 
-All three are one script (`train.py`) in a process of its own each, with the same seed and the same order of the data.
-`runs` starts them, `show` draws them while they run and tells what came of them, `cost` measures what a guarded step
-costs. Nothing is replayed or rigged: the figures are those of the runs just made.
+All three run the same script (`train.py`), each in its own process, with the same seed and the same order of the data.
+`runs` starts them, `live` draws them while they run, `results` prints their outcome, and `cost` measures the cost of a
+guarded step. All figures are from the runs just made.
 """

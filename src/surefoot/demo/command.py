@@ -25,26 +25,29 @@ if TYPE_CHECKING:
     from surefoot.demo.results import Fault
 
 COMPARED_STEPS = 40
-"""Steps of each loop that the cost of a step is the median of."""
+"""How many steps of each loop the median cost of a step is computed from."""
 _PLAIN_WIDTH = 100
 _IN_A_LOOP = "sf.TrainingStabilizer(...)"
 
 
 def run_demo(steps: int, seed: int, out: Path) -> None:
-    """Train three ways, tell what came of it, write the reports. The last line is the path of the guarded run's."""
+    """Train the three runs, print the results and write the reports.
+
+    The last line is the path of the guarded run's report.
+    """
     console = result_console(_PLAIN_WIDTH)
     runs = prepare(out)
     faults = _train(console, runs, steps, seed)
-    with console.status("measuring what a guarded step costs"):
+    with console.status("measuring the cost of a guarded step"):
         cost = measure_cost(min(COMPARED_STEPS, steps // 8))
     _tell(console, runs, faults, cost)
     _tell_the_cause(console, runs[1], steps, seed)
-    _head(console, "Yours next")
+    _head(console, "Next: your own training")
     command = f"{_surefoot()} run train.py"
     width = max(len(command), len(_IN_A_LOOP))
-    _say(console, f"{command:<{width}}  your script as it is", indent=2)
-    _say(console, f"{_IN_A_LOOP:<{width}}  in your loop: two calls, see the README", indent=2)
-    _head(console, "To open in a browser: the report of the bare run, and that of the guarded one")
+    _say(console, f"{command:<{width}}  observe your script without changing it", indent=2)
+    _say(console, f"{_IN_A_LOOP:<{width}}  protect your own loop; see the README", indent=2)
+    _head(console, "Reports of the bare and of the guarded run, to open in a browser")
     for run in runs[1:]:
         print(write_report(run.folder))
 
@@ -52,8 +55,8 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
 def _train(console: Console, runs: list[DemoRun], steps: int, seed: int) -> list[Fault]:
     _say(
         console,
-        f"A small transformer learns to write Python from the source of the standard library: {steps} steps, three "
-        "times, side by side, with the same seed and the same data. In the bare and the guarded run this goes wrong:",
+        f"A small transformer learns to write Python from the source of the standard library: three runs of {steps} "
+        "steps in parallel, with the same seed and data. The bare and the guarded run have these faults:",
     )
     with under_way(runs, steps, seed, console.width) as processes:
         with console.status("starting"):
@@ -72,28 +75,28 @@ def _tell(console: Console, runs: list[DemoRun], faults: list[Fault], cost: Cost
     _say(console, verdict(runs))
     _say(
         console,
-        "Bare: AdamW, clip_grad_norm_ at 1. Guarded: the same loop and clipping, in a TrainingStabilizer with "
-        f"TrainingRecovery. A step: processor time, median of {cost.steps}, both loops in turns, without faults.",
+        "Bare: AdamW and clip_grad_norm_ at 1. Guarded: the same, in a TrainingStabilizer with TrainingRecovery. Time "
+        f"per step: median processor time of {cost.steps} steps without faults, both loops alternating.",
         style="dim",
     )
-    _head(console, "What each fault did")
+    _head(console, "Effect of each fault")
     console.print(fault_table(runs, faults))
-    _head(console, "What the guard said")
+    _head(console, "Log of the guarded run")
     for incident in runs[2].results["incidents"]:
         _say(console, incident["text"], indent=2)
 
 
 def _tell_the_cause(console: Console, bare: DemoRun, steps: int, seed: int) -> None:
-    _head(console, "What is wrong with the bare run?")
-    _say(console, "It was watched, which changes nothing in it, by this command:")
+    _head(console, "Diagnosis of the bare run")
+    _say(console, "The bare run was observed, without changing anything in it, with this command:")
     command = shlex.join(["surefoot", "run", "--out", str(bare.folder), *bare.words(steps, seed)])
     console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)  # to be copied: no line is cut
-    _say(console, "At its end it says:")
+    _say(console, "It printed at the end:")
     console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
 
 
 def _surefoot() -> str:
-    """How to call the command here: by its path where the shell does not find it."""
+    """The command to use here: its path if it is not on the PATH."""
     if shutil.which("surefoot") is not None:
         return "surefoot"
     beside = Path(sys.executable).with_name("surefoot")

@@ -1,7 +1,7 @@
-"""What a guarded step costs: the plain loop and the guarded one take turns, so that both have the same machine.
+"""The cost of a guarded step: the plain and the guarded loop alternate, so that both see the same conditions.
 
-Processor time is counted, since whatever else runs on the machine would show in the other. With one thread it is the
-time that a step takes on an idle machine, and the thread that writes the run log is in it.
+Processor time is measured, because other programs on the machine would affect wall-clock time. With one thread, it is
+the time that a step takes on an idle machine, including the thread that writes the run log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Cost(NamedTuple):
 
 
 def measure_cost(steps: int) -> Cost:
-    """Train both without faults, a step each in turn; the guarded one also writes its run log."""
+    """Train both loops without faults, alternating after each step. The guarded one also writes its run log."""
     import torch
 
     from surefoot.zoo.demo.train import Faults, Training, read_text
 
-    torch.set_num_threads(1)  # as the script does
+    torch.set_num_threads(1)  # as in the script
     text, total = read_text(), WARMUP_STEPS + steps
     with TemporaryDirectory() as folder:
         both = [Training(text, total, 0, Faults()), Training(text, total, 0, Faults(), guard=True, log=folder)]

@@ -1,4 +1,4 @@
-"""The three runs while they are under way: curves on one scale, or a few plain lines where there is no terminal."""
+"""The three runs in progress: curves on one scale, or a few plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LOWEST, _HIGHEST = 1.5, 7.5
-"""Losses that the blocks reach from and to: a trained model, and one that has lost its way."""
+"""The range of losses that the blocks cover: from a trained model to one that has diverged."""
 _BESIDE = 32
-"""Columns that the numbers beside the curve take."""
+"""Width of the numbers beside the curve, in columns."""
 _REPORTS = 4
 """Plain lines for each run."""
 
@@ -65,7 +65,7 @@ def _picture(console: Console, runs: list[DemoRun], steps: int, faults: list[int
 
 
 def curve(losses: list[float], steps: int, width: int) -> Text:
-    """A column for every few steps, as high as the highest loss among them; a cross where it is not a number."""
+    """One column for every few steps, as high as their highest loss; a cross if a loss is not finite."""
     drawn = Text()
     for column in range(width):
         some = losses[column * steps // width : max((column + 1) * steps // width, column * steps // width + 1)]
@@ -80,7 +80,7 @@ def curve(losses: list[float], steps: int, width: int) -> Text:
 
 
 def _marks(faults: list[int], steps: int, width: int) -> Text:
-    """Numbers above the columns in which something goes wrong."""
+    """Numbers above the columns at which a fault occurs."""
     line = [" "] * width
     for number, step in enumerate(faults, 1):
         line[step * width // steps] = str(number)

@@ -1,4 +1,4 @@
-"""What came of the three runs, in tables and sentences. Every figure is one that was just measured."""
+"""The results of the three runs, as tables and sentences. Every figure was measured in these runs."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
     from surefoot.demo.runs import DemoRun
 
 _DONE = {
-    "none": "seen, left alone",
+    "none": "detected, no action",
     "skip": "step skipped",
     "back_off": "step skipped, rate cut",
-    "roll_back": "back to a good state",
-    "reset_moments": "optimizer state cleared",
-    "take_back": "return taken back",
+    "roll_back": "rolled back",
+    "reset_moments": "optimizer state reset",
+    "take_back": "rollback undone",
     "halt": "halted",
 }
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One injected fault."""
 
     name: str
     steps: range
     watched: int
-    """How many steps from its first one an incident still belongs to it."""
+    """How many steps from the first one an incident is attributed to this fault."""
 
     def incidents(self, run: DemoRun) -> list[dict[str, Any]]:
-        """What the run's guard said about it."""
+        """The incidents of a run that belong to this fault."""
         first = self.steps.start
         return [each for each in run.results["incidents"] if first <= each["step"] < first + self.watched]
 
 
 def faults_of(steps: int) -> list[Fault]:
-    """The faults of a run of so many steps, in the order in which they come."""
+    """The faults of a run with this many steps, in order."""
     from surefoot.zoo.demo.train import Faults
 
     faults = Faults.spread_over(steps)
     return [
         Fault("corrupt batch: one byte, repeated", _one(faults.corrupt_batch), 1),
-        # Damage by a rate is known by the losses that follow: the guard waits for ten of them before it goes back.
+        # A wrong rate is detected by the losses that follow it: the guard waits for ten of them before it rolls back.
         Fault("typo: 100 × the learning rate", faults.wrong_rate, len(faults.wrong_rate) + 20),
         Fault("fp16 overflow in the logits", _one(faults.overflow), 1),
         Fault("gradient of 0/0", _one(faults.nan_gradient), 1),
@@ -59,7 +59,7 @@ def _one(step: int) -> range:
 
 def outcome_table(runs: list[DemoRun], faults: list[Fault], cost: Cost) -> Table:
     """A row per run."""
-    table = _table("run", "faults", "validation loss", "caught", "what was done", "a step")
+    table = _table("run", "faults", "validation loss", "detected", "actions", "time per step")
     clean, bare, guarded = runs
     caught = sum(bool(fault.incidents(guarded)) for fault in faults)
     plain = f"{cost.bare_ms:.1f} ms"
@@ -87,45 +87,45 @@ def _loss(run: DemoRun) -> str:
 def _actions(run: DemoRun) -> str:
     actions = [each["action"] for each in run.results["incidents"]]
     skips, returns = sum(each in ("skip", "back_off") for each in actions), actions.count("roll_back")
-    parts = [f"{skips} step{'s' * (skips != 1)} skipped", f"{returns} return{'s' * (returns != 1)}"]
+    parts = [f"{skips} step{'s' * (skips != 1)} skipped", f"{returns} rollback{'s' * (returns != 1)}"]
     return ", ".join(parts)
 
 
 def fault_table(runs: list[DemoRun], faults: list[Fault]) -> Table:
-    """A row per fault: what it did to the bare run, and what the guarded one did about it."""
+    """A row per fault: its effect on the bare run, and the action of the guarded one."""
     table = _table("", "fault", "step", "bare", "guarded")
     _, bare, guarded = runs
     for number, fault in enumerate(faults, 1):
         where = str(fault.steps.start) + (f"-{fault.steps[-1]}" if len(fault.steps) > 1 else "")
         done = [_DONE.get(each["action"], each["action"]) for each in fault.incidents(guarded)]
-        table.add_row(str(number), fault.name, where, harm(bare, fault), ", ".join(done) or "not noticed")
+        table.add_row(str(number), fault.name, where, harm(bare, fault), ", ".join(done) or "not detected")
     return table
 
 
 def harm(run: DemoRun, fault: Fault) -> str:
-    """What a fault did to the loss of an unprotected run."""
+    """The effect of a fault on the loss of an unprotected run."""
     losses: list[float] = run.results["losses"]
     before, after = losses[fault.steps.start - 1], losses[fault.steps.start : fault.steps.start + fault.watched + 1]
     if not math.isfinite(before):
-        return "(lost already)"
+        return "already NaN"
     if not all(map(math.isfinite, after)):
-        return "NaN, for good" if not math.isfinite(losses[-1]) else "NaN"
+        return "NaN until the end" if not math.isfinite(losses[-1]) else "NaN"
     return f"loss {before:.1f} → {max(after):.1f}"
 
 
 def verdict(runs: list[DemoRun]) -> str:
-    """One sentence about how they ended."""
+    """One sentence about the final losses."""
     clean, bare, guarded = (run.results["validation"] for run in runs)
-    return f"The bare run ends {_beside(bare, clean)}; the guarded one {_beside(guarded, clean)}."
+    return f"The bare run ends {_beside(bare, clean)}; the guarded run {_beside(guarded, clean)}."
 
 
 def _beside(loss: float, clean: float) -> str:
     if not math.isfinite(loss):
         return "in NaN"
-    return f"{abs(loss - clean):.3f} {'above' if loss > clean else 'below'} the clean one"
+    return f"{abs(loss - clean):.3f} {'above' if loss > clean else 'below'} the clean run"
 
 
 def diagnosis(run: DemoRun) -> str:
-    """What `surefoot run` said at the end of it."""
+    """What `surefoot run` printed at the end."""
     first = next((number for number, line in enumerate(run.said) if line.startswith("surefoot: ")), 0)
     return "\n".join(run.said[first:])

@@ -1,4 +1,4 @@
-"""The demo's three processes: started together, read while they run."""
+"""The three processes of the demo: start them together, read their output."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ _STEP = re.compile(r"step \d+ loss (\S+)")
 
 
 class DemoFailed(SurefootError):
-    """One of the demo's runs did not come to its end."""
+    """One of the demo's runs failed."""
 
 
 @dataclass
 class DemoRun:
-    """One of the three runs, and what is known of it so far."""
+    """One of the three runs, and its output so far."""
 
     name: str
     folder: Path
     losses: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    """Lines on stderr."""
+    """Lines that it printed to stderr."""
     results: dict[str, Any] = field(default_factory=dict)
-    """What the script wrote down at its end: `losses`, `validation` and `incidents`."""
+    """The results that the script wrote at its end: `losses`, `validation` and `incidents`."""
 
     @property
     def has_faults(self) -> bool:
-        """Whether things go wrong in it."""
+        """Whether faults are injected."""
         return self.name != "clean"
 
     def words(self, steps: int, seed: int) -> list[str]:
-        """The command line after `python` or `surefoot run`."""
+        """The arguments after `python` or `surefoot run`."""
         words = [str(self.folder.parent / SCRIPT), "--steps", str(steps), "--seed", str(seed)]
         words += ["--results", str(self.folder / "results.json")]
         words += ["--faults"] if self.has_faults else []
         return words + (["--guard", "--log", str(self.folder)] if self.name == "guarded" else [])
 
     def command(self, steps: int, seed: int) -> list[str]:
-        """What is executed: the bare run goes through the product's own door."""
+        """The command: the bare run is started with `surefoot run`, as a user would start it."""
         watched = ["-m", "surefoot", "run", "--out", str(self.folder)] if self.name == "bare" else []
         return [sys.executable, *watched, *self.words(steps, seed)]
 
 
 def prepare(out: Path) -> list[DemoRun]:
-    """Put the script into the folder, which must be new, empty, or that of an earlier demo."""
+    """Write the script to the folder, which must be new, empty, or the folder of an earlier demo."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if out.exists() and (not out.is_dir() or (held and (SCRIPT not in held or held - {SCRIPT, *NAMES}))):
-        raise UsageError(f"{out} holds other things than a demo: expected a new or empty folder. Give one with --out.")
+        raise UsageError(f"{out} contains files that are not of a demo. Set --out to a new or empty folder.")
     runs = [DemoRun(name, out / name) for name in NAMES]
     try:
         for run in runs:
@@ -80,7 +80,7 @@ def prepare(out: Path) -> list[DemoRun]:
 
 @contextmanager
 def under_way(runs: list[DemoRun], steps: int, seed: int, width: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """The runs as processes, each followed by threads that read it. None is left behind."""
+    """Start the runs, with threads that read their output. All are ended at the end."""
     environment = {**os.environ, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"}
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
@@ -103,7 +103,7 @@ def under_way(runs: list[DemoRun], steps: int, seed: int, width: int) -> Iterato
         yield processes
     finally:
         for process in processes:
-            process.terminate()  # nothing to those that have ended
+            process.terminate()  # has no effect on those that have ended
         for process in processes:
             process.wait()
         for reader in readers:
@@ -111,10 +111,10 @@ def under_way(runs: list[DemoRun], steps: int, seed: int, width: int) -> Iterato
 
 
 def collect(runs: list[DemoRun], processes: list[subprocess.Popen[str]]) -> None:
-    """Take in what the runs wrote down."""
+    """Check that the runs succeeded and read their results."""
     for run, process in zip(runs, processes, strict=True):
         if process.returncode != 0:
-            last = run.said[-1] if run.said else "it said nothing"
+            last = run.said[-1] if run.said else "no output"
             raise DemoFailed(f"the {run.name} run ended with exit code {process.returncode}: {last}")
         run.results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
 

@@ -31,7 +31,7 @@ from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
 from surefoot.record.rank_file import rank_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
     from surefoot.diagnose.findings import Outlook
     from surefoot.diagnose.rule import Claim, Rule
@@ -239,7 +239,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         rank = (severity != "info", severity == "error", EVIDENCE_RANK[rule.kind], confidence)
         fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
         judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
-        ranked.append((rank, _finding(rule.code, judged)))
+        ranked.append((rank, _finding(rule.code, judged, run.facts.source_lines)))
     ranked.sort(key=lambda item: item[0], reverse=True)
     findings = tuple(finding for _, finding in ranked)
     worst = {finding.severity for finding in findings}
@@ -271,7 +271,8 @@ def covers(patterns: tuple[str, ...], code: str) -> bool:
     return any(code == p or (p.endswith("*") and code.startswith(p[:-1])) for p in patterns)
 
 
-def _finding(code: str, claim: Claim) -> Finding:
+def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Finding:
+    source = {place: source_lines[place] for place in claim.where if place in source_lines}
     return Finding(
         cause=code,
         severity=claim.severity,
@@ -279,6 +280,6 @@ def _finding(code: str, claim: Claim) -> Finding:
         summary=claim.summary,
         step=claim.step,
         where=tuple(dict.fromkeys(place for place in claim.where if place)),
-        evidence=claim.evidence,
+        evidence={**claim.evidence, "source": source} if source else claim.evidence,
         fixes=(*claim.fixes, *CATALOGUE[code].fixes),
     )

@@ -67,7 +67,9 @@ def _of_hang(hang: Hang, beats: Mapping[int, Beat]) -> Claim:
     words = hang.summary[:1].upper() + hang.summary[1:]
     if went_on:
         after = "" if hang.over_after is None else f" after {hang.over_after:.0f} s"
-        return Claim(0.9, f"{words}. They went on{after}.", hang.step, _where(odd, hang.where), hang.evidence(), "info")
+        return Claim(
+            0.9, f"{words}. They continued{after}.", hang.step, _where(odd, hang.where), hang.evidence(), "info"
+        )
     stacks = {"stacks": f"rank{odd}/{STACKS}"}
     return Claim(
         0.97, f"{words}.", hang.step, _where(odd, hang.where), hang.evidence() | stacks, fixes=(_fix(hang, odd),)
@@ -111,7 +113,7 @@ def _of_end(
     after = f" after {other.step:,} steps" if other is not None else ""
     return Claim(
         0.95,
-        f"Rank {first.rank} ended after {first.step:,} steps ({first.ending}), while the others went on: a collective "
+        f"Rank {first.rank} ended after {first.step:,} steps ({first.ending}) and the others continued: a collective "
         f"of rank {left[0]} failed{after}.",
         first.step,
         _where(first.rank, first.where),

@@ -42,8 +42,10 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     for finding in diagnosis.findings:
         lines.append("")
         lines.extend(_head(finding))
-        for key, value in finding.evidence.items():
-            lines.extend(_wrapped("    Evidence: ", f"{key.replace('_', ' ')} {_shown(value)}"))
+        evidence = {key: value for key, value in finding.evidence.items() if key != "source"}  # below the place
+        if evidence:
+            shown = "; ".join(f"{key.replace('_', ' ')} {_shown(value)}" for key, value in evidence.items())
+            lines.extend(_wrapped("    Evidence: ", shown))
         for number, fix in enumerate(finding.fixes, 1):
             lines.extend(_wrapped(f"    Fix {number}: ", fix))
     if not diagnosis.findings and diagnosis.verdict != "unknown":
@@ -61,7 +63,7 @@ def _shown(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
         shown = ", ".join(_shown(item) for item in value[:12])
-        return f"{shown}, … ({len(value)} in all)" if len(value) > 12 else shown
+        return f"{shown}, … ({len(value)} in total)" if len(value) > 12 else shown
     if isinstance(value, dict):
         return "; ".join(f"{key} {_shown(item)}" for key, item in list(value.items())[:12])
     return str(value)
@@ -76,15 +78,30 @@ def _head(finding: Finding) -> list[str]:
     lines.extend(_wrapped("    ", finding.summary))
     at = [] if finding.step is None else [f"step {finding.step:,}"]
     shown = [*at, *finding.where[:4]]
-    return [*lines, *_wrapped("    At: ", ", ".join(shown))] if shown else lines
+    if shown:
+        lines.extend(_wrapped("    At: ", ", ".join(shown)))
+    return [*lines, *_source(finding)]
+
+
+def _source(finding: Finding) -> list[str]:
+    """The lines of the script that the finding names, each on one line of the terminal."""
+    source = finding.evidence.get("source")
+    if not isinstance(source, dict):
+        return []
+    named = [place for place in finding.where[:4] if place in source]
+    lines = [f"      {place.rpartition(':')[2]} | {printable(str(source[place]))}" for place in named]
+    return [line if len(line) <= _width() else f"{line[: _width() - 1]}…" for line in lines]
+
+
+def _width() -> int:
+    return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _wrapped(start: str, words: str) -> list[str]:
     """Lines no longer than the terminal, and not longer than is good to read."""
-    width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     return textwrap.wrap(
         printable(words.replace("\t", " ")),
-        width,
+        _width(),
         initial_indent=start,
         subsequent_indent="    ",
         break_long_words=False,

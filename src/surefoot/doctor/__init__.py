@@ -1,1 +1,1 @@
-"""The preflight: ten steps that say, before a long run, what would go wrong in it."""
+"""The preflight: ten steps that predict, before a long run, what would go wrong in it."""

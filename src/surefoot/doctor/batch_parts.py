@@ -1,4 +1,4 @@
-"""Which part of a batch is the target, and which holds token ids: found by comparing values, not by position."""
+"""Which part of a batch is the target, and which contains token ids: found by comparing values, not by position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Part:
     path: str
 
     def of(self, batch: Any) -> Tensor | None:
-        """The tensor at this path; `None` where a batch has none."""
+        """The tensor at this path; `None` if the batch has none."""
         return dict(leaves(batch)).get(self.path)
 
 
@@ -37,7 +37,7 @@ def target_part(context: CheckContext) -> tuple[Part, LossInput] | None:
 
 
 def token_parts(context: CheckContext) -> list[tuple[Part, Lookup]]:
-    """The tensors that are looked up in embeddings, as they come in the batch."""
+    """The tensors that are used as indices into embeddings, as they are in the batch."""
     look = context.look
     found = []
     for lookup in look.recorded.lookups if look is not None else []:

@@ -1,8 +1,8 @@
-"""What a batch is made of, whatever its shape: tensors in tuples, lists, dicts and objects, and how to cut and move it.
+"""The tensors of a batch of any structure (tuples, lists, dicts, objects), and how to slice and move them.
 
-Batches are taken from a loader without its worker processes, and without moving the position of anything that can be
-put back: samplers draw from generators that the caller restores, and a loader with `state_dict` gets its state back. An
-iterator cannot be rewound; then as few batches as possible are taken, and a note says how many.
+Batches are taken from a loader without its worker processes, and positions are restored where possible: samplers draw
+from generators that the caller restores, and a loader with `state_dict` gets its state back. An iterator cannot be
+rewound; as few batches as possible are taken from it, and a note says how many.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FROM_AN_ITERATOR = 4
 
 
 def leaves(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a batch with the path that leads to it, such as `[0]` or `['labels']`."""
+    """Every tensor in a batch with its path, such as `[0]` or `['labels']`."""
     return ((path or "batch", tensor) for path, tensor in nested.named_leaves(batch))
 
 
 def map_leaves(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with every tensor changed, arrays of numbers as tensors; everything else stays."""
+    """The same batch with every tensor changed and numeric arrays converted to tensors; everything else stays."""
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
@@ -43,7 +43,7 @@ def map_leaves(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A copy of the batch on a device, through its own `.to` where it is an object of some other library."""
+    """A copy of the batch on a device, through its own `.to` if it is an object of another library."""
     with suppress(Exception):
         if not isinstance(batch, Tensor | Mapping | tuple | list) and hasattr(batch, "to"):
             return copy.copy(batch).to(device)
@@ -51,13 +51,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def row_count(batch: Any) -> int | None:
-    """How many rows a batch has, if all its tensors agree on it."""
+    """The number of rows of a batch; `None` if its tensors disagree."""
     sizes = {tensor.shape[0] for _, tensor in leaves(batch) if tensor.dim() > 0}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def first_rows(batch: Any, rows: int) -> Any:
-    """The first rows of a batch; the whole batch where its tensors do not agree on what a row is."""
+    """The first rows of a batch; the whole batch if its tensors disagree about the number of rows."""
     count = row_count(batch)
     if count is None or count <= rows:
         return batch
@@ -65,17 +65,17 @@ def first_rows(batch: Any, rows: int) -> Any:
 
 
 def byte_count(batch: Any) -> int:
-    """How much memory the tensors of a batch take."""
+    """The memory of the tensors of a batch."""
     return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(batch))
 
 
 def is_iterator(loader: Any) -> bool:
-    """Whether taking a batch from it moves it for good."""
+    """Whether taking a batch from it advances it permanently."""
     return hasattr(loader, "__next__") and iter(loader) is loader
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators a loader shuffles by; they are random streams too."""
+    """The generators that a loader shuffles with; they are random streams too."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     sources = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(source, "generator", None) for source in sources]
@@ -83,7 +83,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def take(loader: Iterable[Any], most: int = MOST_BATCHES) -> list[Any]:
-    """A few batches, on the host, within bounds on rows and memory. A loader with state gets it back."""
+    """A few batches on the host, limited in rows and memory. A loader with state gets its state back."""
     batches: list[Any] = []
     rows = size = 0
     with _position_kept(loader):
@@ -100,7 +100,7 @@ def take(loader: Iterable[Any], most: int = MOST_BATCHES) -> list[Any]:
 
 
 def _without_workers(loader: Any) -> Any:
-    """The same batches loaded in this process: no workers to start, and none of the user's to disturb."""
+    """The same batches loaded in this process: no workers are started, and the user's are not used."""
     if type(loader) is not DataLoader or loader.num_workers == 0:
         return loader
     if loader.batch_sampler is None:
@@ -116,7 +116,7 @@ def _without_workers(loader: Any) -> Any:
 
 @contextmanager
 def _position_kept(loader: Any) -> Iterator[None]:
-    """Hand a loader that keeps its own position (`state_dict`) that position back."""
+    """Restore the position of a loader that stores it (`state_dict`)."""
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
         yield
         return

@@ -1,7 +1,7 @@
-"""What the preflight says: one `Check` per question, all of them in an `Examination`.
+"""The results of the preflight: one `Check` per question, all of them in an `Examination`.
 
-A check has a status, the number it rests on, what was expected and what to do. `skipped` means that the question could
-not be asked, and says why; it is never a way to say that something is wrong.
+A check has a status, the number it is based on, the expected value and a fix. `skipped` means that the question could
+not be answered, and the summary gives the reason; it never means that something is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = {
     9: "kept graphs",
     10: "bad data",
 }
-"""The ten steps, in the order in which a fault in one explains the next."""
+"""The ten steps, ordered so that a fault in one explains faults in later ones."""
 
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "pass", "skipped")
 _WIDTH = 72
@@ -39,31 +39,31 @@ _WIDTH = 72
 
 @dataclass(frozen=True)
 class Check:
-    """The answer to one question."""
+    """The result of one question."""
 
     step: int
-    """Which of the ten steps asked it."""
+    """The step that the check belongs to, from 1 to 10."""
 
     name: str
-    """What was asked, in a few words; unique within an examination."""
+    """A short name, unique within an examination."""
 
     status: Status
-    """`pass`, `warn`, `fail`, or `skipped` when it could not be asked."""
+    """`pass`, `warn`, `fail`, or `skipped` if the question could not be answered."""
 
     summary: str
-    """One sentence with what was found, or why the check was skipped."""
+    """One sentence with the result, or the reason why the check was skipped."""
 
     number: float | None = None
-    """The number the status rests on."""
+    """The number that the status is based on."""
 
     expected: str = ""
     """What the number should be."""
 
     fix: str = ""
-    """What to do first; empty when there is nothing to do."""
+    """The first thing to change; empty if there is nothing to change."""
 
     cause: str | None = None
-    """The code of the cause, where the check names one; `surefoot explain CODE` says more."""
+    """The code of the cause, if the check names one; see `surefoot explain CODE`."""
 
     def __post_init__(self) -> None:
         if self.cause is not None and self.cause not in CATALOGUE:
@@ -71,31 +71,31 @@ class Check:
 
 
 def passed(step: int, name: str, summary: str, number: float | None = None, expected: str = "") -> Check:
-    """Nothing wrong here."""
+    """A check with status `pass`."""
     return Check(step, name, "pass", summary, number, expected)
 
 
 def skipped(step: int, name: str, why: str) -> Check:
-    """It could not be asked."""
+    """A check with status `skipped`."""
     return Check(step, name, "skipped", why)
 
 
 def warned(
     step: int, name: str, summary: str, number: float | None, expected: str, fix: str, cause: str | None = None
 ) -> Check:
-    """It may hurt."""
+    """A check with status `warn`: it may cause a problem."""
     return Check(step, name, "warn", summary, number, expected, fix, cause)
 
 
 def failed(
     step: int, name: str, summary: str, number: float | None, expected: str, fix: str, cause: str | None = None
 ) -> Check:
-    """It will hurt."""
+    """A check with status `fail`: it will cause a problem."""
     return Check(step, name, "fail", summary, number, expected, fix, cause)
 
 
 def from_finding(step: int, name: str, finding: Finding, expected: str) -> Check:
-    """A check that presents what a rule found; its fix is the first that the catalogue gives for the cause."""
+    """A check that presents the finding of a rule; its fix is the first one in the catalogue for this cause."""
     status: Status = "fail" if finding.severity == "error" else "warn"
     numbers = [float(value) for value in finding.evidence.values() if isinstance(value, (int, float))]
     number = numbers[0] if numbers else None
@@ -127,9 +127,9 @@ class ExaminationJson(TypedDict):
     seconds: float
     """How long it took."""
     causes: list[str]
-    """The codes that were named, failures first."""
+    """The codes of the causes, failures first."""
     notes: list[str]
-    """How it was done."""
+    """Remarks about how the examination was done."""
     checks: list[CheckJson]
 
 
@@ -143,7 +143,7 @@ class Examination:
     """How long it took."""
 
     notes: tuple[str, ...] = ()
-    """What the reader should know about how it was done: batches taken out of an iterator, a model unwrapped."""
+    """Remarks about how the examination was done: batches taken from an iterator, a model unwrapped."""
 
     @property
     def ok(self) -> bool:
@@ -152,12 +152,12 @@ class Examination:
 
     @property
     def status(self) -> Status:
-        """The worst status of all."""
+        """The worst status of all checks."""
         return min((check.status for check in self.checks), key=_WORST_FIRST.index, default="skipped")
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The codes that were named, failures first, then in the order of the steps."""
+        """The codes of the causes: failures first, then in the order of the steps."""
         ranked = sorted(self.checks, key=lambda check: _WORST_FIRST.index(check.status))
         return tuple(dict.fromkeys(check.cause for check in ranked if check.cause is not None))
 
@@ -165,7 +165,7 @@ class Examination:
         for check in self.checks:
             if check.name == name:
                 return check
-        raise KeyError(f"no check is called {name!r}; there are {', '.join(check.name for check in self.checks)}")
+        raise KeyError(f"there is no check named {name!r}; there are {', '.join(check.name for check in self.checks)}")
 
     def counts(self) -> dict[str, int]:
         """How many checks ended in each status."""
@@ -173,12 +173,12 @@ class Examination:
 
     @property
     def verdict(self) -> str:
-        """One line: how many of each, and how long it took."""
+        """One line: the number of checks by status, and the duration."""
         counts = ", ".join(f"{count} {status}" for status, count in self.counts().items() if count)
         return f"{counts} · {self.seconds:.1f} s"
 
     def to_dict(self) -> ExaminationJson:
-        """The same as plain values, for JSON; a number that is not finite becomes a string."""
+        """The examination as plain values for JSON; a non-finite number becomes a string."""
         return {
             "schema": EXAMINATION.version,
             "status": self.status,

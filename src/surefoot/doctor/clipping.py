@@ -1,4 +1,4 @@
-"""Step 7: the gradient norms of the rehearsal, against the limit the user clips at, if it is known."""
+"""Step 7: the gradient norms of the rehearsal, compared with the user's clipping limit, if it is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FEWEST = 8
 
 
 def check_clipping(context: CheckContext) -> list[Check]:
-    """Present what the norms show, or suggest a limit."""
+    """Report what the norms show, or suggest a limit."""
     norms = sorted(norm for norm in context.gradient_norms if math.isfinite(norm))
     if context.optimizer is None or len(norms) < _FEWEST:
         return [skipped(STEP, _NAME, f"only {len(norms)} gradient norms were seen with an optimizer")]
@@ -25,7 +25,9 @@ def check_clipping(context: CheckContext) -> list[Check]:
     if context.clip is not None:
         clipped = sum(norm > context.clip for norm in norms) / len(norms)
         summary = f"a limit of {context.clip:g} clips {clipped:.0%} of the steps; {story}"
-        sound = passed(STEP, _NAME, summary, clipped, "most steps untouched, or touched lightly")
+        sound = passed(STEP, _NAME, summary, clipped, "most steps not clipped, or only slightly")
         return [context.judged(("clip.saturated",), sound)]
-    sound = passed(STEP, _NAME, f"{story}; a limit near {high:.2g} would touch 1 step in 20", median, "no sudden jumps")
+    sound = passed(
+        STEP, _NAME, f"{story}; a limit of about {high:.2g} would clip 1 step in 20", median, "no sudden jumps"
+    )
     return [context.judged(("model.exploding-gradient",), sound)]

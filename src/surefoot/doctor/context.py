@@ -1,4 +1,4 @@
-"""What the checks share: the batches, how to call the model, copies on demand, the time that is left."""
+"""Shared by the checks: the batches, how to call the model, copies on demand, the remaining time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TINY_ROWS = 8
 """Rows of the batch that must be overfitted."""
 
 PROBE_BATCHES = 4
-"""Batches that the short training probes go round."""
+"""Batches that the short training probes cycle through."""
 
 _SEED = 0
 
 
 @dataclass
 class CheckContext:
-    """Everything a check may look at. The originals are read, never run."""
+    """Everything that a check may read. The original objects are read, never run."""
 
     model: nn.Module
     loss_fn: Any
@@ -46,33 +46,33 @@ class CheckContext:
     seconds: float
     """The budget of the whole examination."""
     clip: float | None
-    """The limit the user clips the gradient norm at, if it was told."""
+    """The user's limit for the gradient norm, if given."""
     device: torch.device
     convention: Convention | None = None
-    """How model and loss are called; `None` while no way is known."""
+    """How model and loss are called; `None` until a working convention is found."""
     look: PassTrace | None = None
-    """A close look at the first batch, before any update."""
+    """A recorded pass over the first batch, before any update."""
     claims: dict[str, Finding] = field(default_factory=dict)
-    """What the rules of `diagnose` claim about that look, by the code of the cause."""
+    """The findings of the rules of `diagnose` for that pass, by the code of the cause."""
     refusal: str = ""
-    """Why the model cannot be run on a copy; empty when it can."""
+    """Why the model cannot be run on a copy; empty if it can."""
     checks: list[Check] = field(default_factory=list)
-    """What was found so far: a fault whose cause is known already is not explained by another cause."""
+    """The checks so far: a fault whose cause is already known is not attributed to another cause."""
     notes: list[str] = field(default_factory=list)
     preflight: PreflightFacts = field(default_factory=PreflightFacts)
-    """What the probes measured so far."""
+    """What the probes have measured so far."""
     rehearsal: RunFacts | None = None
-    """What a short run of a copy left; `None` while there was none."""
+    """The facts of a short run of a copy; `None` until it has been made."""
     _last: tuple[RunFacts, PreflightFacts, dict[str, Finding]] | None = None
-    """What was judged last, and the verdict."""
+    """The facts that were judged last, and the findings."""
 
     def trial(self, own_optimizer: bool = True) -> ModelCopy:
-        """A fresh copy, with the random streams at a fixed place, so that the same examination says the same."""
+        """A fresh copy with fixed random seeds, so that the same examination gives the same result."""
         torch.manual_seed(_SEED)
         return ModelCopy(self.model, self.loss_fn, self.optimizer if own_optimizer else None, self.convention)
 
     def batch(self, index: int = 0, rows: int | None = None) -> Any:
-        """A batch on the model's device; a copy, so that nothing done to it lasts."""
+        """A batch on the model's device; a copy, so that changes to it have no effect."""
         batch = self.batches[index % len(self.batches)]
         return to_device(batch if rows is None else first_rows(batch, rows), self.device)
 
@@ -81,7 +81,7 @@ class CheckContext:
         return [self.batch(index) for index in range(min(PROBE_BATCHES, len(self.batches)))]
 
     def steps(self, most: int, share: float) -> Iterator[int]:
-        """Count steps until `most`, or until this share of the time budget is used up; at least two are given."""
+        """Count steps until `most`, or until this share of the time budget is used up; at least two."""
         end = time.monotonic() + share * self.seconds
         for step in range(most):
             if step >= 2 and time.monotonic() > end:
@@ -90,7 +90,7 @@ class CheckContext:
 
     @property
     def facts(self) -> RunFacts:
-        """The facts of the rehearsal, which takes place when they are first needed; none if the model does not run."""
+        """The facts of the rehearsal, which is run when they are first needed; none if the model does not run."""
         if self.rehearsal is None:
             self.rehearsal = RunFacts() if self.refusal else rehearse(self)
         return self.rehearsal
@@ -110,9 +110,9 @@ class CheckContext:
         self.preflight = replace(self.preflight, **facts)
 
     def judged(self, causes: tuple[str, ...], otherwise: Check, facts: RunFacts | None = None) -> Check:
-        """The first of some causes that the rules find, as a check; else what is said `otherwise`.
+        """The first of some causes that the rules find, as a check; `otherwise` if they find none.
 
-        They look at the rehearsal, or at other facts, and at what the probes have measured.
+        The rules read the rehearsal or the given facts, and the measurements of the probes.
         """
         seen = self.facts if facts is None else facts
         if self._last is None or self._last[0] is not seen or self._last[1] is not self.preflight:

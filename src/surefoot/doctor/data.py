@@ -1,7 +1,7 @@
-"""Step 10: the data itself: values that are not finite, labels and ids out of range, order, repeats, splits.
+"""Step 10: the data: non-finite values, labels and ids out of range, order, repeats, splits.
 
-The batches are put down as the data of a run would be, and the rules judge them; so this step also runs when the model
-does not. The last part of the step, the control with shuffled labels, trains and has a file of its own.
+The batches are recorded as the data of a run would be, and the rules judge them, so this step also works if the model
+does not run. The last part of the step, the control with shuffled labels, trains a model and is in its own file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ENOUGH_BATCHES, _ENOUGH_ROWS = 8, 64
 
 
 def check_data(context: CheckContext) -> list[Check]:
-    """Go through every batch taken."""
+    """Check every batch taken."""
     _measure_scales(context)
     facts = RunFacts(
         sampled_steps=[
@@ -66,14 +66,14 @@ _QUESTIONS = (
     (
         "finite data",
         ("data.nonfinite-input",),
-        "all values of {} batches are finite, or the model takes them",
+        "all values of {} batches are finite, or the model accepts them",
         "finite",
     ),
     ("outlier batches", ("data.bad-batch",), "{} batches are of similar scale", "no batch unlike the others"),
     (
         "label range",
         ("data.label-out-of-range", "loss.no-valid-targets"),
-        "the labels of {} batches can be taken",
+        "the labels of {} batches are valid",
         "labels that the model has outputs for, in every batch",
     ),
     (
@@ -90,11 +90,11 @@ _QUESTIONS = (
     ),
     ("repeated batches", ("data.repeated-batches",), "{} batches were compared", "different batches"),
 )
-"""Name, causes, what is said if nothing is wrong, and what is expected."""
+"""Name, causes, the summary if nothing is wrong, and the expected value."""
 
 
 def _losses(context: CheckContext) -> list[list[LossCall]]:
-    """For each batch: its labels, as the loss of the first look would take them; none if that takes no labels."""
+    """For each batch, its labels as the loss of the first pass would receive them; none if it uses no labels."""
     found = target_part(context)
     if found is None or not found[1].has_indices:
         return [[] for _ in context.batches]
@@ -126,7 +126,7 @@ def _with_labels(call: LossInput, target: Tensor, index: int) -> LossCall:
 
 
 def _lookups(context: CheckContext) -> list[list[EmbeddingCall]]:
-    """For each batch: the ids that go straight into an embedding."""
+    """For each batch, the ids that are used directly as indices into an embedding."""
     parts = token_parts(context)
     return [
         [
@@ -178,7 +178,7 @@ def _drawn(context: CheckContext) -> list[DrawnBatch]:
 
 
 def _labels(target: Tensor | None) -> dict[str, int] | None:
-    """How often each label occurs; of one target per row only, as tokens have an order of their own."""
+    """How often each label occurs, for one target per row only: the order of tokens has a meaning."""
     if target is None or target.dim() != 1 or not target.numel():
         return None
     return BatchNumbers(None, target, with_scales=True, most_rows=0).as_fields().get("labels")
@@ -198,7 +198,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _first_nonfinite(context: CheckContext) -> NonFiniteLoss | None:
-    """The first values that are not finite, unless their loss is; minus infinity is how masks are written."""
+    """The first non-finite values, unless their loss is finite; masks use minus infinity."""
     for index, batch in enumerate(context.batches):
         for path, tensor in leaves(batch):
             broken = tensor.isnan() | (tensor == torch.inf) if tensor.is_floating_point() else None
@@ -229,7 +229,7 @@ def _loss_of(context: CheckContext, batch: Any) -> float:
 
 
 def _measure_scales(context: CheckContext) -> None:
-    """Which batch is how many times as large as the others."""
+    """How many times as large each batch is as the others."""
     found: list[BatchScale] = []
     for path, _ in leaves(context.batches[0]):
         tensors = [Part(path).of(batch) for batch in context.batches]
@@ -247,7 +247,7 @@ def _splits(context: CheckContext) -> list[Check]:
     paths = [path for path, _ in leaves(context.batches[0]) if path != skip]
     train, held = (_row_prints(batches, paths) for batches in (context.batches, context.eval_batches))
     if not paths or train is None or held is None:
-        return [skipped(STEP, "leakage", "the batches hold no rows to compare")]
+        return [skipped(STEP, "leakage", "the batches have no rows to compare")]
     shift, stretch = _shift(context, paths)
     known = set(train)
     shared = sum(row in known for row in held)
@@ -279,7 +279,7 @@ def _row_prints(batches: list[Any], paths: list[str]) -> list[bytes] | None:
 
 
 def _shift(context: CheckContext, paths: list[str]) -> tuple[float | None, float | None]:
-    """How far the means of the first real-valued part are from each other, and the ratio of the spreads."""
+    """The distance between the means of the first real-valued part, and the ratio of the spreads."""
     for path in paths:
         train, held = (_values(batches, path) for batches in (context.batches, context.eval_batches))
         if train is not None and held is not None and min(len(train), len(held)) >= _ENOUGH_ROWS:

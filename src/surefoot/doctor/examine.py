@@ -1,12 +1,12 @@
-"""The preflight itself: ten steps in order, each on copies, everything put back at the end.
+"""The preflight: ten steps in order, each on copies, with everything restored at the end.
 
-The order is that of explanation: a label out of range explains a crash, a cut graph explains a flat loss, and only when
-neither is there does the learning rate get the blame. A step that raises, because a model is stranger than expected, is
-reported as skipped, and the others go on.
+A fault in an earlier step explains faults in later ones: a label out of range explains a crash, a disconnected graph
+explains a constant loss, and only without these is the learning rate the cause. A step that raises, because a model is
+unusual, is reported as skipped, and the others continue.
 
-Nothing is changed: parameters, buffers, gradients, training flags, hooks, optimizer, and all random streams are as they
-were, bit for bit. What cannot be put back is left to the reader: batches drawn from a one-shot iterator (a note says
-how many), and what hooks or closures of the user's own write elsewhere.
+Nothing is changed: parameters, buffers, gradients, training flags, hooks, optimizer, and all random streams are bitwise
+as before. Not restored are batches drawn from a one-shot iterator (a note says how many), and what hooks or closures of
+the user write elsewhere.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def debug_training_stability(
 
 
 examine = partial(debug_training_stability, show=False)
-"""The same for programs: nothing is printed."""
+"""The same without printing, for programs."""
 
 
 def _steps(loss_of: LossOf | None, num_steps: int) -> list[tuple[int, str, Callable[[CheckContext], list[Check]]]]:
@@ -102,7 +102,7 @@ def _steps(loss_of: LossOf | None, num_steps: int) -> list[tuple[int, str, Calla
         1: lambda context: check_shapes(context, loss_of),
         2: check_agreement,
         3: check_overfit,
-        5: check_rates,  # first, as a rate that is too high explains much of what step 4 sees
+        5: check_rates,  # first, because a learning rate that is too high explains much of what step 4 finds
         4: check_statistics,
         6: check_scale,
         7: check_clipping,
@@ -119,7 +119,7 @@ def _steps(loss_of: LossOf | None, num_steps: int) -> list[tuple[int, str, Calla
 
 
 def _safely(context: CheckContext, step: int, name: str, check: Callable[[CheckContext], list[Check]]) -> list[Check]:
-    """Run one step; what keeps it from running is said, not raised."""
+    """Run one step. If it raises, the error is reported as a skipped check."""
     if context.refusal and check is not check_data and step not in (1, 2):
         return [skipped(step, name, context.refusal)]
     if step == 2 and context.look is None:
@@ -135,11 +135,11 @@ def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, sec
     if not isinstance(model, nn.Module):
         raise UsageError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise UsageError(f"`loader` must give batches when iterated over; got {type(loader).__name__}.")
+        raise UsageError(f"`loader` must be iterable over batches; got {type(loader).__name__}.")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise UsageError(f"`optimizer` must be a torch optimizer; got {type(optimizer).__name__}.")
     require(seconds > 0, f"`seconds` must be more than 0; got {seconds}. The default is 60.")
-    require(num_steps >= 0, f"`num_steps` must not be negative; got {num_steps}. 0 leaves the trial run out.")
+    require(num_steps >= 0, f"`num_steps` must not be negative; got {num_steps}. 0 omits the trial run.")
 
 
 def _take(loader: Iterable[Any], name: str) -> list[Any]:
@@ -148,14 +148,14 @@ def _take(loader: Iterable[Any], name: str) -> list[Any]:
     except (SettingError, UsageError):
         raise
     except Exception as error:
-        raise UsageError(f"`{name}` raised {type(error).__name__} instead of giving a batch: {error}") from error
+        raise UsageError(f"`{name}` raised {type(error).__name__} instead of returning a batch: {error}") from error
     if not batches:
-        raise UsageError(f"`{name}` gave no batch. Give a loader or a list of batches that is not used up.")
+        raise UsageError(f"`{name}` returned no batch. Pass a loader or a list of batches that is not exhausted.")
     return batches
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and the parallel wrappers, whose copies would compile or communicate."""
+    """The module inside `torch.compile` and parallel wrappers, whose copies would compile or communicate."""
     for name in ("_orig_mod", "module"):
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module) and type(model).__name__ in _WRAPPERS:
@@ -177,5 +177,5 @@ def _notes(model: nn.Module, inner: nn.Module, loader: Any, taken: int) -> list[
     if inner is not model:
         notes.append(f"Examined the {type(inner).__name__} inside the {type(model).__name__}.")
     if is_iterator(loader):
-        notes.append(f"The loader is an iterator and cannot be rewound: {taken} batches were taken out of it.")
+        notes.append(f"The loader is an iterator, which cannot be rewound: {taken} batches were taken out of it.")
     return notes

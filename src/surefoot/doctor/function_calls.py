@@ -1,10 +1,10 @@
-"""Sees, by value, what reaches losses and embeddings.
+"""Records the values that are passed to losses and embeddings.
 
-A function mode stands between the model and torch, so it does not matter whether a loss was called as a module,
-as a function or inside the model, nor what anything is named. Calls are noted before they run: when one raises, what it
-was given is known.
+A function mode intercepts the calls to torch, so it does not matter whether a loss is called as a module, as a function
+or inside the model, nor how anything is named. Calls are recorded before they run: if one raises, its arguments are
+known.
 
-Left out: what runs inside a single call, such as the softmax within `multi_head_attention_forward`.
+Not covered: what runs inside a single call, such as the softmax within `multi_head_attention_forward`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOSSES = {
 
 @dataclass(frozen=True)
 class LossInput:
-    """One call of a loss function: what reached it."""
+    """One call of a loss function and its arguments."""
 
     kind: str
     input: Tensor
@@ -43,16 +43,16 @@ class LossInput:
     settings: Mapping[str, Any]
     """Its other arguments, defaults filled in."""
     value: Tensor | None = None
-    """What it returned; `None` if it raised."""
+    """The returned value; `None` if the call raised."""
 
     @property
     def class_dim(self) -> int:
-        """The axis of the classes in the input."""
+        """The axis of the input that contains the classes."""
         return 1 if self.input.dim() > 1 else 0
 
     @property
     def class_count(self) -> int:
-        """How many classes the input has."""
+        """The number of classes of the input."""
         return self.input.shape[self.class_dim] if self.input.dim() else 1
 
     @property
@@ -77,14 +77,14 @@ class Lookup:
 
 @dataclass
 class Recorded:
-    """Everything one pass showed."""
+    """Everything recorded in one pass."""
 
     losses: list[LossInput] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
 
 
 class FunctionCalls(FunctionMode):
-    """Notes what reaches losses and embeddings while it is on."""
+    """While active, records the arguments of losses and embeddings."""
 
     def __init__(self, recorded: Recorded, running: RunningModules) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class FunctionCalls(FunctionMode):
         self._running = running
 
     def on_function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the function, noting what matters about it."""
+        """Run the function and record its arguments."""
         self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         if func in _LOSSES and self.recorded.losses and isinstance(result, Tensor):

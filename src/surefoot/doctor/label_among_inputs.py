@@ -1,10 +1,11 @@
-"""Step 10: is the label a part of the input? Then the model learns to copy it, and everything looks too good.
+"""Step 10: is the label part of the input? Then the model learns to copy it, and the results look too good.
 
-Said of values that are equal: a column of an input that is the target itself or stands for it one to one, or columns
-that together are its one-hot code. The model must take that input: its outputs change when the columns do.
+A label is reported only if values are equal: a column of an input that equals the target or corresponds to it one to
+one, or columns that together are its one-hot code. The model must use that input: its outputs change when the columns
+change.
 
-Left out: columns that only correlate with the label, and targets with several values per row, which an autoencoder or a
-language model shares with its input on purpose.
+Not covered: columns that only correlate with the label, and targets with several values per row, which an autoencoder
+or a language model shares with its input on purpose.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STEP = 10
 _NAME = "label among the inputs"
 _FEWEST_ROWS = 64
 _MOST_ROWS, _MOST_COLUMNS = 512, 65_536
-_EXPECTED = "no column of the inputs that stands for the label"
+_EXPECTED = "no column of the inputs that encodes the label"
 
 
 def check_label_among_inputs(context: CheckContext) -> list[Check]:
@@ -38,7 +39,7 @@ def check_label_among_inputs(context: CheckContext) -> list[Check]:
         return [skipped(STEP, _NAME, "the target has more than one value per row")]
     labels = target.flatten()
     if len(labels) < _FEWEST_ROWS:
-        return [skipped(STEP, _NAME, f"{len(labels)} rows are too few to tell; {_FEWEST_ROWS} are needed")]
+        return [skipped(STEP, _NAME, f"{len(labels)} rows are too few to decide; {_FEWEST_ROWS} are needed")]
     is_class = found[1].has_indices or found[1].kind.startswith("binary_cross_entropy")
     inputs = _inputs(context.batches, found[0], len(labels))
     compared = _compare_classes(inputs, labels) if is_class else _compare_values(inputs, labels)
@@ -46,12 +47,12 @@ def check_label_among_inputs(context: CheckContext) -> list[Check]:
         if columns and _model_takes(context, part, columns):
             return [_found(part.path, columns, inputs[part].shape[1], len(labels))]
     count = sum(rows.shape[1] for rows in inputs.values())
-    words = f"none of {count:,} columns stands for the label in {len(labels):,} rows"
+    words = f"none of {count:,} columns encodes the label in {len(labels):,} rows"
     return [passed(STEP, _NAME, words, 0, _EXPECTED)]
 
 
 def _inputs(batches: list[Any], target: Part, count: int) -> dict[Part, Tensor]:
-    """The rows of every other part, as columns. A place in an image or a sequence is no column."""
+    """The rows of every other part, as columns. A position in an image or a sequence is not a column."""
     found = {}
     for path, _ in leaves(batches[0]):
         rows = None if path == target.path else _joined(batches, Part(path))
@@ -61,7 +62,7 @@ def _inputs(batches: list[Any], target: Part, count: int) -> dict[Part, Tensor]:
 
 
 def _compare_values(inputs: dict[Part, Tensor], labels: Tensor) -> list[tuple[Part, list[int]]]:
-    """For each part, the first column that is equal to the target in every row."""
+    """For each part, the first column that equals the target in every row."""
     if bool((labels == labels[0]).all()):
         return []
     return [
@@ -71,7 +72,7 @@ def _compare_values(inputs: dict[Part, Tensor], labels: Tensor) -> list[tuple[Pa
 
 
 def _compare_classes(inputs: dict[Part, Tensor], labels: Tensor) -> list[tuple[Part, list[int]]]:
-    """For each part, the first column that stands for the class one to one, or the columns of its one-hot code."""
+    """For each part, the first column that corresponds to the class one to one, or the columns of its one-hot code."""
     kinds, codes = torch.unique(labels, return_inverse=True)
     if not 2 <= len(kinds) <= len(labels) // 4:  # labels that are nearly all different prove nothing
         return []
@@ -79,7 +80,7 @@ def _compare_classes(inputs: dict[Part, Tensor], labels: Tensor) -> list[tuple[P
     steady = {part: _constant_within_labels(columns, members) for part, columns in inputs.items()}
     varying = {part: (columns != columns[:1]).any(0) for part, columns in inputs.items()}
     if all(bool((varying[part] <= steady[part]).all()) for part in inputs):
-        return []  # the inputs say nothing but the label: a task of its own, such as a table to be learnt
+        return []  # the inputs contain only the label: possibly intended, such as a table to be learnt
     return [
         (part, _columns_of_class(columns, members, (steady[part] & varying[part]).nonzero().flatten().tolist()))
         for part, columns in inputs.items()
@@ -91,7 +92,7 @@ def _found(path: str, leaked: list[int], count: int, rows: int) -> Check:
     numbers = ", ".join(map(str, leaked[:8])) + (", …" if len(leaked) > 8 else "")
     what = f"columns {numbers} of batch{path}" if several else f"column {numbers} of batch{path}"
     what = f"batch{path}" if count == 1 else what
-    verb = "are together the one-hot code of the label" if several else "stands for the label one to one"
+    verb = "are together the one-hot code of the label" if several else "corresponds one to one to the label"
     fix = f"Take {what} out of the inputs, or out of the target if it should not be predicted."
     return warned(STEP, _NAME, f"{what} {verb} in all {rows:,} rows", len(leaked), _EXPECTED, fix, "data.leakage")
 
@@ -106,7 +107,7 @@ def _constant_within_labels(columns: Tensor, members: Tensor) -> Tensor:
 
 
 def _columns_of_class(columns: Tensor, members: Tensor, candidates: list[int]) -> list[int]:
-    """Of columns with one value per label: one whose values all differ, or for each label one that singles it out."""
+    """Among columns with one value per label: one whose values all differ, or for each label one that identifies it."""
     for column in candidates:
         if len(torch.unique(columns[:, column])) == len(members):
             return [column]
@@ -114,14 +115,14 @@ def _columns_of_class(columns: Tensor, members: Tensor, candidates: list[int]) -
     for member in members:
         own = columns[member][0, candidates]
         match = ((columns[:, candidates] == own) == member[:, None]).all(0).nonzero().flatten().tolist()
-        if not match or int(member.sum()) < 2:  # a single row can be alone by chance
+        if not match or int(member.sum()) < 2:  # a single row can be distinct by chance
             return []
         found.append(candidates[match[0]])
     return found
 
 
 def _joined(batches: list[Any], part: Part) -> Tensor | None:
-    """The first rows of one part over all batches; `None` where they do not fit together."""
+    """The first rows of one part over all batches; `None` if their shapes differ."""
     found = [part.of(batch) for batch in batches]
     rows = [tensor for tensor in found if tensor is not None and tensor.dim() and tensor.layout is torch.strided]
     if len(rows) != len(batches) or len({(tuple(tensor.shape[1:]), tensor.dtype) for tensor in rows}) != 1:
@@ -136,7 +137,7 @@ def _joined(batches: list[Any], part: Part) -> Tensor | None:
 
 
 def _model_takes(context: CheckContext, part: Part, columns: list[int]) -> bool:
-    """Whether what reaches the loss changes when the rows of some columns are exchanged."""
+    """Whether the input of the loss changes when the rows of some columns are permuted."""
     batch = context.batches[0]
     rows = part.of(batch)
     assert rows is not None

@@ -1,8 +1,8 @@
-"""Step 5: the learning rate, tried out: a tenth, as given, and ten times, on copies that go round the same few batches.
+"""Step 5: the learning rate: copies train on the same few batches at 0.1, 1 and 10 times the rate.
 
-Start and end are measured on all of these batches, so that the noise between batches does not count. A rate that a
-schedule is still warming up counts as what it warms up to, and is reached gradually, as the schedule would. The rules
-judge what became of the loss at each rate.
+Start and end are measured on all of these batches, so that the noise between batches does not matter. A rate that a
+schedule is still warming up counts as the rate after the warm-up, and is reached gradually, as in the schedule. The
+rules judge the loss at each rate.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _NAME = "learning rate"
 _STEPS = 60
 _SHARE = 0.07
 _CAUSES = ("optim.no-update", "loss.sum-reduction", "lr.no-warmup", "lr.too-high", "lr.too-low")
-_EXPECTED = "falls at this rate, and not much worse than at a tenth"
+_EXPECTED = "the loss falls at this rate, and not much less than at a tenth"
 
 
 def check_rates(context: CheckContext) -> list[Check]:
-    """Probe three rates, and more where the middle one fails."""
+    """Probe three rates, and more if the middle one fails."""
     if context.optimizer is None:
         return [skipped(STEP, _NAME, "no optimizer was given")]
     if context.look is not None and not math.isfinite(context.look.value):
         return [skipped(STEP, _NAME, "the first loss is not finite, see step 2")]
     rate = max(peak_rate(group) for group in context.optimizer.param_groups)
     if not rate:
-        sound = passed(STEP, _NAME, "the learning rate is 0 and no schedule is going to raise it", 0.0, "more than 0")
+        sound = passed(STEP, _NAME, "the learning rate is 0, and no schedule raises it", 0.0, "more than 0")
         return [context.judged(("optim.no-update",), sound)]
     ramps = is_warming_up(context.optimizer)
     low, own, high = probes = [_probe(context, factor, ramps) for factor in (0.1, 1.0, 10.0)]
@@ -55,13 +55,13 @@ def check_rates(context: CheckContext) -> list[Check]:
 
 
 def _otherwise(probes: list[RateProbe], story: str) -> Check:
-    """What is said where no rule names a cause."""
+    """The check if no rule names a cause."""
     own = probes[1]
     if own.fall == -math.inf:
-        fix = "Something else breaks the loss: cure what the other steps name first."
+        fix = "Something else breaks the loss: first fix what the other steps report."
         return failed(STEP, _NAME, story, own.update_ratio, _EXPECTED, fix)
     if max(probe.fall for probe in probes) < 0.02:
-        words = f"no rate tried lowers the loss, so it cannot be judged (see step 3): {story}"
+        words = f"none of the rates lowers the loss, so the rate cannot be judged (see step 3): {story}"
         return replace(skipped(STEP, _NAME, words), expected=_EXPECTED)
     return passed(STEP, _NAME, story, own.update_ratio, _EXPECTED)
 

@@ -1,7 +1,7 @@
-"""Two values of a known loss function on given targets: its lowest, and the best that an answer without inputs reaches.
+"""Two values of a known loss function on given targets: its minimum, and the best loss of a constant prediction.
 
-A model that learns anything from its inputs gets below the second. Unknown are the bounds of losses with weights, of
-sums, and of those whose best constant answer has no formula.
+A model that learns anything from its inputs gets below the second. The bounds are not known for losses with weights,
+for sums, and for losses whose best constant prediction has no formula.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def lowest_loss(call: LossInput) -> float:
-    """The smallest value that the loss can take: 0, or the entropy of soft targets and of label smoothing."""
+    """The smallest value of the loss: 0, or the entropy of soft targets and of label smoothing."""
     smoothing = float(call.settings.get("label_smoothing", 0.0) or 0.0)
     targets = call.target.double()
     if call.kind == "cross_entropy" and smoothing > 0.0:
@@ -34,9 +34,10 @@ def lowest_loss(call: LossInput) -> float:
 
 
 def constant_answer_loss(call: LossInput) -> float | None:
-    """The lowest mean loss of an answer that is the same for every row; `None` if it is not known.
+    """The lowest mean loss of a prediction that is the same for every row; `None` if it is not known.
 
-    Classes are counted over all targets of the batch, also where a row has several: this is never less than the best.
+    Classes are counted over all targets of the batch, also if a row has several, so the result is never below the
+    optimum.
     """
     if call.settings.get("reduction", "mean") != "mean" or not call.target.numel():
         return None
@@ -70,7 +71,7 @@ def _of_classes(call: LossInput) -> float | None:
 
 
 def _entropy(shares: Tensor, dim: int) -> Tensor:
-    shares = shares.clamp_min(0)  # targets that are no shares are for another check
+    shares = shares.clamp_min(0)  # targets that are not probabilities are left to another check
     entropy: Tensor = -torch.special.xlogy(shares, shares).sum(dim)
     return entropy
 

@@ -1,8 +1,8 @@
-"""Step 2: does the loss get what it expects? Judged by the values that reach it, never by the names of layers.
+"""Step 2: does the loss get the input that it expects? Judged by values, never by the names of layers.
 
-Probabilities are recognised by summing to 1. A range is harder: untrained logits of a single output may all happen to
-lie between 0 and 1. So the weights of a copy are shaken hard, several times; logits leave the interval, the output of a
-sigmoid never does.
+Probabilities are recognised by their sum of 1. A range is harder: untrained logits of a single output may all happen to
+be between 0 and 1. So the weights of a copy are changed strongly, several times; logits leave the interval, the output
+of a sigmoid never does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHAKEN_ROWS = 16
 
 
 def check_agreement(context: CheckContext) -> list[Check]:
-    """Judge what reaches the loss."""
+    """Judge the input of the loss."""
     look = context.look
     assert look is not None
     calls = look.recorded.losses
@@ -62,7 +62,7 @@ def _shape_check(context: CheckContext, look: PassTrace) -> Check:
     if "loss.broadcast" in context.claims:
         return from_finding(STEP, name, context.claims["loss.broadcast"], "equal shapes")
     if not look.recorded.losses:
-        return passed(STEP, name, "no difference of prediction and target spreads over a larger shape")
+        return passed(STEP, name, "no difference of prediction and target is broadcast to a larger shape")
     call = look.recorded.losses[-1]
     return passed(STEP, name, f"prediction {tuple(call.input.shape)} and target {tuple(call.target.shape)}")
 
@@ -70,14 +70,14 @@ def _shape_check(context: CheckContext, look: PassTrace) -> Check:
 def _input_check(context: CheckContext, call: LossInput | None) -> Check:
     name = "loss input"
     if call is None:
-        return passed(STEP, name, "the loss is written by hand: nothing known to compare its input with")
-    expected = _EXPECTED.get(call.kind, "targets within reach of the output")
+        return passed(STEP, name, "the loss is custom code, so the expected input is not known")
+    expected = _EXPECTED.get(call.kind, "targets within the range of the output")
     for cause in _JUDGED:
         if cause in context.claims:
             return from_finding(STEP, name, context.claims[cause], expected)
     if not call.input.numel() or not bool(call.input.isfinite().all()):
         return passed(
-            STEP, name, f"what reaches {call.kind} is empty or not finite, and cannot be judged", None, expected
+            STEP, name, f"the input of {call.kind} is empty or not finite, and cannot be judged", None, expected
         )
     if call.kind == "binary_cross_entropy_with_logits":
         found = _shaken_into_unit(context, call)
@@ -92,7 +92,9 @@ def _input_check(context: CheckContext, call: LossInput | None) -> Check:
 
 
 def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
-    """Whether logits between 0 and 1 stay there whatever the weights; single untrained outputs may lie there."""
+    """Whether logits between 0 and 1 stay there whatever the weights are: a few untrained outputs may be there by
+    chance.
+    """
     low, high = (float(bound) for bound in call.input.float().aminmax())
     if low < 0.0 or high > 1.0:
         return None
@@ -101,7 +103,7 @@ def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
 
 
 def _measure_range(context: CheckContext, call: LossInput) -> None:
-    """The smallest and the largest value that reach the loss under weights changed by a large random amount."""
+    """The smallest and the largest input of the loss with weights changed by a large random amount."""
     seen = [
         found[-1]
         for look in _shaken_passes(context)
@@ -127,7 +129,7 @@ def _measure_range(context: CheckContext, call: LossInput) -> None:
 
 
 def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
-    """Passes of a few rows under weights that are changed by a large random amount."""
+    """Passes over a few rows with weights changed by a large random amount."""
     for draw in range(_DRAWS):
         trial = context.trial()
         torch.manual_seed(draw)
@@ -140,7 +142,7 @@ def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
 def _shake(parameter: Tensor) -> None:
     if parameter.is_floating_point():
         scale = float(parameter.float().square().mean().sqrt()) if parameter.numel() else 0.0
-        if not scale and parameter.dim() > 1:  # a head that starts at 0 would stay there, and look bounded
+        if not scale and parameter.dim() > 1:  # a layer that starts at 0 would stay there, and look bounded
             scale = 1.0 / math.sqrt(max(1, parameter[0].numel()))
         parameter.add_(torch.randn_like(parameter) * (5.0 * scale + 0.5 * (parameter.dim() < 2)))
 
@@ -152,7 +154,7 @@ def _finite(context: CheckContext, look: PassTrace) -> Check:
     where = (
         f"the first module with such an output is `{look.first_nonfinite}`" if look.first_nonfinite else "in the loss"
     )
-    fix = "Look at what reaches the loss: print the outputs of the model on one batch."
+    fix = "Print the model's outputs on one batch, which are the input of the loss."
     unknown = failed(
         STEP, name, f"the first loss is {look.value} before any update: {where}", look.value, "finite", fix
     )
@@ -168,7 +170,7 @@ def _sign(context: CheckContext, look: PassTrace) -> Check:
 
 
 def _causal(context: CheckContext) -> Check | None:
-    """Where targets are the inputs shifted by one, a later token must not change an earlier output."""
+    """If targets are the inputs shifted by one, a later token must not change an earlier output."""
     backwards = [call for step in context.facts.sampled_steps for call in step.backward_calls]
     measured = [call.causality for call in backwards if call.causality is not None and call.causality.applies]
     if not measured:

@@ -1,7 +1,7 @@
-"""How to get a loss out of a batch: which part goes into the model, which is the target, where the loss comes from.
+"""How to compute a loss from a batch: which part is the model's input, which is the target, which function is the loss.
 
-Loops differ, so a few conventions are tried in the order of how common they are, and the first that runs is kept. When
-none runs, the error reported is that of the convention that got furthest. Whoever has another loop gives `loss_of`.
+Training loops differ, so the common conventions are tried, the most common first, and the first that runs is used. If
+none runs, the error of the convention that got furthest is reported. For other loops, pass `loss_of`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Convention:
     """One way to call model and loss."""
 
     name: str
-    """As the user would write it, such as `loss_fn(model(batch[0]), batch[1])`."""
+    """The call as code, such as `loss_fn(model(batch[0]), batch[1])`."""
 
     forward: Callable[[nn.Module, Any], Any]
     """Model and batch to outputs."""
@@ -34,11 +34,11 @@ class Convention:
 
 
 class NoLoss(TypeError):
-    """A convention that ran the model and found no loss in what it returned."""
+    """A convention ran the model and found no loss in its result."""
 
 
 def loss_taker(loss_of: LossOf) -> Convention:
-    """The convention of somebody who says how: the model is not called apart from the loss."""
+    """The convention of a given `loss_of`: the model is not called separately from the loss."""
 
     def loss(_: Any, outputs: Any, batch: Any) -> Any:
         return loss_of(outputs, batch)
@@ -47,13 +47,13 @@ def loss_taker(loss_of: LossOf) -> Convention:
 
 
 def takes_model(loss_fn: Any) -> bool:
-    """Whether a loss function wants the model itself, as `loss_of(model, batch)` does."""
+    """Whether a loss function takes the model itself, as `loss_of(model, batch)` does."""
     names = _parameter_names(loss_fn)
     return len(names) == 2 and names[0] in _MODEL_NAMES
 
 
 def conventions(batch: Any, model: nn.Module, loss_fn: Any) -> Iterator[Convention]:
-    """The ways to call that suit a batch, commonest first."""
+    """The conventions that match a batch, the most common first."""
     for call, forward, targets in _forwards(batch, model):
         if loss_fn is None:
             yield Convention(call, forward, lambda _, outputs, __: own_loss(outputs))
@@ -124,7 +124,7 @@ def _attribute(name: str) -> Callable[[Any], Any]:
 
 
 def prediction_of(outputs: Any) -> Any:
-    """The prediction within what a model returned: its `logits`, or the first tensor."""
+    """The prediction in the model's result: its `logits`, or the first tensor."""
     for name in ("logits", "prediction", "predictions", "output", "outputs"):
         found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
         if isinstance(found, Tensor):
@@ -139,7 +139,7 @@ def prediction_of(outputs: Any) -> Any:
 
 
 def own_loss(outputs: Any) -> Tensor:
-    """The loss that a model computes itself: its output, or the part called `loss`, or a scalar that comes first."""
+    """The loss that a model computes itself: its output, the part named `loss`, or a scalar that comes first."""
     found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(found, Tensor):
         return found
@@ -148,7 +148,7 @@ def own_loss(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
     raise NoLoss(
-        f"no `loss_fn` was given and the model returned no loss, but {describe(outputs)}. Give `loss_fn`, or "
+        f"no `loss_fn` was given and the model returned no loss, but {describe(outputs)}. Pass `loss_fn`, or "
         "`loss_of=lambda model, batch: …`"
     )
 
@@ -157,7 +157,7 @@ _PARTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (("", lambda outputs: out
 
 
 def describe(value: Any) -> str:
-    """A short name for a value: type and shape of a tensor, what a container holds."""
+    """A short description of a value: type and shape of a tensor, contents of a container."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""A copy of everything, to be trained, broken and thrown away; and one careful look at a pass through it.
+"""A disposable copy of model, loss function and optimizer, and a recorded pass through it.
 
-Model, loss function and optimizer are copied together, so that the copied optimizer steps the copied parameters. User
-code that closes over the original model reaches the original all the same; the whole examination therefore also runs
-inside `untouched`, which puts the originals back.
+Model, loss function and optimizer are copied together, so that the copied optimizer updates the copied parameters. User
+code that closes over the original model still reaches the original; the whole examination therefore also runs inside
+`untouched`, which restores the originals.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class PassTrace:
-    """One pass, seen closely."""
+    """One recorded pass."""
 
     recorded: Recorded
     outputs: Any = None
     loss: Tensor | None = None
     error: Exception | None = None
-    """What it raised, if it did."""
+    """The exception that it raised, if any."""
     reached_loss: bool = False
-    """Whether the model ran, and an error is the loss's."""
+    """Whether the model ran; an error then comes from the loss."""
     facts: SampledStep | None = None
-    """The same as a watched run would have recorded it."""
+    """The pass as a watched run would have recorded it."""
     first_nonfinite: str | None = None
-    """The first module that put out a value that is not finite."""
+    """The first module with a non-finite output."""
 
     @property
     def value(self) -> float:
@@ -64,7 +64,7 @@ class ModelCopy:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Everything that is trained, whether the model or only the optimizer knows it."""
+        """All trained tensors, of the model or only of the optimizer."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         known = dict.fromkeys([*self.model.parameters(), *(p for group in groups for p in group["params"])])
         return [parameter for parameter in known if parameter.requires_grad]
@@ -84,7 +84,9 @@ class ModelCopy:
         return float(loss.detach())
 
     def backward(self, batch: Any, before: Callable[[Tensor], None]) -> Tensor:
-        """Clear the gradients and run the backward of a batch; returns its loss, which `before` is given first."""
+        """Clear the gradients and run the backward pass of a batch; returns its loss, which is passed to `before`
+        first.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         loss = self.loss(batch)
@@ -98,7 +100,7 @@ class ModelCopy:
         return float(total_norm(TensorMeter().measure(gradients).norm)) if gradients else 0.0
 
     def scale_rates(self, factor: float) -> None:
-        """Multiply every learning rate; one held down by a warm-up counts as what it warms up to."""
+        """Multiply every learning rate. A rate that is being warmed up counts as its value after the warm-up."""
         self.set_rates([peak_rate(group) * factor for group in self.optimizer.param_groups])
 
     @property
@@ -115,7 +117,7 @@ class ModelCopy:
                 group["lr"] = rate
 
     def without_dropout(self) -> ModelCopy:
-        """Turn dropout off, so that a loss can be followed to its floor."""
+        """Turn dropout off, so that the loss can reach its minimum."""
         for module in self.model.modules():
             if isinstance(module, _DropoutNd):
                 module.eval()
@@ -124,7 +126,7 @@ class ModelCopy:
         return self
 
     def look(self, batch: Any) -> PassTrace:
-        """Run one pass under observation; an error is kept, not raised."""
+        """Run one recorded pass; an error is stored, not raised."""
         assert self.convention is not None
         recorded = Recorded()
         look = PassTrace(recorded)
@@ -143,9 +145,9 @@ class ModelCopy:
 
 
 def _copy_what_pickling_forgets(original: Any, duplicate: Any, memo: dict[int, Any]) -> None:
-    """Optimizers copy groups and state only; L-BFGS and many a custom one need their other attributes too.
+    """Copy the remaining attributes: optimizers copy only groups and state, but L-BFGS and custom ones need the others.
 
-    Callables are left out: they are what a scheduler has wrapped around the original's `step`.
+    Callables are omitted: they are what a scheduler has wrapped around the original's `step`.
     """
     for name, value in vars(original).items() if original is not None else ():
         if not hasattr(duplicate, name) and not callable(value):
@@ -153,7 +155,7 @@ def _copy_what_pickling_forgets(original: Any, duplicate: Any, memo: dict[int, A
 
 
 def scalar(loss: Any) -> Tensor:
-    """The loss as one number with a graph; a tuple that starts with it will do."""
+    """The loss as a scalar tensor with a graph; a tuple that starts with it is accepted."""
     if isinstance(loss, tuple | list) and loss:
         loss = loss[0]
     if isinstance(loss, dict) and "loss" in loss:
@@ -169,22 +171,22 @@ def scalar(loss: Any) -> Tensor:
 
 
 def peak_rate(group: Mapping[str, Any]) -> float:
-    """The learning rate of a group, or the one a schedule is warming up to."""
+    """The learning rate of a group, or the one that a schedule is warming up to."""
     return max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
 
 
 def rms(tensor: Tensor) -> float:
-    """Root of the mean square."""
+    """Root mean square."""
     return float(tensor.detach().float().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor in what a module took or gave."""
+    """The first floating-point tensor in a module's input or output."""
     return next((tensor for tensor in leaves(value) if tensor.is_floating_point()), None)
 
 
 def is_warming_up(optimizer: Any) -> bool:
-    """Whether a schedule holds a learning rate below what it began with."""
+    """Whether a schedule currently keeps a learning rate below its initial value."""
     return any(float(group["lr"]) < 0.99 * float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
 
 
@@ -194,7 +196,7 @@ def needs_closure(optimizer: Any) -> bool:
 
 
 def _watched(model: nn.Module, look: PassTrace) -> RunningModules:
-    """Knows which module of a copy is running, and notes which one first stopped being finite."""
+    """Hooks that track the running module of a copy, and record the first one with a non-finite output."""
 
     def after(name: str, module: nn.Module, output: Any) -> None:
         found = first_tensor(output)

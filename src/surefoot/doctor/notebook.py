@@ -13,7 +13,7 @@ _WORST_FIRST = ("fail", "warn", "skipped", "pass")
 
 
 def html_of(examination: Examination) -> str:
-    """Self-contained and escaped."""
+    """Self-contained, escaped HTML."""
     ranked = sorted(examination.checks, key=lambda check: _WORST_FIRST.index(check.status))
     rows = [(check.status, f"{check.step} {check.name}", check.summary, _advice(check)) for check in ranked]
     return page(

@@ -1,11 +1,11 @@
-"""Step 3: can a handful of rows be learnt by heart? If not, nothing about data size or regularisation is the reason.
+"""Step 3: can the model memorise a few rows? If not, neither data size nor regularisation is the reason.
 
-The user's own optimizer tries first, then Adam at two rates: what none of the three can do is not a matter of the
-learning rate. Dropout is off, so that the loss can reach its floor.
+The user's optimizer is tried first, then Adam at two rates: if none of the three succeeds, the learning rate is not the
+reason. Dropout is off, so that the loss can reach its minimum.
 
-A loss that falls is not enough: it also falls in a model that ignores its inputs and learns how frequent each label is.
-Where the best such answer can be calculated, the loss has to get below it. No more than that is asked of a model with
-too few weights to learn the rows by heart.
+A falling loss is not sufficient: it also falls in a model that ignores its inputs and learns the frequency of each
+label. If the best such loss can be computed, the loss must get below it. Nothing more is required of a model with too
+few weights to memorise the rows.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ STEP = 3
 _NAME = "tiny batch"
 _STEPS = 200
 _SHARE = 0.08
-"""Part of the time budget that one attempt may take."""
+"""The share of the time budget for one attempt."""
 _LEARNT, _HARDLY, _UNMOVED = 0.5, 0.9, 0.98
-"""Share of the first loss that may be left: for a pass, for a warning, and for saying that it goes down at all."""
+"""The share of the first loss that may remain: to pass, to warn, and to count as falling at all."""
 _NEAR = 0.02
-"""How near to the loss of an answer without inputs a loss counts as equal to it."""
+"""A loss this close to that of a constant prediction counts as equal to it."""
 _GONE = 0.02
-"""Share of the loss from which on nothing more needs to be learnt."""
+"""When this share of the loss remains, training stops."""
 
 
 @dataclass(frozen=True)
 class _Goal:
-    """What is known about the loss of the tiny batch before any step."""
+    """What is known about the loss of the tiny batch before training."""
 
     floor: float
-    """The smallest value that the loss can take; 0 for a loss of unknown kind."""
+    """The smallest possible loss; 0 for an unknown loss function."""
     constant: float | None
-    """The loss of the best answer that ignores the inputs; `None` if unknown, or if all targets are equal."""
+    """The loss of the best constant prediction; `None` if unknown, or if all targets are equal."""
     known: bool
-    """Whether the loss is a single loss function of a known kind."""
+    """Whether the loss is a single known loss function."""
     can_fit: bool
     """Whether the model has many more weights than the tiny batch has targets."""
 
     def left(self, first: float, last: float) -> float:
-        """Which share of the loss above its floor is left."""
+        """The remaining share of the loss above its minimum."""
         if not math.isfinite(last) or not math.isfinite(first):
             return math.inf
         if first - self.floor <= 1e-6 * max(1.0, abs(first)):
@@ -61,14 +61,14 @@ class _Goal:
 
     @property
     def expected(self) -> str:
-        """What the loss should do."""
+        """The expected behaviour of the loss."""
         if self.only_below_constant:
-            return f"a loss below {self.constant:.4g}, that of an answer that ignores the inputs"
+            return f"a loss below {self.constant:.4g}, the loss of a prediction that ignores the inputs"
         return f"less than {_LEARNT:.0%} of the first loss is left"
 
     @property
     def only_below_constant(self) -> bool:
-        """Whether no more can be asked of the model than to be better than an answer without inputs."""
+        """Whether the model is only required to be better than a constant prediction."""
         return self.constant is not None and not self.can_fit
 
     def is_reached(self, first: float, last: float) -> bool:
@@ -77,7 +77,7 @@ class _Goal:
         return below_constant and (self.only_below_constant or self.left(first, last) <= _LEARNT)
 
     def is_at_constant(self, last: float) -> bool:
-        """Whether the loss has come to rest where an answer without inputs does."""
+        """Whether the loss has stopped at that of a constant prediction."""
         return self.constant is not None and abs(self._share_of_constant(last) - 1) <= _NEAR
 
     def _share_of_constant(self, last: float) -> float:
@@ -87,18 +87,18 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """How far one optimizer brought the loss of the tiny batch."""
+    """How far one optimizer lowered the loss of the tiny batch."""
 
     optimizer: str
     first: float
     last: float
     steps: int
     error: str | None = None
-    """What ended it, if something did."""
+    """The error that ended it, if any."""
 
 
 def check_overfit(context: CheckContext) -> list[Check]:
-    """Train copies on a few rows until the loss is gone."""
+    """Train copies on a few rows until the loss is near its minimum."""
     batch = context.batch(rows=TINY_ROWS)
     if context.look is not None and not math.isfinite(context.look.value):
         return [skipped(STEP, _NAME, "the first loss is not finite, see step 2")]
@@ -109,8 +109,8 @@ def check_overfit(context: CheckContext) -> list[Check]:
         if attempt.error is not None:
             context.measured(overfits=False)
             why = f"a second step cannot be taken: {attempt.error}"
-            fix = "Make two steps in a row run; a graph kept from the first step is the usual reason."
-            unknown = failed(STEP, _NAME, why, None, "two steps in a row", fix)
+            fix = "Make two consecutive steps run. The usual reason is a graph kept from the first step."
+            unknown = failed(STEP, _NAME, why, None, "two consecutive steps", fix)
             return [context.judged(("memory.graph-retained",), unknown)]
         if best is None or goal.left(attempt.first, attempt.last) < goal.left(best.first, best.last):
             best = attempt
@@ -131,9 +131,9 @@ def _judge(context: CheckContext, goal: _Goal, best: _Attempt, rows: int | None)
         overfits, status = None, "skipped"
         summary = f"the time budget allowed only {best.steps} steps; {summary}"
     elif status == "skipped":
-        summary = f"nothing follows from this: {summary}"
+        summary = f"inconclusive: {summary}"
     elif goal.is_at_constant(best.last):
-        summary += f"; an answer that ignores the inputs reaches {goal.constant:.4g}"
+        summary += f"; a prediction that ignores the inputs reaches {goal.constant:.4g}"
     context.measured(overfits=overfits, tiny_batch_left=left)
     if status == "skipped":
         return skipped(STEP, _NAME, summary)
@@ -143,14 +143,14 @@ def _judge(context: CheckContext, goal: _Goal, best: _Attempt, rows: int | None)
 
 
 def _conclude(goal: _Goal, best: _Attempt, left: float) -> tuple[bool | None, Status]:
-    """Whether the batch was learnt, if that can be told, and what the check says."""
+    """Whether the batch was learnt, if that can be decided, and the fix."""
     fits = goal.known and goal.can_fit
     if goal.is_reached(best.first, best.last):
         return True, "pass"
     if goal.is_at_constant(best.last):
         return False, "fail" if fits else "warn"
     if left <= _LEARNT or (not fits and left < _UNMOVED):
-        return None, "skipped"  # it falls, but it is not known whether the inputs have anything to do with it
+        return None, "skipped"  # it falls, but it is not known whether because of the inputs
     if left <= _HARDLY or not fits:  # a loss of unknown kind need not measure progress
         return False, "warn"
     return False, "fail"
@@ -159,10 +159,10 @@ def _conclude(goal: _Goal, best: _Attempt, left: float) -> tuple[bool | None, St
 def _fix(context: CheckContext, goal: _Goal, best: _Attempt) -> str:
     causes = [check.cause for check in context.checks if check.cause is not None and check.status == "fail"]
     if causes:
-        return f"Cure {causes[0]} first: it explains this."
+        return f"Cure {causes[0]} first: it explains this failure."
     if goal.is_at_constant(best.last):
-        return "Print the model's output for two different rows: if it is the same, look for where the input gets lost."
-    return "Look at what reaches the loss and at the gradients below: what cannot learn 8 rows by heart is cut off."
+        return "Print the model's output for two different rows. If it is the same, find where the input is lost."
+    return "Check the input of the loss and the gradients below: a model that cannot memorise 8 rows is disconnected."
 
 
 def _attempts(context: CheckContext) -> Any:
@@ -180,7 +180,7 @@ def _attempts(context: CheckContext) -> Any:
 
 
 def _train(context: CheckContext, name: str, trial: ModelCopy, batch: Any, goal: _Goal) -> _Attempt:
-    """Train on the batch until its loss is gone; the last loss is the mean of the last few."""
+    """Train on the batch until its loss is near its minimum. The last loss is the mean of the last few."""
     losses: list[float] = []
     for _ in context.steps(_STEPS, _SHARE):
         try:

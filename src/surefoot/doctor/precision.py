@@ -1,4 +1,4 @@
-"""Step 8: the same pass with mixed precision off and on (bf16 autocast), and whether weights move at all."""
+"""Step 8: the same pass without and with mixed precision (bf16 autocast), and whether the weights change at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_precision(context: CheckContext) -> list[Check]:
-    """Compare precisions, and look for weights that swallow their updates."""
+    """Compare precisions, and look for weights whose updates are rounded away."""
     return [_autocast(context), _weights(context)]
 
 
@@ -42,7 +42,7 @@ def _autocast(context: CheckContext) -> Check:
     backward(on)
     gap = abs(on.value - off.value) / max(abs(off.value), 1e-6)
     alike = _cosine(plain, mixed)
-    summary = f"the loss moves by {gap:.2%}, and the gradients have a cosine of {alike:.4f}"
+    summary = f"the loss changes by {gap:.2%}, and the gradients have a cosine of {alike:.4f}"
     if not math.isfinite(on.value) or (gap > _LOSS_OFF and abs(on.value - off.value) > 1e-3) or alike < _DIRECTION:
         fix = "Keep this model in float32, or the operation that differs: turn autocast off around it."
         return warned(STEP, name, summary, gap, expected, fix)
@@ -61,8 +61,8 @@ def _cosine(one: ModelCopy, other: ModelCopy) -> float:
 
 
 def _weights(context: CheckContext) -> Check:
-    """Which share of the entries did not change at the first step of the rehearsal."""
-    name = "weights move"
+    """The share of entries that did not change at the first step of the rehearsal."""
+    name = "weights change"
     if context.optimizer is None:
         return skipped(STEP, name, "no optimizer was given")
     updates = [row for step in context.facts.sampled_steps[:1] for update in step.updates for row in update.rows]

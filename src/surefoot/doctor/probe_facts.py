@@ -1,9 +1,10 @@
-"""The facts of a probe, in the form in which a watched run leaves them, and what the rules say about them.
+"""The facts of a probe, in the format of a watched run, and the findings of the rules.
 
 A pass over a copy of the model is recorded like a sampled step of `surefoot run`. The rules of `diagnose` then judge it
-as they would judge the first steps of a run, so that a cause is recognised in one place. A check presents the claim.
+like the first steps of a run, so that a cause is recognised in one place. A check presents the finding.
 
-Left to the checks is what no run shows: what becomes of a changed batch, of shaken weights or of another learning rate.
+The checks themselves cover what no run shows: the effect of a changed batch, of changed weights or of another learning
+rate.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ JUDGED = frozenset(
         "memory.graph-retained",
     )
 )
-"""Causes that show in a single pass. The rules for others need the course of a run."""
+"""Causes that are visible in a single pass. The rules for others need several steps."""
 
 REHEARSED = JUDGED | {
     "loss.undefined-op",
@@ -79,7 +80,7 @@ REHEARSED = JUDGED | {
     "data.split-mismatch",
     "data.labels-uninformative",
 }
-"""Causes that show in the rehearsal, in its data, or in a probe. Those that take longer are left to a run."""
+"""Causes that are visible in the rehearsal, in its data, or in a probe. Others need a longer run."""
 
 
 class ProbeRecorder:
@@ -103,14 +104,14 @@ class ProbeRecorder:
         self._calls.take(entry, args, kwargs, out)
 
     def step(self, loss: Tensor | None) -> SampledStep:
-        """The recorded pass as a sampled step, and where its loss came from; the tensors are released."""
+        """The recorded pass as a sampled step, and the origin of its loss; the tensors are released."""
         entry = None if loss is None else self._recorder.maker(loss)
         backward = [] if loss is None or entry is None else [self._backward_of(float(loss.detach()), entry)]
         self._recorder.forget()
         return read(SampledStep(step=0, calls=self._calls.as_facts(), backward_calls=backward))
 
     def _backward_of(self, loss: float, entry: int) -> BackwardCall:
-        """The backward that would have been run on the loss."""
+        """The backward call that would have been made for the loss."""
         found = sign(self._recorder, entry)
         return BackwardCall(
             site="" if found is None else found.site,
@@ -133,7 +134,7 @@ def _call(_: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def facts_of(passes: Sequence[PassTrace]) -> RunFacts:
-    """The facts of a run whose steps are these passes; one that raised ends it, as a crash would."""
+    """The facts of a run whose steps are these passes; one that raised ends it, like a crash."""
     error = next((each.error for each in passes if each.error is not None), None)
     finished = [each for each in passes if each.loss is not None]
     return RunFacts(
@@ -152,5 +153,5 @@ def crash_facts(error: Exception) -> CrashFacts:
 
 
 def judge(passes: Sequence[PassTrace]) -> dict[str, Finding]:
-    """What the rules claim about some passes, by the code of the cause."""
+    """The findings of the rules for some passes, by the code of the cause."""
     return claims_of(facts_of(passes), JUDGED)

@@ -1,7 +1,7 @@
-"""A short training run of a copy, recorded as `surefoot run` records one, so that the same rules judge it.
+"""A short training run of a copy, recorded like one of `surefoot run`, so that the same rules judge it.
 
-The copy trains at the user's own rate over all batches that were taken. A rate that a schedule is still warming up
-counts as what it warms up to, and is reached gradually. Without an optimizer, Adam stands in for it.
+The copy trains at the user's rate over all batches that were taken. A rate that a schedule is still warming up counts
+as its value after the warm-up, and is reached gradually. If there is no optimizer, Adam is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def rehearse(context: CheckContext) -> RunFacts:
     facts = watcher.as_facts()
     return replace(
         facts,
-        optimizers=[replace(each, site="") for each in facts.optimizers],  # the line that made the copy says nothing
+        optimizers=[
+            replace(each, site="") for each in facts.optimizers
+        ],  # the line that made the copy is not informative
         crash=None if error is None else crash_facts(error),
     )
 
@@ -79,7 +81,7 @@ def _train(context: CheckContext, trial: ModelCopy, watcher: Watcher) -> None:
 def _backward(trial: ModelCopy, watcher: Watcher, batch: Any) -> Tensor:
     def before(loss: Tensor) -> None:
         watcher.backward.before(loss)
-        if user_frame() is None:  # lines of a script distinguish its losses; here there is only this one
+        if user_frame() is None:  # in a script, lines distinguish its losses; here there is only this one
             watcher.context.data.note(loss, None, watcher.state.steps, watcher.state.backwards)
 
     loss = trial.backward(batch, before)

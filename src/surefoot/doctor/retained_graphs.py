@@ -1,7 +1,7 @@
-"""Step 9: does anything keep the graph of past steps alive? The rules judge how many graphs are held after each step.
+"""Step 9: are graphs of earlier steps retained? The rules judge how many graphs exist after each step.
 
-Only what model and loss keep can be seen from here; a list of losses in the user's own loop cannot. The second step of
-a model that carries its state without detaching it raises, which step 3 reports.
+Only what model and loss retain is visible here; a list of losses in the user's own loop is not. The second step of a
+model that keeps its state without detaching it raises, which step 3 reports.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STEP = 9
 _NAME = "kept graphs"
 _STEPS = 16
 _COUNTS = 4
-"""The graphs of the last eight steps are not counted: a script may hold them for a while."""
+"""The graphs of the last eight steps are not counted: a script may keep them for a while."""
 
 
 def check_graphs(context: CheckContext) -> list[Check]:
-    """Take a few steps and count after each what is still held."""
+    """Take a few steps and count the remaining graphs after each."""
     if context.optimizer is None:
         return [skipped(STEP, _NAME, "no optimizer was given")]
     trial, counter = context.trial(), RetainedGraphCounter()
@@ -40,9 +40,9 @@ def check_graphs(context: CheckContext) -> list[Check]:
         trial.step(context.batch(step, rows=rows), noted)
         if step >= _STEPS - _COUNTS:
             if counter.retained and counter.retained[-1].alive:
-                gc.collect()  # what only a cycle holds is not kept
+                gc.collect()  # a cycle that the garbage collector frees is not retained
             counter.count(step)
     context.rehearsal = replace(context.facts, retained_graphs=counter.retained)
     held = counter.retained[-1].alive
-    sound = passed(STEP, _NAME, f"{held} graphs of {_STEPS} steps are still held", held, "0")
+    sound = passed(STEP, _NAME, f"{held} graphs of {_STEPS} steps are still in memory", held, "0")
     return [context.judged(("memory.graph-retained",), sound)]

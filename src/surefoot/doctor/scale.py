@@ -1,7 +1,7 @@
-"""Step 6: does the scale of signals survive the depth, are units different, and is there enough for BatchNorm?
+"""Step 6: the scale of activations and gradients by depth, equal units, and the batch size for BatchNorm.
 
-What a zero-initialised last layer or residual branch does to the gradients of the others is healthy and left alone:
-symmetry and zeros only count when a few updates do not remove them.
+A zero-initialised last layer or residual branch makes other gradients zero at first, which is healthy: equal units and
+zeros only count if a few updates do not remove them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW_UPDATES = 3
 
 
 def check_scale(context: CheckContext) -> list[Check]:
-    """What the first step of the rehearsal shows of every layer, and what a few updates do to equal units."""
+    """Every layer in the first step of the rehearsal, and the effect of a few updates on equal units."""
     layers = [layer for layer in context.first_calls.layers if layer.in_std is not None and layer.trained_on]
     found = [_depth(context, layers), _symmetry(context)]
     return [*found, _gradient_depth(context), _batch_norm(context)]
@@ -42,7 +42,7 @@ def _depth(context: CheckContext, layers: list[LayerCall]) -> Check:
 
 
 def _gradient_depth(context: CheckContext) -> Check:
-    """Compare the gradients of the first and the last layer, entry for entry."""
+    """Compare the gradients of the first and the last layer, per entry."""
     facts = context.facts
     order = dict.fromkeys(layer.parameter for layer in context.first_calls.layers if layer.parameter is not None)
     rows = {row.parameter: row for step in facts.sampled_steps[:1] for update in step.updates for row in update.rows}
@@ -74,7 +74,9 @@ def _symmetry(context: CheckContext) -> Check:
         if found in alike
     ]
     context.measured(alike_rows=measured)
-    sound = passed(STEP, name, f"{len(alike)} layers start with equal rows and part at once", 0, expected)
+    sound = passed(
+        STEP, name, f"{len(alike)} layers start with equal rows, which differ after the first updates", 0, expected
+    )
     return context.judged(("init.symmetric",), sound)
 
 
@@ -87,13 +89,13 @@ def _weights(trial: ModelCopy) -> list[tuple[str, Tensor]]:
 
 
 def _rows_apart(weight: Tensor) -> float:
-    """How far rows are from the first row, at most."""
+    """The largest distance between a row and the first row."""
     rows = weight.detach().float().flatten(1)
     return float((rows - rows[:1]).abs().max())
 
 
 def _batch_norm(context: CheckContext) -> Check:
-    """How many values each mean of a BatchNorm is taken over."""
+    """How many values each mean of a BatchNorm is computed from."""
     name, expected, cause = "batch norm", "statistics over more than a few values", "model.batchnorm-tiny-batch"
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in context.model.modules()):
         return passed(STEP, name, "the model has no BatchNorm")
@@ -104,5 +106,5 @@ def _batch_norm(context: CheckContext) -> Check:
     if not calls:
         return skipped(STEP, name, "no BatchNorm ran in training mode")
     least = min(calls, key=lambda call: call.per_statistic or 0)
-    summary = f"each statistic of `{least.module}` is taken over {least.per_statistic} values"
+    summary = f"each statistic of `{least.module}` is computed from {least.per_statistic} values"
     return passed(STEP, name, summary, least.per_statistic, expected)

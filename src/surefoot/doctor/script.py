@@ -1,8 +1,8 @@
-"""The preflight of a plain script: it is run and watched for a while, and what was seen answers the ten steps.
+"""The preflight of a plain script: it is run and watched for a while, and the recorded facts answer the ten steps.
 
-A script says nowhere which of its objects is the model and which the loss, so nothing can be tried on copies of them:
-the steps that need experiments are skipped, and say so. The script runs in a process of its own, is interrupted when
-the time is up, and its run folder is thrown away.
+It is not known which object of a script is the model and which the loss, so nothing can be tried on copies: the steps
+that need experiments are skipped, with a note. The script runs in its own process, is interrupted when the time is up,
+and its run folder is deleted.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _COVERS: dict[int, tuple[str, tuple[str, ...]]] = {
     9: ("kept graphs", ("memory.*",)),
     10: ("data", ("data.*", "mask.*", "resume.*")),
 }
-"""What each step is called here, and the causes it answers for; a cause belongs to the first step that names it."""
+"""The name of each step here, and its causes; a cause belongs to the first step that names it."""
 
 _ENOUGH_STEPS = 20
 _PATIENCE_S = 30.0
 
 
 def examine_script(path: Path, seconds: float) -> Examination:
-    """Watch a script for at most so many seconds and answer the ten steps from what was seen."""
+    """Watch a script for at most this many seconds and answer the ten steps from what was recorded."""
     if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}. Give a script, or module:function.")
+        raise UsageError(f"there is no file {str(path)!r}. Pass a script, or module:function.")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         whole = _watch(path, Path(scratch), seconds)
@@ -51,14 +51,14 @@ def examine_script(path: Path, seconds: float) -> Examination:
         found = diagnose(facts, description)
     notes = [f"the script ran for {found.steps} optimizer steps" + ("" if whole else " and was then interrupted")]
     if found.steps < _ENOUGH_STEPS:
-        notes.append(f"fewer than {_ENOUGH_STEPS} steps: what shows later was not seen; give --seconds more")
+        notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed; increase --seconds")
     if whole and found.verdict == "unknown":
         notes.append(found.summary)
     return Examination(tuple(_checks(found)), time.monotonic() - started, tuple(notes))
 
 
 def _watch(path: Path, folder: Path, seconds: float) -> bool:
-    """Run the script under watch; returns whether it came to its own end."""
+    """Run the script under observation; returns whether it ended by itself."""
     command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder), str(path)]
     process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.DEVNULL)
     try:
@@ -76,7 +76,7 @@ def _watch(path: Path, folder: Path, seconds: float) -> bool:
     return False
 
 
-_WAY_OUT = "Give module:function, where function() returns model, loader, loss_fn, optimizer."
+_WAY_OUT = "Pass module:function, where function() returns model, loader, loss_fn, optimizer."
 
 
 def _checks(found: Diagnosis) -> list[Check]:
@@ -89,7 +89,7 @@ def _checks(found: Diagnosis) -> list[Check]:
         if mine:
             checks.extend(_check(step, f"{name}: {finding.cause}", finding) for finding in mine)
         elif found.steps:
-            checks.append(passed(step, name, f"nothing wrong in {found.steps} steps"))
+            checks.append(passed(step, name, f"no problem in {found.steps} steps"))
         else:
             checks.append(skipped(step, name, "the script took no optimizer step"))
     return sorted(checks, key=lambda check: check.step)

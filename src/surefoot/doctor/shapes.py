@@ -1,7 +1,7 @@
-"""Step 1: does one batch go through model and loss, and are the labels ones the loss can take?
+"""Step 1: does one batch run through model and loss, and are the labels valid for the loss?
 
-The way to call the model is found here. An error is not only passed on: what reached the function that raised is known,
-so a label beyond the last class or a token beyond the embedding is named as such.
+This step finds out how to call the model. Errors are explained: the arguments of the function that raised are known, so
+a label above the last class or a token id above the size of the embedding is named as such.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RAISES = (
 
 
 def check_shapes(context: CheckContext, loss_of: LossOf | None) -> list[Check]:
-    """Find out how the model is called, and take the first look."""
+    """Find out how the model is called, and record the first pass."""
     look, tried = _first_look(context, loss_of)
     if look is None:
         return [skipped(STEP, "forward", context.refusal)]
@@ -72,7 +72,7 @@ def _further(look: PassTrace, other: PassTrace) -> bool:
 def _forward(context: CheckContext, look: PassTrace, call: str) -> Check:
     name = "forward"
     if look.error is None:
-        summary = f"`{call}` runs: {describe(context.batches[0])} gives a loss of {look.value:.4g}"
+        summary = f"`{call}` runs: {describe(context.batches[0])} returns a loss of {look.value:.4g}"
         return passed(STEP, name, summary, look.value, "one batch runs")
     error = f"`{call}` raised {type(look.error).__name__}: {_first_line(look.error)}"
     found = next((context.claims[cause] for cause in _RAISES if cause in context.claims), None)
@@ -86,11 +86,13 @@ def _hint(error: Exception | None, look: PassTrace) -> str:
     if re.search(r"dtype|scalar type|expected .*(Float|Long|Double|Half)", text):
         return "Cast inputs to the dtype of the weights, and labels to what the loss takes (class indices are int64)."
     if re.search(r"shapes? .*(multiplied|match)|size mismatch|size of tensor|expected input", text):
-        return "Match the last axis of the input to `in_features` of the first layer; print shapes on the way."
+        return (
+            "Match the last axis of the input to `in_features` of the first layer; print the shapes between the layers."
+        )
     if "device" in text:
-        return "Put all parts of the model on one device; batches are moved there for you."
+        return "Put all parts of the model on one device; batches are moved there automatically."
     if not look.reached_loss:
-        return "Give `loss_of=lambda model, batch: …` to say how your loop gets a loss from a batch."
+        return "Pass `loss_of=lambda model, batch: …` with the way in which your loop computes the loss of a batch."
     return "Run the model on one batch by hand until this line works."
 
 
@@ -98,7 +100,7 @@ def _labels(context: CheckContext, look: PassTrace) -> Check:
     name = "labels"
     calls = [call for call in look.recorded.losses if call.has_indices or call.kind.startswith("binary_cross_entropy")]
     if not calls:
-        return passed(STEP, name, "the loss takes no class labels")
+        return passed(STEP, name, "the loss uses no class labels")
     call = calls[-1]
     expected = f"class indices from 0 to {call.class_count - 1}" if call.has_indices else "targets from 0 to 1"
     for cause in ("data.label-out-of-range", "loss.no-valid-targets"):

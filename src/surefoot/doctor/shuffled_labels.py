@@ -1,8 +1,9 @@
-"""Step 10, last part: the control with shuffled labels. Do the labels say anything about the inputs at all?
+"""Step 10, last part: the control with shuffled labels. Do the labels depend on the inputs at all?
 
-Two copies learn the same rows, one with the labels shuffled. Both can learn them by heart; only with true labels should
-that help on rows held out. Said only when it can be said: enough rows, no better on held-out rows, and either both
-learnt or the true labels as hard to learn as shuffled ones, while the nearest rows do not foretell them either.
+Two copies learn the same rows, one with shuffled labels. Both can memorise them; only true labels should help on
+held-out rows. A fault is reported only if there are enough rows, true labels are no better on held-out rows, and either
+both were learnt or the true labels are as hard to learn as shuffled ones, while the nearest rows do not predict them
+either.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _RATE = 2e-3
 _SHARE = 0.1
 _FEWEST_ROWS = 256
 _BY_HEART = 0.6
-"""Fall of the training loss from which rows are learnt well enough to stop."""
+"""Training stops when the training loss has fallen by this share."""
 _GAIN = 0.02
-"""Share of the held-out loss that true labels must save: less is no difference."""
+"""The share by which true labels must lower the held-out loss to count as a difference."""
 _MOST_PAIRS, _MOST_FEATURES = 600, 512
-"""Rows and values of a row that are compared with each other."""
+"""Rows, and values of a row, that are compared with each other."""
 
 
 def check_control(context: CheckContext) -> list[Check]:
-    """Train with true and with shuffled labels, and compare on rows held out."""
+    """Train with true and with shuffled labels, and compare on held-out rows."""
     found = target_part(context)
     if found is None:
         return [skipped(STEP, _NAME, "the target is not a part of the batch, so it cannot be shuffled")]
@@ -47,7 +48,7 @@ def check_control(context: CheckContext) -> list[Check]:
     train, held = context.batches[:cut], context.batches[cut:]
     rows = sum(row_count(batch) or 0 for batch in train)
     if rows < _FEWEST_ROWS or not held:
-        return [skipped(STEP, _NAME, f"{rows} rows to learn from are too few to tell; {_FEWEST_ROWS} are needed")]
+        return [skipped(STEP, _NAME, f"{rows} rows to learn from are too few to decide; {_FEWEST_ROWS} are needed")]
     mixed = _shuffled(train, found[0])
     if mixed is None:
         return [skipped(STEP, _NAME, "targets of different batches have different shapes")]
@@ -69,13 +70,13 @@ def check_control(context: CheckContext) -> list[Check]:
         "shuffled"
     )
     otherwise = passed(STEP, _NAME, story, control.gain, "lower with the true labels")
-    if not control.gain > _GAIN:  # not proof enough that the labels say nothing, and none that they say something
-        otherwise = replace(otherwise, status="skipped", summary=f"nothing follows from this: {story}")
+    if not control.gain > _GAIN:  # neither evidence that the labels are uninformative nor that they are informative
+        otherwise = replace(otherwise, status="skipped", summary=f"inconclusive: {story}")
     return [context.judged(("data.labels-uninformative",), otherwise)]
 
 
 def _learn(context: CheckContext, train: list[Any], held: list[Any]) -> tuple[float, float, int]:
-    """How far the training loss fell, the best held-out loss on the way, and the steps taken."""
+    """How far the training loss fell, the best held-out loss, and the steps taken."""
     trial = context.trial(own_optimizer=False).without_dropout()
     trial.optimizer = torch.optim.Adam(trial.parameters, lr=_RATE)
     start, fall, best, steps = math.nan, 0.0, math.inf, 0
@@ -115,7 +116,7 @@ def _shuffled(batches: list[Any], part: Part) -> list[Any] | None:
 
 
 def _neighbour_score(batches: list[Any], target: Part) -> float | None:
-    """How well the nearest rows foretell a label; `None` where rows are not numbers with one label each."""
+    """How well the nearest rows predict a label; `None` if rows are not numbers with one label each."""
     values, labels = [], []
     for batch in batches:
         parts = dict(leaves(batch))

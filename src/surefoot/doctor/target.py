@@ -1,8 +1,8 @@
-"""What `surefoot doctor TARGET` examines: the objects that a function of the user's returns.
+"""The target of `surefoot doctor TARGET`: the objects that a function of the user returns.
 
-TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`).
-The function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as
-a dict or an object with these names. `eval_loader`, `loss_of` and `clip` may come with them by name.
+TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`). The
+function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as a
+dict or an object with these names. `eval_loader`, `loss_of` and `clip` may be added by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TrainingParts(TypedDict, total=False):
-    """What a target returned: the arguments of `examine`. Model and loader are always there."""
+    """What a target returned: the arguments of `examine`. Model and loader are always present."""
 
     model: nn.Module
     """The model."""
@@ -47,7 +47,7 @@ class TrainingParts(TypedDict, total=False):
 
 NAMES = ("model", "loader", "loss_fn", "optimizer")
 EXTRAS = ("eval_loader", "loss_of", "clip")
-_WAY_OUT = "Give module:function, where function() returns model, loader, loss_fn, optimizer."
+_WAY_OUT = "Pass module:function, where function() returns model, loader, loss_fn, optimizer."
 
 
 def examine_target(target: str, seconds: float) -> Examination:
@@ -82,7 +82,7 @@ def load_function(target: str) -> Any:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}. {_WAY_OUT}")
-    sys.path.insert(0, str(path.parent.resolve()))  # what stands beside the file can be imported, as under python
+    sys.path.insert(0, str(path.parent.resolve()))  # modules beside the file can be imported, as under python
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -122,7 +122,7 @@ def _raise_as_usage(doing: str, error: Exception) -> NoReturn:
 
 
 def subject_of(returned: Any, target: str) -> TrainingParts:
-    """Model, loader and the rest, out of whatever the function returned."""
+    """Model, loader and the rest, from whatever the function returned."""
     if isinstance(returned, Mapping):
         subject = {name: returned[name] for name in (*NAMES, *EXTRAS) if name in returned}
     elif isinstance(returned, tuple | list) and not hasattr(returned, "model"):

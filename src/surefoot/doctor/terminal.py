@@ -18,10 +18,10 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "d
 
 
 def show(examination: Examination, console: Console) -> None:
-    """Print every check under its step, then the notes and one line that sums up."""
+    """Print every check below its step, then the notes and a summary line."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("check", "status", "number", "found, and what to do"):
-        table.add_column(column, no_wrap=column != "found, and what to do", overflow="fold")
+    for column in ("check", "status", "number", "result and fix"):
+        table.add_column(column, no_wrap=column != "result and fix", overflow="fold")
     last = 0
     for check in examination.checks:
         if check.step != last:
@@ -34,7 +34,7 @@ def show(examination: Examination, console: Console) -> None:
         console.print(note, markup=False, highlight=False)
     console.print(examination.verdict, highlight=False)
     if examination.causes:
-        console.print(f"More: surefoot explain {examination.causes[0]}", highlight=False)
+        console.print(f"Details: surefoot explain {examination.causes[0]}", highlight=False)
 
 
 def _number(check: Check) -> str:

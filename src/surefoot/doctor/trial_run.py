@@ -1,8 +1,8 @@
-"""After the ten steps, on request: train a copy for a while, and say when and where it becomes unstable.
+"""After the ten steps, on request: train a copy for a while, and report when and where it becomes unstable.
 
-The copy trains with the user's own optimizer (Adam at 1e-3 stands in for one) over the batches that were taken, and the
-detectors of `TrainingStabilizer` judge every step. The first alarm ends it. No step is skipped; gradients are clipped
-at the limit of the user, if it was given.
+The copy trains with the user's optimizer (or Adam at 1e-3) over the batches that were taken, and the detectors of
+`TrainingStabilizer` judge every step. The first alarm ends it. No step is skipped; gradients are clipped at the user's
+limit, if it was given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARE = 1.0
 
 
 def check_trial_run(context: CheckContext, num_steps: int) -> list[Check]:
-    """Train a copy until an alarm is raised, or for `num_steps` steps; as many again as all probes may take time."""
+    """Train a copy until an alarm is raised, or for `num_steps` steps, within the time of all probes once more."""
     trial = context.trial()
     if not trial.parameters:
         return [skipped(STEP, _NAME, "nothing requires a gradient, so nothing can be trained")]
@@ -46,7 +46,7 @@ def check_trial_run(context: CheckContext, num_steps: int) -> list[Check]:
         return [failed(STEP, _NAME, story, len(losses) - 1, _EXPECTED, _fix(context))]
     story = f"the loss goes from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps"
     if len(losses) < num_steps:
-        story += f"; the time did not suffice for {num_steps}"
+        story += f"; there was not enough time for {num_steps}"
     return [passed(STEP, _NAME, story, len(losses), _EXPECTED)]
 
 
@@ -73,7 +73,7 @@ def _step(context: CheckContext, trial: ModelCopy, attachment: Any, batch: Any) 
         attachment.observe(loss=loss.detach())
         if context.clip is not None:
             _, factor = clip_grad_norm(trial.parameters, context.clip)
-            if factor is not None:  # the gradients are judged as they were before
+            if factor is not None:  # the gradients are judged as they were before clipping
                 attachment.observe(clip_factor=factor)
         return loss
 
@@ -88,4 +88,4 @@ def _fix(context: CheckContext) -> str:
     causes = [check.cause for check in context.checks if check.cause is not None and check.status in ("fail", "warn")]
     if causes:
         return f"Fix {causes[0]} first: it may explain this."
-    return "Lower the learning rate to a third, or clip the gradient norm, and run this once more."
+    return "Lower the learning rate to a third, or clip the gradient norm, and run this again."

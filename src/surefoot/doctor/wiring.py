@@ -1,6 +1,6 @@
 """Step 4, second half: is every parameter connected, from the loss through its gradient to the optimizer?
 
-The rules judge the rehearsal. Left alone: parameters frozen on purpose, and modules that ran with gradients off.
+The rules judge the rehearsal. Not reported: parameters frozen on purpose, and modules that ran without gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 def check_wiring(context: CheckContext) -> list[Check]:
-    """Present what the rehearsal shows of the parameters."""
+    """What the rehearsal shows about the parameters."""
     owned = [held for held in context.facts.parameters if held.model and held.registered]
     return [
         _frozen(context, owned),
@@ -40,7 +40,10 @@ def check_wiring(context: CheckContext) -> list[Check]:
 
 def _frozen(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
     total, frozen = _size(owned), _size([held for held in owned if not held.requires_grad])
-    summary, expected = f"{frozen:,} of {total:,} parameters are frozen", "what should learn requires a gradient"
+    summary, expected = (
+        f"{frozen:,} of {total:,} parameters are frozen",
+        "every parameter to be trained requires a gradient",
+    )
     sound = passed(STEP, "frozen", summary, frozen / max(1, total), expected)
     return context.judged(("optim.frozen-parameters",), sound)
 
@@ -66,7 +69,7 @@ def _in_optimizer(context: CheckContext) -> Check:
     if context.optimizer is None:
         return skipped(STEP, name, "no optimizer was given")
     count = sum(len(group["params"]) for group in context.optimizer.param_groups)
-    sound = passed(STEP, name, f"the optimizer holds {count} tensors", count, "every parameter that gets a gradient")
+    sound = passed(STEP, name, f"the optimizer has {count} tensors", count, "every parameter that gets a gradient")
     return context.judged(("optim.parameters-missing",), sound)
 
 
@@ -87,7 +90,7 @@ def _state(context: CheckContext) -> Check:
     moments = [found for parameter, held in state.items() for found in _moments(parameter, held)]
     context.measured(moments=moments)
     worst = max((found.gradient_ratio for found in moments if found.gradient_ratio is not None), default=1.0)
-    summary = f"gradients are at most {worst:.3g} times what the second moments remember"
+    summary = f"gradients are at most {worst:.3g} times the root of the second moments"
     return context.judged(("optim.stale-state",), passed(STEP, name, summary, worst, expected))
 
 
@@ -105,7 +108,7 @@ def _moments(parameter: Tensor, state: Mapping[str, Any]) -> list[MomentScale]:
 
 
 def _ratio(moment: Tensor, gradient: Tensor | None) -> float | None:
-    """How many times the fresh gradient exceeds what Adam's second moment remembers."""
+    """How many times the gradient exceeds the root of Adam's second moment."""
     if gradient is None or moment.shape != gradient.shape:
         return None
     remembered, fresh = float(moment.float().mean().sqrt()), float(gradient.float().square().mean().sqrt())
@@ -117,6 +120,6 @@ def _size(parameters: Sequence[ParameterFacts]) -> int:
 
 
 def backward(look: PassTrace) -> None:
-    """Run the backward of a look, if it has one; that it raises is the rehearsal's to say."""
+    """Run the backward pass, if there is one; the rehearsal reports it if it raises."""
     if look.loss is not None and look.loss.requires_grad:
         torch.autograd.backward(look.loss)

@@ -1,10 +1,10 @@
-"""Explaining by experiment: run a script again under single changes and see which one cures it.
+"""Controlled experiments: run a script again with one change at a time and report which change cures it.
 
-`plan` lists the changes and says which can apply, `scratch_folder` makes the folder a run works in, `processes` runs
-them side by side, `trials` keeps the order and the time, `baseline` runs the script as it is, `run_comparison` and
-`probes` read the outcome of each run, `change_causes` knows which change is a fix of which cause, `bisect` combines
-them, `results` and `terminal` present the answer. `incident` asks the same of one captured step; `after_incident` reads
-its short runs, `step_conclusion` says what they mean together. The changes themselves are made inside the runs:
-`surefoot.experiments.changes`, and for the data of a captured step `surefoot.replay.continued_run`. Except for
-`incident`, nothing here imports torch.
+`plan` lists the changes and decides which of them can apply. `scratch_folder` makes the folder that a run works in,
+`processes` runs them in parallel, and `trials` schedules them within the budget. `baseline` runs the unchanged script.
+`run_comparison` and `probes` judge the outcome of each run. `change_causes` maps changes to the causes that they fix.
+`bisect` combines these; `results` and `terminal` present the result. `incident` does the same for one captured step:
+`after_incident` judges its short runs and `step_conclusion` combines them. The changes themselves are applied inside
+the runs by `surefoot.experiments.changes`, and for the data of a captured step by `surefoot.replay.continued_run`.
+Except for `incident`, nothing here imports torch.
 """

@@ -1,22 +1,22 @@
-"""What became of the steps after an incident: a short run, compared with the steps before the incident.
+"""The outcome of the steps after an incident, compared with the steps before it.
 
-A run of `surefoot replay --experiments` is the captured step, k = 0, and some twenty more. It fails if
+A run of `surefoot replay --experiments` consists of the captured step, k = 0, and about twenty more. It fails if
 
-- a loss or a gradient is not finite, at the step itself or after it. A step that a loss scaler leaves out later on is
-  its ordinary business, unless it leaves out more than half of them;
-- or the script ends with an error about numbers;
-- or the loss rises and stays up: the median of the second half of the run lies above the bar of the record.
+- a loss or a gradient is not finite, at the captured step or later. Later steps that a loss scaler skips are normal,
+  unless it skips more than half of them;
+- or the script ends with a numerical error;
+- or the loss rises and stays high: the median of the second half of the run is above the limit (`Level.bar`).
 
-The bar is the rule that `Setback` has for a model that was damaged, with the record's history in the place of the
-window: above every loss, and more than `SPREADS` robust deviations (interquartile range / 1.349) and `RISE` of its
-size above the median. The history is the `WINDOW_STEPS` losses in a row with the lowest median of the 50 steps that an
-incident keeps, the latest if several have it: of a loss that falls those are the last ones, and of a run that was set
-back long before its recovery those before the setback. A median of ten that is above the highest of twenty is no
-noise, whatever the distribution. Fewer than `FEWEST_BEFORE` losses give no bar, and without one nothing is said about a
-run that is finite, except for one that ends at `TENFOLD` its first loss.
+The limit is the rule that `Setback` applies to a damaged model, with the recorded history as its window: above every
+loss, and above the median by more than `SPREADS` robust deviations (interquartile range / 1.349) and by more than
+`RISE` of its size. Of the 50 steps that an incident stores, the history is the `WINDOW_STEPS` consecutive losses with
+the lowest median, the latest such window if there are several. If the loss was falling, these are the last losses. If
+the run was set back long before, they are the losses before the setback. A median of ten losses above the highest of
+twenty is not noise, whatever the distribution. With fewer than `FEWEST_BEFORE` losses there is no limit, and a finite
+run is then judged only by whether it ends at `TENFOLD` its first loss.
 
-A high loss or gradient at k = 0 alone is no failure: that is what a hard batch looks like, and the question is what its
-update does. Gradient norms later on are not judged: they may grow while the loss is as good as ever.
+A high loss or gradient at k = 0 alone is not a failure: a hard batch looks like that, and the question is what its
+update does. Later gradient norms are not judged, because they may grow while the loss stays low.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FOLLOW_STEPS = 20
 WINDOW_STEPS = 20
 FEWEST_BEFORE = 8
 FEWEST_AFTER = 4
-"""Steps after the captured one without which nothing is said about their level."""
+"""Fewer steps than this after the captured one are not enough to judge the level of the loss."""
 SPREADS = 3.0
 RISE = 0.1
 TENFOLD = 10.0
 _IQR_OF_NORMAL = 1.349
 _MOST_SKIPPED = 0.75
-"""A run that left out more of its steps than this was not cured by leaving them out."""
+"""A run that skipped more than this share of its steps does not count as cured by skipping."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Level:
 
     middle: float
     bar: float
-    """A loss that stays above it has risen."""
+    """A loss that stays above this limit has risen."""
 
 
 def losses_before(facts: IncidentFacts) -> list[tuple[int, float]]:
@@ -78,12 +78,12 @@ def level_before(losses: list[float]) -> Level | None:
 
 
 def recorded_by(facts: RunFacts) -> ExperimentFacts:
-    """What an experiment on an incident recorded in its own process."""
+    """The facts that an experiment on an incident recorded in its own process."""
     return facts.experiment or ExperimentFacts()
 
 
 def read_after_incident(facts: RunFacts, description: RunDescription, step: int, level: Level | None) -> RunReading:
-    """What became of one run."""
+    """The outcome of one run."""
     recorded = recorded_by(facts)
     rows = recorded.trail or []
     losses = [(step + k, number(row.loss)) for k, row in enumerate(rows)]
@@ -100,14 +100,14 @@ def read_after_incident(facts: RunFacts, description: RunDescription, step: int,
     elif not rows:
         outcome, words = "too short", "the captured step was not reached"
     elif len(kept) < (1 - _MOST_SKIPPED) * len(rows):
-        outcome, k, words = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps had to be skipped"
+        outcome, k, words = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps were skipped"
     elif len(after) >= FEWEST_AFTER and (bar := _bar(level, losses, kept)) is not None and end > bar:
         k = next((k for k in kept if k > 0 and losses[k][1] > bar), len(rows) - 1)
         outcome, words = "risen", f"rises to {end:.3g} and stays there{_before(level)}"
     elif len(after) >= FEWEST_AFTER:
-        words = f"goes on at {end:.3g}{_before(level)}"
+        words = f"stays at {end:.3g}{_before(level)}"
     else:
-        words = f"finite, and over after {len(rows)} steps"
+        words = f"finite, but the run ended after {len(rows)} steps"
     left_out = len(rows) - len(kept)
     if left_out and outcome != "non-finite":
         words += f", {left_out} of {len(rows)} steps skipped"
@@ -137,11 +137,11 @@ def _before(level: Level | None) -> str:
 
 
 def _first_bad(rows: list[ContinuedStep], under_way: list[float]) -> int | None:
-    """The first step that failed by a value that is not finite."""
+    """The first step with a non-finite value."""
     for k, row in enumerate(rows):
         if not row.skipped and _is_bad(row, k):
             return k
-    if not all(map(math.isfinite, under_way)):  # and there it died
+    if not all(map(math.isfinite, under_way)):  # the run ended in this step
         return len(rows)
     later = [row for row in rows[1:] if not row.skipped]
     left_out = [k for k, row in enumerate(rows) if k > 0 and not row.applied and not row.skipped]
@@ -161,12 +161,12 @@ def _when(k: int, rows: list[ContinuedStep]) -> str:
         f"{what} not finite {'at the step itself' if k == 0 else f'{k} steps after it' if k > 1 else 'right after it'}"
     )
     if k == 0 and rows and not rows[0].applied:
-        words += ", which the loss scaler leaves out"
+        words += ", and the loss scaler skips the step"
     return words
 
 
 def compare_after_incident(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
-    """Whether a change cured it: no failure over the steps, and the sum of rates, that the baseline took to fail."""
+    """Whether a change cured the failure over the steps and the sum of rates that the baseline took to fail."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
     if changed.outcome == "crashed" and not is_numeric(changed.crash):
@@ -176,8 +176,8 @@ def compare_after_incident(baseline: RunReading, changed: RunReading) -> tuple[R
     assert baseline.failed_at is not None
     needed = baseline.failed_at - baseline.losses[0][0] + 1 if baseline.losses else 1
     if changed.steps < needed:
-        return "cannot tell", f"over after {changed.steps} steps, and the failure took {needed}"
+        return "cannot tell", f"ended after {changed.steps} steps; the baseline failed after {needed}"
     if changed.sum_of_rates < 0.95 * baseline.sum_of_rates:
         share = changed.sum_of_rates / baseline.sum_of_rates
-        return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
+        return "cannot tell", f"reached only {share:.0%} of the baseline's distance (sum of learning rates)"
     return "cures", changed.words

@@ -1,8 +1,8 @@
-"""From a script to the change that cures it: baseline, repetition, experiments, within one budget of time.
+"""From a script to the change that cures it: baseline, repetition, experiments, within one time budget.
 
-The baseline is run first, and may take a third of the budget. If it does not fail, that is the answer. If it does, it
-is run once more with nothing changed: a failure that does not come again cannot be cured by experiment, only by luck.
-Then the changes, as many at a time as there are jobs. When the time is over, what runs is ended.
+The baseline runs first and may use a third of the budget. If it does not fail, there is nothing to do. If it fails, it
+is run once more unchanged: if the failure does not occur again, an experiment cannot distinguish a cure from chance.
+Then the changes run, as many at a time as there are jobs. When the budget is used up, the remaining runs are ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def bisect(
     jobs: int,
     on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `on_event(name, words)` is called when a run begins (no words) and ends."""
+    """Run the experiments and judge them.
+
+    `on_event(name, words)` is called at the beginning (no words) and end of a run.
+    """
     began = time.monotonic()
     with Children(subject, out, threads=max(1, cores() // jobs)) as children:
         on_event("baseline", "")
@@ -62,17 +65,17 @@ def _row_of(baseline: Baseline) -> Row:
 
 
 def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
-    """What the experiments say about the causes."""
+    """Conclude from all experiments."""
     if baseline.why_not:
         unjudged = baseline.reading.fails or baseline.reading.outcome == "too short"
         answer: Answer = "undecided" if unjudged else "healthy"
         return Report(answer, baseline.why_not, rows, baseline.diagnosis)
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
-        words = f"{FLAKY} when nothing is changed: no experiment can tell a cure."
+        words = f"{FLAKY} when nothing is changed, so no experiment can show a cure."
         return Report("flaky", words, rows, baseline.diagnosis)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
-    exact = baseline.reading.outcome != "slow"  # how fast is a matter of degree, and refutes nothing
+    exact = baseline.reading.outcome != "slow"  # a difference in speed refutes no cause
     unmoved = [name for name, step in failed.items() if exact and step == baseline.reading.failed_at]
     found = weigh(baseline.diagnosis, cures, list(failed), unmoved)
     scale = _scale(rows, cures, found)
@@ -86,7 +89,7 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
 
 
 def _scale(rows: list[Row], cures: list[str], found: Diagnosis) -> list[str]:
-    """Whether nothing but other inputs helps. That a few rows are learned is taken back where noise shows otherwise."""
+    """Whether only other inputs help. Corrects the result for a few rows if the run on noise contradicts it."""
     probes = {row.name: row for row in rows if row.verdict == "tells" and row.reading is not None}
     noise, few = probes.get("synthetic-inputs"), probes.get("tiny-batch")
     if noise is None or noise.reading is None:
@@ -96,25 +99,25 @@ def _scale(rows: list[Row], cures: list[str], found: Diagnosis) -> list[str]:
     broken = any(each.cause == "data.nonfinite-input" and each.severity != "info" for each in found.findings)
     if cures or broken or noise.reading.outcome != "learned":
         return []
-    return ["With inputs of mean 0 and deviation 1 it learns: look at the scale of the inputs."]
+    return ["With inputs of mean 0 and deviation 1 the model learns: check the scale of the inputs."]
 
 
 def _chance(rows: list[Row], confirmed: list[str]) -> list[str]:
-    """Whether the failure goes away when only the draw of the data, or of everything, is another one."""
+    """Whether the failure disappears if only the order of the data, or every random number, is different."""
     held = {row.name: row.reading for row in rows if row.applied and row.reading is not None}
     seed = "other-seed" in held and held["other-seed"].outcome == "learned"
     order = any(row.name == "other-batches" and row.verdict == "cures" for row in rows)
     if confirmed or not (seed or order):
         return []
     if not seed:
-        fails = " (with another seed it fails too)" if "other-seed" in held and held["other-seed"].fails else ""
-        return [f"With other batches it does not fail{fails}: it depends on the order of the data, or on chance."]
-    nor = ", nor with other batches" if order else ""
-    return [f"With another seed it does not fail{nor}: it depends on chance."]
+        fails = " (it fails with another seed)" if "other-seed" in held and held["other-seed"].fails else ""
+        return [f"It does not fail with other batches{fails}: it depends on the order of the data, or on chance."]
+    nor = " or with other batches" if order else ""
+    return [f"It does not fail with another seed{nor}: it depends on chance."]
 
 
 class _Bisection:
-    """Asks of each run whether it learns where the baseline failed."""
+    """Asks whether each changed run learns where the baseline failed."""
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
@@ -146,7 +149,7 @@ class _Bisection:
 
 
 def _same_data(one: RunFacts, other: RunFacts) -> bool:
-    """Whether two runs were trained on the same batches, as far as their prints show."""
+    """Whether two runs were trained on the same batches, as far as their fingerprints show."""
     batches = [facts.step_data.batches[:40] for facts in (one, other)]
     prints = [[(batch.input_print, batch.target_print) for batch in held] for held in batches]
     length = min(len(held) for held in prints)

@@ -1,4 +1,4 @@
-"""Which change is among the fixes of which cause, as the catalogue says, and what experiments do to the findings."""
+"""Which change fixes which cause, according to the catalogue, and how experiments affect the findings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class ExperimentEvidence(TypedDict):
-    """What the experiments say about a finding: `evidence["experiments"]`."""
+    """The result of the experiments for one finding: `evidence["experiments"]`."""
 
     confirmed: bool
-    """Whether a change that fixes the cause cured the run, and none that must fix it failed."""
+    """Whether a change that fixes the cause cured the run, and no change that must fix it failed to."""
     refuted: bool
-    """Whether a change that must fix the cause did not."""
+    """Whether a change that must fix the cause did not cure the run."""
     cured_by: list[str]
     """The fixes that cured the run."""
     not_cured_by: list[str]
@@ -27,23 +27,23 @@ class ExperimentEvidence(TypedDict):
 
 
 FIXES = {cause.code: dict(cause.cured_by) for cause in CATALOGUE.values() if cause.cured_by}
-"""Cause, change, and the words of the catalogue's fix."""
+"""Maps a cause to its changes, and each change to the text of the catalogue's fix."""
 MUST = {cause.code: cause.must_cure for cause in CATALOGUE.values() if cause.must_cure}
-"""Changes that cure the run if the cause is the only one."""
+"""Changes that cure the run if this cause is the only one."""
 
 _REFUTED = 0.5
-"""What is left of the confidence."""
+"""The factor for the confidence of a refuted finding."""
 _DOUBT_LEFT = 0.25
-"""What is left of the doubt."""
+"""The factor for the remaining doubt (1 - confidence) of a confirmed finding."""
 
 
 def weigh(
     diagnosis: Diagnosis, cures: list[str], failures: list[str], unmoved: list[str], refuted: Sequence[str] = ()
 ) -> Diagnosis:
-    """The findings, weighed by the experiments: the confirmed come first, the refuted are less certain.
+    """The findings, reordered by the experiments: confirmed ones come first, refuted ones get a lower confidence.
 
-    `unmoved` are those failures that came at the very step at which the baseline failed; `refuted` are causes that
-    something else speaks against.
+    `unmoved` lists the failures at exactly the step at which the baseline failed. `refuted` lists causes that other
+    evidence contradicts.
     """
     judged = [
         _refuted(each) if each.cause in refuted else _weigh_one(each, cures, failures, unmoved)
@@ -54,7 +54,7 @@ def weigh(
 
 
 def confirm(diagnosis: Diagnosis, cause: str, probe: str) -> Diagnosis:
-    """The findings, one of which a probe confirms, if it is among the serious ones: that comes first."""
+    """The findings, with one that a probe confirms first if it is serious."""
     judged = [_confirmed(each, probe) if each.cause == cause else each for each in diagnosis.findings]
     order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
     return replace(diagnosis, findings=tuple(judged[i] for i in order))
@@ -94,7 +94,7 @@ def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved:
 
 
 def _standing(finding: Finding) -> int:
-    """Serious and confirmed, serious, serious but refuted, mere remark."""
+    """Sort key: serious and confirmed, serious, serious but refuted, info."""
     if finding.severity == "info":
         return 0
     outcome = finding.evidence.get("experiments", {})
@@ -102,7 +102,7 @@ def _standing(finding: Finding) -> int:
 
 
 def speaks_for(cures: list[str], failures: list[str]) -> list[str]:
-    """Causes whose fixes cured, and none of whose certain fixes failed."""
+    """Causes that have a fix which cured the run, and no required fix that failed."""
     return [
         code
         for code, fixes in FIXES.items()

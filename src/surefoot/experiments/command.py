@@ -1,6 +1,6 @@
-"""`surefoot bisect` and `surefoot replay --experiments`: check what was asked for, run it, print the answer.
+"""`surefoot bisect` and `surefoot replay --experiments`: check the arguments, run the experiments, print the result.
 
-Exit code 0: nothing to cure, or a cure was found. 1: none was. 2: wrong use.
+Exit code 0: nothing to cure, or a cure was found. 1: no cure was found. 2: wrong use.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from surefoot.replay.processes import Order
 
 _OUR_OPTIONS = ("--budget", "--jobs", "--only", "--share", "--allow-writes")
-"""Options that hardly a script has."""
+"""Options that scripts rarely have."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What both commands can be told."""
+    """The options of both commands."""
 
     budget_s: float = 600.0
     """Seconds that all runs together may take."""
     jobs: int = 0
-    """Runs at the same time; 0 leaves it to `default_jobs`."""
+    """Runs at the same time; 0 uses `default_jobs`."""
     out: Path | None = None
-    """Where everything goes; without one a folder in `runs` is made."""
+    """The folder of the results; `None` creates one in `runs`."""
     only: str = ""
-    """Names of changes, with commas between; without any, all are tried."""
+    """Names of changes, separated by commas; empty tries all."""
     as_json: bool = False
     share: tuple[Path, ...] = ()
     """Folders that the script only reads: they are not copied."""
@@ -54,15 +54,16 @@ class Options:
 
 
 def run(script: str, arguments: tuple[str, ...], is_module: bool, options: Options) -> int:
-    """The whole command; its exit code."""
+    """Run the command; returns its exit code."""
     changes = plan.chosen(options.only)
     kept = scratch_folder.shared(options.share, Path.cwd())
     if not is_module and not os.path.exists(script):
-        raise UsageError(f"no script at {script}: expected a file, such as train.py, or -m and a module.")
+        raise UsageError(f"no script at {script}. Expected a file such as train.py, or -m and a module.")
     folder = _folder(options.out, Path(script).stem or "script")
     if late := [each for each in arguments if each.partition("=")[0] in _OUR_OPTIONS]:
         print(
-            f"surefoot: {late[0]} comes after {script} and is given to it; bisect's own go before it", file=sys.stderr
+            f"surefoot: {late[0]} comes after {script} and is passed to it; options of bisect go before it",
+            file=sys.stderr,
         )
     writable = scratch_folder.writable(options.writable)
     subject = Subject(script, arguments, is_module, share=kept, writable=writable)
@@ -70,7 +71,7 @@ def run(script: str, arguments: tuple[str, ...], is_module: bool, options: Optio
 
 
 def run_on_incident(incident: Path, order: Order, options: Options) -> int:
-    """The same for the step of an incident; `order` says which script or target plays it."""
+    """The same for the step of an incident; `order` names the script or the target that runs it."""
     from surefoot.experiments.incident import CapturedIncident, experiment_on
     from surefoot.record.incidents.reading import read_facts
     from surefoot.replay.consent import import_path, received
@@ -111,11 +112,11 @@ def _folder(out: Path | None, name: str) -> Path:
     folder = out if out is not None else Path("runs") / f"bisect-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(os.path.abspath(folder))
     if (folder / "bisect.json").exists():
-        raise UsageError(f"{folder} already holds a bisection; give --out another folder.")
+        raise UsageError(f"{folder} already contains a bisection. Set --out to another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give --out another one.") from None
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}. Set --out to another one.") from None
     return folder
 
 
@@ -126,7 +127,7 @@ def _short(folder: Path) -> str:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A request to end is an exception here, so that no run is left behind."""
+    """Raise an exception on SIGTERM and similar signals, so that no run is left behind."""
 
     def leave(number: int, frame: Any) -> None:
         sys.exit(128 + number)

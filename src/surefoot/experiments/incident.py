@@ -1,9 +1,9 @@
-"""From an incident to the change that cures it: the captured step and those after it, run again under single changes.
+"""From an incident to the change that cures it: the captured step and later ones, run again with single changes.
 
-As in `bisect` the baseline comes first, then its repetition, then the changes, within one budget. A run begins at the
-captured step, from the captured state (`replay.continued_run`), and is short, so it is read by `after_incident`.
-Changes that act on the update alone are not tried where the step fails before anything is updated. `step_conclusion`
-concludes from all runs together.
+As in `bisect`, the baseline comes first, then its repetition, then the changes, within one budget. A run begins at the
+captured step, from the captured state (`replay.continued_run`), and is short, so `after_incident` judges it. Changes
+that affect only the update are not tried if the step fails before anything is updated. `step_conclusion` combines the
+results.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 LOOP = "surefoot.replay.target_loop"
 MOST_STEPS = 200
 _UPDATE_ONLY = ("lr-3", "lr-10", "warm-up", "clip", "reset-moments", "eps")
-"""Changes that cannot reach a forward or a backward."""
+"""Changes that affect neither the forward nor the backward pass."""
 
 
 @dataclass(frozen=True)
 class CapturedIncident:
-    """The incident, and what of it is compared with."""
+    """The incident, and what its runs are compared with."""
 
     folder: Path
     facts: IncidentFacts
-    """What is in its `incident.json`."""
+    """The contents of its `incident.json`."""
     target: str | None = None
 
     @property
@@ -73,7 +73,7 @@ class CapturedIncident:
 
     @property
     def level(self) -> Level | None:
-        """Where the loss was before."""
+        """The level of the loss before the step."""
         return level_before([loss for _, loss in losses_before(self.facts)])
 
     def order(self, change: str | None, seconds: float, follow: int = FOLLOW_STEPS) -> RunOrder:
@@ -103,10 +103,10 @@ class AppliedAsItWas:
 
     @property
     def why_not(self) -> str:
-        """Why no experiment could cure it; empty if one might."""
+        """Why no experiment can cure it; empty if one might."""
         crash = self.reading.crash
         if self.reading.outcome == "crashed" and not is_numeric(crash):
-            return f"the script ends with {crash}, which no change of the training cures."
+            return f"the script ends with {crash}, which no change to the training can cure."
         return ""
 
     @property
@@ -124,7 +124,10 @@ def experiment_on(
     jobs: int,
     on_event: Callable[[str, str], None] = lambda name, words: None,
 ) -> Report:
-    """Run the experiments and judge them. `on_event(name, words)` is called when a run begins (no words) and ends."""
+    """Run the experiments and judge them.
+
+    `on_event(name, words)` is called at the beginning (no words) and end of a run.
+    """
     began = time.monotonic()
     if captured.target is not None:
         subject = replace(subject, target=LOOP, arguments=(captured.target,), is_module=True)
@@ -152,7 +155,7 @@ def _apply(captured: CapturedIncident, children: Children, seconds: float, deadl
     if not recorded.trail and not recorded.open:
         crash = f" ({reading.crash})" if reading.crash else ""
         raise UsageError(
-            f"the script did not come to the end of a step with the captured state{crash}: nothing in it trains a "
+            f"the script completed no step with the captured state{crash}: it does not train a "
             f"model with the names and shapes of the captured weights, or it drew no batch. See {log}."
         )
     return AppliedAsItWas(captured, reading, facts, child.seconds)
@@ -161,7 +164,7 @@ def _apply(captured: CapturedIncident, children: Children, seconds: float, deadl
 def _row_of(baseline: AppliedAsItWas) -> Row:
     reading = baseline.reading
     before = losses_before(baseline.captured.facts)
-    shown = replace(reading, losses=[*before, *reading.losses])  # the picture begins before the step
+    shown = replace(reading, losses=[*before, *reading.losses])  # the chart begins before the step
     return Row(
         "baseline", "baseline", "baseline", "fails" if reading.fails else "healthy", reading.words, shown,
         baseline.seconds, list(baseline.recorded.notes),
@@ -169,7 +172,7 @@ def _row_of(baseline: AppliedAsItWas) -> Row:
 
 
 class _AfterIncident:
-    """Asks of each run whether it continues normally where the baseline failed."""
+    """Asks whether each changed run continues normally where the baseline failed."""
 
     def __init__(self, baseline: AppliedAsItWas) -> None:
         self.baseline, self.captured = baseline, baseline.captured
@@ -186,18 +189,18 @@ class _AfterIncident:
             if change.name in _UPDATE_ONLY:
                 return "the step fails before anything is updated"
             if change.name == "skip-batch" and first is not None and not first.applied:
-                return "the loss scaler leaves the step out already"
+                return "the loss scaler already skips the step"
         elif change.name == "tiny-batch" and (level is None or first is None or number(first.loss) <= level.bar):
-            return "the loss of the step itself does not stand out, so no row of it can"
+            return "the loss of the step is not unusually high, so no single row can be responsible"
         if change.name in ("synthetic-inputs", "shuffled-labels") and baseline.reading.outcome == "risen":
-            return "what the loss should be then is not known"
+            return "the expected loss is not known in this case"
         if change.name == "smaller-model":
             return "the captured weights were trained with all blocks"
         seen = baseline.recorded.seen
         if change.name == "reset-moments" and seen is not None and not seen.has_state:
             return "the optimizer keeps no moments"
         if change.name in ("clip", "skip-batch") and any(held.series.closure for held in self._optimizers):
-            return "the optimizer evaluates the loss itself, so that its gradients are out of reach"
+            return "the optimizer evaluates the loss itself, so its gradients cannot be changed"
         if change.name == "eps" and not self._has_eps():
             return "the optimizer has no eps"
         if change.name == "deterministic" and self.captured.facts["hardware"].get("device") == "cpu":
@@ -212,14 +215,14 @@ class _AfterIncident:
         name = None if change is REPEAT else change.name
         order = self.captured.order(name, seconds, self._follow(change))
         if name == "other-seed":
-            order["draws"] = self.baseline.fails_at_once  # what fails later takes a run, not a step
+            order["draws"] = self.baseline.fails_at_once  # a later failure takes a run, not a step
         if name == "tiny-batch":
             level = self.captured.level
             order["bar"] = None if self.baseline.fails_at_once or level is None else level.bar
         return {**order, "skip_steps": [0], "reset_at": 0, "warmup_steps": FOLLOW_STEPS}
 
     def _follow(self, change: Change) -> int:
-        """Long enough to come as far as the baseline did before it failed."""
+        """Enough steps to get as far as the baseline did before it failed."""
         if not self.failed_after:
             return FOLLOW_STEPS
         further = math.ceil(1.5 * change.slower * self.failed_after) + FOLLOW_STEPS // 2
@@ -235,7 +238,7 @@ class _AfterIncident:
             row.title = "rows of the batch"
             row.verdict, row.why = verdict_of_rows(recorded.rows)
             return
-        # What a loss on noise should be is not known: only what is plain counts there.
+        # The expected loss on noise is not known: only non-finite values and errors count there.
         level = None if change.name in ("synthetic-inputs", "shuffled-labels") else self.captured.level
         row.reading = read_after_incident(facts, description, self.captured.step, level)
         first = next(iter(recorded.trail or []), None)
@@ -250,7 +253,7 @@ class _AfterIncident:
 
 
 def findings_near(captured: CapturedIncident) -> Diagnosis:
-    """The diagnosis of the run that the incident is from, where there is one beside it; else an empty one."""
+    """The diagnosis of the run that the incident belongs to, if it is in the same folder; otherwise an empty one."""
     nothing = Diagnosis("broken", captured.step, ())
     try:
         text = (captured.folder.resolve().parents[1] / "findings.json").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The changes, from cheap to invasive: what each is called, when it has nothing to change, how long its run must be."""
+"""The changes, from cheap to invasive: their names, when they have nothing to change, how long their runs are."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Change:
     """One change that can be made to a run from outside."""
 
     name: str
-    """What `--only`, the run folder and the results call it."""
+    """The name in `--only`, in the run folder and in the results."""
     title: str
-    """For people."""
+    """The name in tables."""
     kind: Kind = "cure"
-    """A cure can be taken over into the script; a probe only tells where the cause lies."""
+    """A cure can be applied to the script; a probe only shows where the cause is."""
     slower: float = 1.0
-    """How many times as many steps it needs to come as far."""
+    """How many times as many steps it needs to get equally far."""
 
 
 CHANGES: tuple[Change, ...] = (
@@ -52,55 +52,55 @@ CHANGES: tuple[Change, ...] = (
 BY_NAME = {change.name: change for change in CHANGES}
 
 FEWEST_STEPS = 200
-"""A run that did not fail must have had so many steps in which to learn, if the script has them."""
+"""A run that did not fail must have at least this many steps to learn in, if the script has them."""
 
 
 def chosen(only: str) -> list[Change]:
-    """The changes named in `--only`, in the order of the plan; all, if none is named."""
+    """The changes named in `--only`, in the order of the plan; all if none is named."""
     if not only.strip():
         return list(CHANGES)
     names = [name.strip().lower() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
-        raise UsageError(f"--only knows no change called {unknown[0]!r}; there are {', '.join(BY_NAME)}.")
+        raise UsageError(f"--only: there is no change {unknown[0]!r}. Choose from {', '.join(BY_NAME)}.")
     return [change for change in CHANGES if change.name in names]
 
 
 def in_turn(changes: list[Change], first: dict[str, str]) -> list[Change]:
-    """The order to run them in: what would fix the cause that the diagnosis names, then the rest as planned."""
+    """The order of the runs: first what would fix the cause that the diagnosis names, then the rest as planned."""
     return sorted(changes, key=lambda change: change.name not in first)
 
 
 def nothing_to_change(change: Change, run: RecordedRun, baseline: RunReading) -> str | None:
-    """Why a change cannot do anything to this script, as far as the baseline shows."""
+    """Why a change would have no effect on this script, as far as the baseline shows."""
     seen = run.facts.experiment.seen if run.facts.experiment is not None else None
     if change.name in ("lr-3", "lr-10", "warm-up", "clip", "reset-moments") and run.main is None:
         return "no optimizer ever stepped"
     if change.name == "clip" and run.grad_norms and not run.nonfinite.seen and max(run.grad_norms) <= 1.0:
         return f"no gradient norm is above 1.0 (largest {max(run.grad_norms):.3g})"
     if change.name == "skip-batch" and not baseline.bad_steps and baseline.outcome != "non-finite":
-        return "no single step stands out"
+        return "no single step is unusual"
     if change.name == "reset-moments":
         if seen is not None and not seen.has_state:
             return "the optimizer keeps no moments"
         known = baseline.failed_at is not None or baseline.suspected_at is not None
         if not known and not run.events(OptimizerLoadedEvent):
-            return "no step at which it began to fail"
+            return "no step is known at which the failure began"
     has_eps = any(isinstance(group.eps, float) for held in run.optimizers for group in held.settings)
     if change.name == "eps" and run.main is not None and not has_eps:
         return "the optimizer has no eps"
     if change.name == "synthetic-inputs" and baseline.outcome in ("stuck", "slow"):
-        return "noise cannot be learned, so it says nothing about a run that is stuck"
+        return "noise cannot be learned, so a run on noise is not comparable with a run that is stuck"
     if change.name == "deterministic" and seen is not None and seen.devices == ["cpu"]:
         return "everything runs on the CPU"
     return None
 
 
 def order_for(change: Change | None, baseline: RunReading, seconds: float) -> RunOrder:
-    """What the run of a change (or, for `None`, the repetition of the baseline) is ordered to do."""
+    """The order for the run of a change, or, for `None`, of the repetition of the baseline."""
     order: RunOrder = {"change": change.name if change else None, "seconds": seconds}
     failed = baseline.failed_at
-    if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures take the whole curve
+    if failed is not None and baseline.outcome in ("non-finite", "crashed"):  # other failures need the whole curve
         slower = change.slower if change else 1.0
         longer = warmup_steps(baseline) if change and change.name == "warm-up" else 0
         least = FEWEST_STEPS if change else 0
@@ -116,6 +116,6 @@ def order_for(change: Change | None, baseline: RunReading, seconds: float) -> Ru
 
 
 def warmup_steps(baseline: RunReading) -> int:
-    """A third of the steps, within reason; if it failed early, five times as many as it took to fail."""
+    """A third of the steps, within limits. After an early failure, five times the steps that it took to fail."""
     length = baseline.steps // 3 if baseline.failed_at is None else 5 * baseline.failed_at
     return min(500, max(50, length))

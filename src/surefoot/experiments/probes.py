@@ -1,4 +1,4 @@
-"""What the probes tell: changes that nobody would keep, but whose outcome says where the cause lies."""
+"""The conclusions from probes: changes that nobody would keep, but whose outcome shows where the cause is."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ if TYPE_CHECKING:
 
 
 LEARNED = 0.5
-"""A few rows that are repeated must be memorized: the loss must fall by at least this share."""
+"""If a few rows are repeated, a working model memorizes them: the loss must fall by at least this share."""
 FAR_ABOVE = 100.0
-"""A loss so many times above that on noise, first and last, shows nothing learned, however far it fell."""
+"""A loss that is always this many times above the loss on noise shows that nothing was learned, however far it fell."""
 
 
 def not_learned(few: RunReading, noise: RunReading) -> str | None:
-    """Why a few rows were not learned although their loss fell; `None` if they may have been.
+    """Why a few rows were not learned although their loss fell; `None` if they may have been learned.
 
-    A loss that begins at 1e10 falls a long way before anything is learned. What noise in the place of the inputs comes
-    to, with the same targets, is what can be had without looking at the inputs at all.
+    A loss that begins at 1e10 falls a long way before anything is learned. The loss on noise, with the same targets, is
+    what a model can reach without using the inputs.
     """
     if noise.outcome != "learned" or not few.end > FAR_ABOVE * max(abs(noise.start), abs(noise.end)):
         return None
-    return f"the loss of a few rows ends at {few.end:.3g}, far above the {noise.end:.3g} on noise: they are not learned"
+    return f"a few rows are not learned: their loss ends at {few.end:.3g}, far above {noise.end:.3g} on noise"
 
 
 def tells(name: str, baseline: RunReading, changed: RunReading) -> str:
-    """One line for the table."""
+    """The text of a probe in the table."""
     if changed.outcome == "too short":
         return changed.words
     if name == "other-seed":
         return (
-            "fails with another seed too" if changed.fails else "does not fail with another seed: it depends on chance"
+            "also fails with another seed" if changed.fails else "does not fail with another seed: it depends on chance"
         )
     if name == "tiny-batch":
         if changed.fails:
-            return "not even a few rows are learned: look at model, loss and update"
+            return "not even a few rows are learned: check the model, the loss and the update"
         way = f"from {changed.start:.3g} to {changed.end:.3g}"
         if changed.start - changed.end < LEARNED * abs(changed.start):
-            return f"the loss of a few rows only falls {way}: they are hardly learned"
-        return f"a few rows are learned ({way}): model and loop can learn, look at data and scale"
+            return f"a few rows are hardly learned: their loss only falls {way}"
+        return f"a few rows are learned ({way}): model and loop work, check the data and its scale"
     if name == "synthetic-inputs":
-        same = changed.outcome in ("non-finite", "diverged", "crashed", "thrown")
+        same = changed.outcome in ("non-finite", "diverged", "crashed", "spiked")
         if same:
-            return "fails on noise too: not the values of the inputs"
+            return "also fails on noise: the values of the inputs are not the cause"
         so = "learns" if changed.outcome == "learned" else "does not fail"
-        return f"{so} with inputs of mean 0 and deviation 1: it fails only on its own"
+        return f"{so} with inputs of mean 0 and deviation 1: it fails only on its own inputs"
     if baseline.outcome in ("stuck", "slow"):
         near = math.isfinite(changed.end) and changed.end <= baseline.end + max(
             0.05 * abs(baseline.end), 2 * baseline.noise
         )
-        return "no worse with shuffled labels: nothing is learned from them" if near else "worse: the labels do count"
-    if changed.outcome in ("non-finite", "diverged", "crashed", "thrown"):
-        return "fails with shuffled labels too"
+        return "no worse with shuffled labels: nothing is learned from them" if near else "worse: the labels matter"
+    if changed.outcome in ("non-finite", "diverged", "crashed", "spiked"):
+        return "also fails with shuffled labels"
     return "does not fail with shuffled labels"

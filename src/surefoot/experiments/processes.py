@@ -1,7 +1,7 @@
-"""Runs side by side: each a `surefoot run` of its own, in a process group of its own, none outliving its time.
+"""Parallel runs: each is a `surefoot run` in its own process group, and none outlives its time.
 
-Whatever ends the command (its budget, Ctrl-C, an error) ends every run with all that it started. A run also ends by
-itself when its parent is gone.
+Whatever ends the command (its budget, Ctrl-C, an error) ends every run and all its child processes. A run also ends by
+itself when its parent process has ended.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from surefoot.experiments.changes.run_order import RunOrder
 
 OUTPUT = "output.txt"
-"""What a run has printed."""
+"""The file with everything that a run printed."""
 LARGEST_OUTPUT = 64 << 20
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run, again and again."""
+    """The script or module that is run repeatedly."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class Subject:
     writable: tuple[Path, ...] = ()
     """Folders elsewhere that the runs may write to."""
     path: tuple[str, ...] | None = None
-    """What of `PYTHONPATH` the runs may import from; `None`: all of it."""
+    """The entries of `PYTHONPATH` that the runs may import from; `None`: all of them."""
 
     def command(self, scratch: Path) -> list[str]:
-        """The words after `surefoot run --out DIR`. A script below the working directory is run from the copy."""
+        """The arguments after `surefoot run --out DIR`. A script below the working directory is run from the copy."""
         if self.is_module:
             return ["-m", self.target, *self.arguments]
         path = Path(os.path.abspath(self.folder / self.target))
@@ -75,18 +75,18 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """How long it has been running, or ran."""
+        """How long the run has taken so far, or took."""
         return (self.ended or time.monotonic()) - self.began
 
     def shorten_output(self) -> None:
-        """Empty the output file when it is larger than anybody will read: it would fill the disk."""
+        """Empty the output file when it is too large, so that it does not fill the disk."""
         with suppress(OSError):
             if os.path.getsize(self.folder / OUTPUT) > LARGEST_OUTPUT:
                 os.truncate(self.folder / OUTPUT, 0)
 
 
 class Children:
-    """Starts runs, waits for them, and ends all that are left."""
+    """Starts runs, waits for them, and ends those that remain."""
 
     def __init__(self, subject: Subject, out: Path, threads: int) -> None:
         self.subject, self.out, self.threads = subject, out, threads
@@ -97,7 +97,7 @@ class Children:
     def __enter__(self) -> Children:
         beside = (
             self.out if scratch_folder.shares_blocks(self.out) else None
-        )  # where copies of the user's files cost nothing
+        )  # a file system on which copies of the user's files share their blocks
         self._scratch = Path(tempfile.mkdtemp(prefix="surefoot-bisect-", dir=beside))
         return self
 
@@ -113,7 +113,7 @@ class Children:
         try:
             make_subfolder(folder)
         except OSError as error:
-            raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give --out another one") from None
+            raise UsageError(f"cannot make the folder {folder}: {error.strerror}; set --out to another one") from None
         for old in ("facts.json", "run.json", "findings.json", OUTPUT):  # of an earlier command that was killed
             (folder / old).unlink(missing_ok=True)
         scratch = self._scratch / name
@@ -141,7 +141,7 @@ class Children:
     def _environment(self, order: RunOrder, temporary: Path) -> dict[str, str]:
         source = str(Path(__file__).parents[2])
         installed = source.endswith(("site-packages", "dist-packages"))
-        # MKL's own number would outdo a smaller one that the person has set for OpenMP.
+        # MKL's own setting would override a smaller one that the user has set for OpenMP.
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
         threads = {} if any(name in os.environ for name in names) else dict.fromkeys(names, str(self.threads))
         changed = {
@@ -157,7 +157,7 @@ class Children:
         return os.environ | threads | changed
 
     def wait(self, until: float) -> Child | None:
-        """The next run that ends, by itself or because the time is `until`; `None` if none is running."""
+        """The next run that ends, by itself or because `until` is reached; `None` if none is running."""
         while self.running:
             for child in self.running:
                 child.shorten_output()
@@ -177,9 +177,9 @@ class Children:
 
 
 def _end(child: Child) -> None:
-    """End a run and whatever it started."""
+    """End a run and its child processes."""
     if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):  # all gone already
+        with suppress(ProcessLookupError, PermissionError):  # all have ended
             os.killpg(child.process.pid, signal.SIGKILL)
     else:
         child.process.kill()

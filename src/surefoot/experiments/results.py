@@ -1,4 +1,4 @@
-"""What the experiments came to: one row per run, the sentence that sums them up, and the files for other programs."""
+"""The results of the experiments: one row per run, a summary, and the files for other programs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from surefoot.experiments.run_comparison import RunReading
 
 POINTS = 300
-"""So many points of each loss curve are kept for the report."""
+"""How many points of each loss curve are kept for the report."""
 SURE = 0.9
-"""A finding of such confidence needs no guesses beside it."""
+"""A finding with at least this confidence is shown without guesses."""
 
 Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
 Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
@@ -28,7 +28,7 @@ class DrawsJson(TypedDict):
     """The captured step with other random numbers."""
 
     failed: int
-    """With how many draws it failed."""
+    """How many draws failed."""
     tried: int
     """How many were tried."""
 
@@ -41,7 +41,7 @@ class RowJson(TypedDict):
     kind: str
     applied: bool
     outcome: str | None
-    """What the run came to; `None` if it was not run or not read."""
+    """The outcome of the run; `None` if it was not run or not judged."""
     verdict: Verdict
     why: str
     notes: list[str]
@@ -74,7 +74,7 @@ class ReportJson(TypedDict):
 
 @dataclass
 class Row:
-    """One run and what was made of it."""
+    """One run and its verdict."""
 
     name: str
     title: str
@@ -85,11 +85,11 @@ class Row:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     draws: tuple[int, int] | None = None
-    """With how many other draws of random numbers the step failed, and how many were tried, where that is known."""
+    """How many other draws of random numbers failed, and how many were tried, if known."""
 
     @property
     def applied(self) -> bool:
-        """Whether the run really was another one than the baseline."""
+        """Whether the run differed from the baseline."""
         return self.verdict not in ("does not apply", "not run") and self.name not in ("baseline", "repeat")
 
     def as_json(self) -> RowJson:
@@ -115,22 +115,22 @@ class Row:
 
 @dataclass
 class Report:
-    """Everything the command found out."""
+    """The result of the command."""
 
     answer: Answer
     sentence: str
     rows: list[Row]
     diagnosis: Diagnosis
-    """The baseline's, weighed by the experiments."""
+    """The diagnosis of the baseline, weighed by the experiments."""
     script: str = ""
     confirms: list[str] = field(default_factory=list)
     """Causes of the baseline's diagnosis that the experiments confirm."""
     speaks_for: list[str] = field(default_factory=list)
     """Causes whose fixes cured the run, whatever the diagnosis said."""
     conclusions: list[str] = field(default_factory=list)
-    """What the runs say together, for people."""
+    """Conclusions from all runs together, as sentences."""
     incident: str = ""
-    """The name of the incident's folder, where the experiments were on one."""
+    """The name of the incident's folder, if the experiments were on an incident."""
     budget_s: float = 0.0
     seconds: float = 0.0
     jobs: int = 1
@@ -142,16 +142,16 @@ class Report:
 
     @property
     def guesses(self) -> list[str]:
-        """Of the causes that the cures speak for, what is worth saying: nothing beside a finding that is sure.
+        """The causes that the cures suggest; none if a finding is certain.
 
-        Many changes make a failure come later or not at all; what the facts show by line and value is not outweighed by
-        that, unless an experiment speaks against it.
+        Many changes delay or prevent a failure. That does not outweigh what the facts show by line and value, unless an
+        experiment contradicts it.
         """
         sure = (f for f in self.diagnosis.findings if f.severity != "info" and f.confidence >= SURE)
         return [] if any("experiments" not in finding.evidence for finding in sure) else self.speaks_for
 
     def as_json(self) -> ReportJson:
-        """The whole result."""
+        """The whole result as JSON."""
         return {
             "schema": EXPERIMENTS.version,
             "script": self.script,
@@ -175,7 +175,7 @@ class Report:
 
 
 def thinned(losses: list[tuple[int, float]], points: int = POINTS) -> list[tuple[int, float]]:
-    """A curve with fewer points: of each interval the lowest and the highest; what is not finite counts as highest."""
+    """A curve with fewer points: the lowest and the highest of each interval. Non-finite values count as highest."""
     if len(losses) <= points:
         return losses
     size = math.ceil(2 * len(losses) / points)
@@ -192,7 +192,7 @@ def _height(point: tuple[int, float]) -> float:
 
 
 def sentence(rows: list[Row]) -> str:
-    """Which single change cures it, which do not."""
+    """Which single changes cure the failure, and which do not."""
     cures = [row.title for row in rows if row.verdict == "cures"]
     others = [row.title for row in rows if row.verdict == "does not"]
     unsure = [row.title for row in rows if row.verdict == "cannot tell"]
@@ -206,7 +206,7 @@ def sentence(rows: list[Row]) -> str:
     if others:
         parts.append(f"{_listed(others)} {'do' if len(others) > 1 else 'does'} not")
     if unsure:
-        parts.append(f"of {_listed(unsure)} it cannot be told")
+        parts.append(f"unclear: {_listed(unsure)}")
     missing = [row for row in rows if row.verdict == "not run"]
     if missing:
         parts.append(f"{len(missing)} {'was' if len(missing) == 1 else 'were'} not run")

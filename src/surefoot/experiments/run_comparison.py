@@ -1,10 +1,10 @@
-"""What became of a run, and whether a change cured it.
+"""The outcome of a run, and whether a change cured the failure.
 
-A run is read the way the diagnosis reads it (`diagnose.run.Curve`): it crashed, its loss was not finite, it diverged,
-it got stuck, one batch or another threw it, or it learned. A change cures if the baseline fails, the changed run
-learns by the same reading, and it had the chance to fail: it came at least as far as the baseline did before it
-failed, measured in distance (the sum of the learning rates) or in how low the loss got. A run that is merely slower
-does not count.
+A run is judged as the diagnosis judges it (`diagnose.run.Curve`): it crashed, its loss was not finite, it diverged, it
+got stuck, single batches made the loss jump, or it learned. A change cures if the baseline fails, the changed run
+learns by the same criteria, and it had the chance to fail: it got at least as far as the baseline did before it failed,
+measured by distance (the sum of the learning rates) or by how low the loss got. A run that is merely slower does not
+count.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ if TYPE_CHECKING:
     from surefoot.record.facts import RunDescription, RunFacts
 
 Outcome = Literal[
-    "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "thrown", "too short", "calm", "risen"
+    "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "spiked", "too short", "calm", "risen"
 ]
-"""The last two are those of a short run after an incident: see `after_incident`."""
+"""The last two are outcomes of a short run after an incident: see `after_incident`."""
 
 _NOT_NUMERIC = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "NameError", "AttributeError",
                 "KeyError", "TypeError", "FileNotFoundError", "PermissionError", "OSError", "OutOfMemoryError",
                 "KeyboardInterrupt", "MemoryError")  # fmt: skip
-"""What no change of the training cures."""
+"""Errors that no change to the training can cure."""
 _MOST_SKIPPED = 0.75
-"""A run that left out more of its steps than this was not cured by leaving them out."""
+"""A run that skipped more than this share of its steps does not count as cured by skipping."""
 _FAR = 20.0
-"""A loss so many times above its neighbours was raised by its batch."""
+"""A loss this many times above its neighbours is attributed to its batch."""
 _FEWEST = FEWEST_LOSSES
-"""Losses without which nothing can be said."""
+"""Fewer losses than this cannot be judged."""
 
 
 @dataclass(frozen=True)
 class RunReading:
-    """What one run came to."""
+    """The outcome of one run."""
 
     outcome: Outcome
     steps: int
     failed_at: int | None = None
-    """The first step that failed, where there is one."""
+    """The first step that failed, if any."""
     start: float = math.nan
     end: float = math.nan
-    """The loss it ended at."""
+    """The final loss."""
     noise: float = 0.0
     suspected_at: int | None = None
     """The step that the first finding of the diagnosis names."""
     bad_steps: tuple[int, ...] = ()
-    """Steps whose batch threw the loss, or made it non-finite, and the step before those."""
+    """Steps whose batch made the loss jump or non-finite, and the step before each of them."""
     sum_of_rates: float = 0.0
     """The sum of the learning rates up to the failure, or to the end."""
     left_out: int = 0
-    """Steps that were left out on purpose."""
+    """Steps that were skipped on purpose."""
     words: str = ""
-    """What happened, for the table."""
+    """The outcome in words, for the table."""
     losses: list[tuple[int, float]] = field(default_factory=list)
     crash: str = ""
 
     @property
     def fails(self) -> bool:
-        """Whether there is something to cure."""
+        """Whether there is a failure to cure."""
         return self.outcome not in ("learned", "too short", "calm")
 
 
 def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") -> RunReading:
-    """The reading of a run's facts; `verdict` is the diagnosis of it, or for a changed run that of the baseline."""
+    """Judge a run by its facts. `verdict` is its diagnosis, or for a changed run that of the baseline."""
     skipped = set(facts.experiment.skipped or ()) if facts.experiment is not None else set()
     run = RecordedRun(_without(facts, skipped) if skipped else facts, description)
     curve = run.curve
@@ -101,7 +101,7 @@ def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") 
 
 
 def _without(facts: RunFacts, skipped: set[int]) -> RunFacts:
-    """The facts of a run as if the steps that were left out had never been."""
+    """The facts of a run without the skipped steps."""
     return replace(facts, optimizers=[replace(held, series=held.series.without(skipped)) for held in facts.optimizers])
 
 
@@ -119,7 +119,7 @@ def _first_bad(run: RecordedRun, curve: LossCurve, forgiving: bool) -> int | Non
 
 
 def crash_of(facts: RunFacts, description: RunDescription) -> str:
-    """What it died of, in words; empty if it ended normally or was ended."""
+    """The error that ended the run; empty if it ended normally or was stopped."""
     if facts.experiment is not None and facts.experiment.ended:
         return ""
     crash = facts.crash
@@ -131,7 +131,7 @@ def crash_of(facts: RunFacts, description: RunDescription) -> str:
 
 
 def is_numeric(crash: str) -> bool:
-    """Whether an error may come from numbers or data, and not from code or files."""
+    """Whether an error may be caused by numbers or data, and not by code or files."""
     return not crash.startswith(_NOT_NUMERIC) and "out of memory" not in crash
 
 
@@ -150,7 +150,7 @@ def _outcome(
     if curve.learned or curve.fell_through_noise:
         if thrown and verdict != "healthy":
             more = f" and {len(thrown) - 1} more" if len(thrown) > 1 else ""
-            return "thrown", thrown[0], f"thrown at step {thrown[0]}{more}"
+            return "spiked", thrown[0], f"spiked at step {thrown[0]}{more}"
         return "learned", None, f"fell to {curve.end:.3g}"
     if verdict == "healthy":
         return "learned", None, f"ended at {curve.end:.3g}"
@@ -161,7 +161,7 @@ def _outcome(
 
 
 def _onset(curve: LossCurve) -> int | None:
-    """The first step from which three losses in a row are far above the first one."""
+    """The first step from which three consecutive losses are far above the first one."""
     limit = curve.start + max(0.5 * abs(curve.start), 1e-12)
     for i in range(len(curve.values) - 2):
         if all(not value < limit for value in curve.values[i : i + 3]):
@@ -170,7 +170,7 @@ def _onset(curve: LossCurve) -> int | None:
 
 
 def _worst(curve: LossCurve) -> list[int]:
-    """The steps whose loss rose furthest, beyond the first loss. Those after them are often only its consequence."""
+    """The steps whose loss rose furthest above the first loss. Later ones are often only a consequence."""
     far: dict[int, float] = {}
     for i, (step, value) in enumerate(zip(curve.steps, curve.values, strict=True)):
         before = [v for v in curve.values[max(0, i - 20) : i] if math.isfinite(v)]
@@ -181,7 +181,7 @@ def _worst(curve: LossCurve) -> list[int]:
 
 
 def _bad_steps(run: RecordedRun, bad: int | None, thrown: list[int]) -> tuple[int, ...]:
-    """Steps whose batch is under suspicion; if they are very many, no batch is."""
+    """Steps whose batch is suspected; none if there are very many."""
     steps = set(thrown) if len(thrown) <= max(3, run.steps // 5) else set()
     if bad is not None:
         steps |= {bad, max(0, bad - 1)}
@@ -197,22 +197,22 @@ Result = Literal["cures", "does not", "cannot tell"]
 
 
 def compare(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
-    """Whether a change cured the run, and why that can be said."""
+    """Whether a change cured the run, and the reason."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
     if changed.fails:
         return "does not", changed.words
     if not _came_as_far(baseline, changed):
         share = changed.sum_of_rates / baseline.sum_of_rates if baseline.sum_of_rates else 0.0
-        return "cannot tell", f"has not come as far yet ({share:.0%} of the distance)"
+        return "cannot tell", f"reached only {share:.0%} of the baseline's distance (sum of learning rates)"
     low = baseline.outcome in ("stuck", "diverged", "slow") and math.isfinite(baseline.end)
     if low and baseline.end - changed.end <= _clearly(baseline, changed):
-        return "does not", f"ends at {changed.end:.3g}, not clearly lower"
+        return "does not", f"ends at {changed.end:.3g}, which is not clearly lower"
     return "cures", changed.words
 
 
 def _clearly(baseline: RunReading, changed: RunReading) -> float:
-    """By how much the end must be lower: a tenth of the loss, or, where it fell, a quarter of what it fell by."""
+    """By how much the final loss must be lower: a tenth of the loss, or a quarter of its fall."""
     part = 0.1 * abs(baseline.end)
     if baseline.outcome == "slow":
         part = 0.25 * min(abs(baseline.end), abs(baseline.start - baseline.end))

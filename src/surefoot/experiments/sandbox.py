@@ -1,9 +1,9 @@
-"""Start a program that can write to some folders only: `python confine.py FOLDERS -- PROGRAM ARGUMENTS…`.
+"""Start a program that can write only to some folders: `python sandbox.py FOLDERS -- PROGRAM ARGUMENTS…`.
 
-On Linux the kernel enforces this (Landlock): the program, and whatever it starts, cannot write, make, rename or remove
-anything elsewhere, however it is done. Where the kernel cannot do that, the program is started as it is, and
-`tell_if_unconfined` prints so. `FOLDERS` is a list in JSON; those that are not there are left out. Run as a file, with
-nothing but the standard library.
+On Linux the kernel enforces this (Landlock): the program and its child processes cannot write, create, rename or remove
+anything elsewhere, by any means. If the kernel does not support it, the program is started unrestricted, and
+`tell_if_unconfined` prints a warning. `FOLDERS` is a JSON list; folders that do not exist are ignored. This file is run
+as a script and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import os
 import sys
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-"""Numbers of the system calls, the same on all processors."""
+"""System call numbers, the same on all processors."""
 _VERSION_WANTED = 1
 _NO_NEW_PRIVILEGES = 38
 _OLDEST = 2
-"""The first version that lets a file be moved from one folder to another."""
+"""The first version that allows moving a file from one folder to another."""
 _WRITE = 1 << 1
 _REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
@@ -34,36 +34,36 @@ class _Beneath(ctypes.Structure):
 
 
 def confined(folders: list[str]) -> list[str]:
-    """What to put before a command, so that it can write to these folders only."""
+    """The prefix of a command that can then write only to these folders."""
     if not can_confine():
         return []
     return [sys.executable, "-I", "-S", __file__, json.dumps(folders), "--"]
 
 
 def can_confine() -> bool:
-    """Whether the kernel can confine a process: not on macOS, before Linux 5.19, or where a container forbids it."""
+    """Whether the kernel can confine a process: not on macOS, before Linux 5.19, or in a container that forbids it."""
     return sys.platform.startswith("linux") and _version() >= _OLDEST
 
 
 def tell_if_unconfined() -> None:
-    """Print what is not protected, where the kernel cannot confine the runs."""
+    """Print a warning if the kernel cannot confine the runs."""
     if not can_confine():
         print(
             "surefoot: this system cannot confine the runs (Landlock is missing): "
-            "files outside of the copied folder are protected from Python code only",
+            "files outside the copied folder are protected from Python code only",
             file=sys.stderr,
             flush=True,
         )
 
 
 def _version() -> int:
-    """The version of Landlock; negative if there is none."""
+    """The version of Landlock; negative if it is not available."""
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_WANTED)))
 
 
 def confine(folders: list[str]) -> bool:
-    """Let this process write to these folders only, from now on; whether that could be done."""
+    """Restrict this process to writing to these folders; returns whether that worked."""
     libc, version = ctypes.CDLL(None, use_errno=True), _version()
     if version < _OLDEST:
         return False
@@ -91,7 +91,7 @@ def confine(folders: list[str]) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Confine this process, and become the program."""
+    """Confine this process and execute the program."""
     confine(json.loads(words[0]))
     os.execv(words[2], words[2:])
 

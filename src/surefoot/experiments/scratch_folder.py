@@ -1,15 +1,15 @@
-"""A folder that looks like another one, and can be written to without harm.
+"""A copy of a folder that a script can write to without changing the original.
 
-A script is run many times; each run works in its own copy of the working directory. Every file in it is a copy, so
-that nothing happens to the real one, whoever writes: Python, sqlite, a memory map, a C library, another process. Where
-the file system can share the blocks of a copy until one side is written to (btrfs, XFS, …), that costs nothing;
-elsewhere there is a limit, beyond which the user is asked which folders the script only reads (`--share`). Those become
-links. So do virtual environments, links that lead out of the working directory to a folder, and what lies beside and
-above the working directory, so that `../data` is found: these are not part of the working directory, and what is
-written to there is the business of `experiments.changes.outputs`.
+A script is run many times; each run works in its own copy of the working directory. Every file in it is a copy, so the
+original cannot change, whatever writes: Python, sqlite, a memory map, a C library, another process. If the file system
+can share the blocks of a copy until one side is written to (btrfs, XFS, …), this costs nothing. Otherwise there is a
+limit, and above it the user is asked to name the folders that the script only reads (`--share`), which become links.
+Links are also used for virtual environments, for links that lead to a folder outside the working directory, and for
+what is beside and above the working directory, so that `../data` is found. These are not part of the working directory;
+`experiments.changes.outputs` handles writes to them.
 
-Links within the working directory lead to the same place in the copy, two names of one file (hard links) stay two
-names of one file, holes in a file stay holes. Pipes, sockets and devices are left out.
+Links within the working directory point to the same place in the copy, hard links stay hard links, holes in a file stay
+holes. Pipes, sockets and devices are not copied.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 MOST_COPIED_BYTES = 1 << 30
-"""So much is copied for each run, where blocks cannot be shared."""
+"""How many bytes are copied for each run, if blocks cannot be shared."""
 MOST_ENTRIES = 20_000
 """Files and folders of a copy."""
 MOST_BESIDE = 500
-"""So many neighbours of the working directory are linked, and of the folder it lies in."""
+"""How many siblings of the working directory are linked, and how many of its parent folder."""
 _LEVELS_ABOVE = 2
 _CLONE = 0x40049409
-"""`FICLONE`: the same blocks under another name, until one side is written to."""
+"""`FICLONE`: a copy that shares its blocks until one side is written to."""
 _MOST_MEASURED = 300_000
 _NAMED = 3
 SCRATCH = ("surefoot-bisect-", "surefoot-replay-")
-"""How the names of the folders begin that copies are in."""
+"""The prefixes of the names of folders that contain copies."""
 
 
 def make(source: Path, scratch: Path, leave_out: Path, share: Collection[Path] = ()) -> Path:
-    """Make a copy of `source` below `scratch`, without the folder `leave_out`, and return where it is.
+    """Copy `source` below `scratch`, without the folder `leave_out`; returns the path of the copy.
 
-    Neither is there another copy in it, should the working directory be that of temporary files. What is in `share`
-    becomes a link. Raises `UsageError` if there is too much to copy.
+    Other copies are also left out, in case the working directory is the temporary folder. What is in `share` becomes a
+    link. Raises `UsageError` if there is too much to copy.
     """
     above = list(source.parents)[:_LEVELS_ABOVE][::-1]
     place = scratch
@@ -62,22 +62,22 @@ def make(source: Path, scratch: Path, leave_out: Path, share: Collection[Path] =
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UsageError(
-            f"the working directory {source} cannot be copied to {scratch} ({error.strerror or error}): make room "
-            "there, set TMPDIR to a folder with more room, or name folders that the script only reads with --share"
+            f"the working directory {source} cannot be copied to {scratch} ({error.strerror or error}): free space "
+            "there, set TMPDIR to a folder with more space, or use --share for folders that the script only reads"
         ) from None
     return target
 
 
 def shared(paths: Sequence[str | Path], source: Path) -> tuple[Path, ...]:
-    """The folders and files of `--share`, checked."""
+    """The folders and files of `--share`, validated."""
     found = []
     for given in paths:
         path = Path(os.path.abspath(source / given))
         if not path.exists():
-            raise UsageError(f"--share {given}: there is nothing at {path}; expected a file or folder")
+            raise UsageError(f"--share {given}: {path} does not exist. Expected a file or folder")
         if source not in path.parents:
             raise UsageError(
-                f"--share {given}: {path} is not inside the working directory {source}; what lies elsewhere is not "
+                f"--share {given}: {path} is not inside the working directory {source}; paths outside it are not "
                 "copied and need not be shared"
             )
         found.append(path)
@@ -85,7 +85,7 @@ def shared(paths: Sequence[str | Path], source: Path) -> tuple[Path, ...]:
 
 
 def writable(paths: Sequence[str | Path]) -> tuple[Path, ...]:
-    """The folders of `--allow-writes`, checked."""
+    """The folders of `--allow-writes`, validated."""
     found = [Path(os.path.realpath(path)) for path in paths]
     for given, path in zip(paths, found, strict=True):
         if not path.is_dir():
@@ -110,11 +110,11 @@ def shares_blocks(folder: Path) -> bool:
 
 
 class _TooMuch(Exception):
-    """More than is copied."""
+    """There is more to copy than the limit allows."""
 
 
 class _Shadow:
-    """Keeps count of what was copied."""
+    """Copies files and counts them."""
 
     def __init__(self, source: Path, target: Path, leave_out: Path, share: Collection[Path]) -> None:
         self._source, self._target = source, target
@@ -138,7 +138,7 @@ class _Shadow:
             elif entry.is_dir():
                 self._folder(path, made)
             elif entry.is_file():
-                with suppress(FileNotFoundError):  # somebody removed it meanwhile
+                with suppress(FileNotFoundError):  # removed in the meantime
                     self._file(path, made)
 
     def _folder(self, path: Path, made: Path) -> None:
@@ -149,7 +149,9 @@ class _Shadow:
         self.fill(path, made)
 
     def _symlink(self, path: Path, made: Path) -> None:
-        """A link to within the working directory leads to the copy; of a file elsewhere there is a copy."""
+        """A link to within the working directory points to the copy. A link to a file elsewhere is replaced with a
+        copy.
+        """
         real = os.path.realpath(path)
         if real == self._real_source or real.startswith(self._real_source + os.sep):
             made.symlink_to(self._target / os.path.relpath(real, self._real_source))
@@ -183,7 +185,7 @@ def _is_left_out(path: Path, leave_out: Path) -> bool:
 
 
 def _is_environment(folder: Path) -> bool:
-    """Whether it holds Python packages: they are found by their own paths, and no training writes to them."""
+    """Whether it contains Python packages: they are found by their own paths, and training does not write to them."""
     return (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir()
 
 
@@ -196,7 +198,7 @@ def _clone(original: IO[bytes], copy: IO[bytes]) -> bool:
         from fcntl import ioctl
 
         ioctl(copy.fileno(), _CLONE, original.fileno())
-    except (ImportError, OSError):  # another file system, or one that cannot
+    except (ImportError, OSError):  # another file system, or one without this feature
         return False
     return True
 
@@ -209,7 +211,7 @@ def _copy(original: IO[bytes], copy: IO[bytes], found: os.stat_result) -> None:
     while at < size:
         try:
             at = os.lseek(original.fileno(), at, os.SEEK_DATA)
-        except OSError:  # nothing but a hole up to the end
+        except OSError:  # only a hole up to the end
             break
         end = os.lseek(original.fileno(), at, os.SEEK_HOLE)
         while at < end and (piece := os.pread(original.fileno(), min(1 << 20, end - at), at)):
@@ -234,8 +236,8 @@ def _too_much(source: Path, leave_out: Path, share: Collection[Path]) -> str:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:_NAMED]
     named = ", ".join(f"{name} ({_size(sizes[name][1])}, {sizes[name][2]:,} entries)" for name in largest)
     return (
-        f"the working directory {source} holds more than is copied for each run, which is {_size(MOST_COPIED_BYTES)} "
-        f"and {MOST_ENTRIES:,} entries; the largest: {named}. Name what the script only reads, as in --share "
+        f"the working directory {source} exceeds the limit for copies, {_size(MOST_COPIED_BYTES)} "
+        f"and {MOST_ENTRIES:,} entries. The largest: {named}. Exclude what the script only reads, for example --share "
         f"{largest[0] if largest else 'data'}, or move it out of the working directory"
     )
 

@@ -1,7 +1,7 @@
-"""What the experiments on one step say together: about the batch, the precision, the update, and what came before.
+"""Conclusions from all experiments on one step: about the batch, the precision, the update, and the steps before.
 
-Facts, not guesses: each sentence names the two runs that it follows from. A cause is confirmed where one change that
-would fix it cures, and nothing that must fix it fails; a cause that a single step cannot show is not spoken of.
+Each sentence names the two runs that it follows from. A cause is confirmed if one change that would fix it cures the
+run and no change that must fix it fails. A cause that a single step cannot show is not reported.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 _AT_ONCE = ("data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets", "precision.fp16-overflow")
 _LATER = ("model.exploding-gradient", "lr.too-high", "optim.stale-state", "optim.epsilon", "precision.fp16-overflow")
-_EVERYWHERE = "every part of the captured batch fails alone: single rows are not to blame"
+_EVERYWHERE = "every part of the captured batch fails alone, so no single row is the cause"
 _BY_EXPERIMENT = 0.9
 """The confidence of a cause that only experiments name."""
 
 
 def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, script: str) -> Report:
-    """The answer, in one sentence and a few facts. `before` is what the diagnosis of the run had found."""
+    """The result, as one sentence and a few facts. `before` is the diagnosis of the run."""
     if not baseline.reading.fails:
         return _harmless(baseline, rows, before)
     if baseline.why_not:
         return Report("undecided", baseline.why_not, rows, before)
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
-        return Report("flaky", f"{FLAKY} when nothing is changed: no experiment can tell a cure.", rows, before)
+        return Report("flaky", f"{FLAKY} when nothing is changed, so no experiment can show a cure.", rows, before)
     by_name = {row.name: row for row in rows}
     chance = next((row.draws for row in rows if _by_chance(row.draws)), None)
     _doubt_luck(by_name, chance)
@@ -50,7 +50,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
     report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
     report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
-    if _names_operation(before, baseline):  # leaving out its batch cures that too
+    if _names_operation(before, baseline):  # skipping its batch cures that too
         report.speaks_for = [code for code in report.speaks_for if not code.startswith("data.")]
     if len(report.speaks_for) == 1:
         report.diagnosis = _with(report.diagnosis, report.speaks_for[0], baseline, cures, report.conclusions)
@@ -59,23 +59,23 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
 
 
 def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> Report:
-    """Nothing failed: the step did no harm, or it is not the step of the record, or nobody can tell."""
+    """Nothing failed: the step did no harm, it differs from the recorded step, or this cannot be decided."""
     captured, reading = baseline.captured, baseline.reading
     answer: Answer = "no harm"
     words = f"applied as it was, the loss {reading.words}: the step did no harm."
     if fails_in(captured.facts["fingerprints"]):
         answer, words = "flaky", f"{FLAKY}: every value is finite when the step is run again."
-    elif captured.level is None or not reading.words.startswith("goes on"):
-        known = "too few steps before it are known" if captured.level is None else "too few steps come after it"
-        answer, words = "undecided", f"every value is finite, and {known} to tell whether the step did harm."
+    elif captured.level is None or not reading.words.startswith("stays at"):
+        known = "too few steps before it are known" if captured.level is None else "too few steps follow it"
+        answer, words = "undecided", f"every value is finite, but {known} to decide whether the step did harm."
     report = Report(answer, words, rows, before)
     if answer == "flaky":
-        report.conclusions = ["`surefoot replay` without --experiments says what differs from the record."]
+        report.conclusions = ["`surefoot replay` without --experiments prints what differs from the recorded step."]
     return report
 
 
 def _doubt_luck(rows: dict[str, Row], chance: tuple[int, int] | None) -> None:
-    """Other batches come with other random numbers: where those alone may save the step, they cure nothing."""
+    """Other batches also use other random numbers: if those alone can avoid the failure, other batches cure nothing."""
     if chance is not None and _is(rows, "other-batches", "cures"):
         others = rows["other-batches"]
         others.verdict = "cannot tell"
@@ -83,10 +83,10 @@ def _doubt_luck(rows: dict[str, Row], chance: tuple[int, int] | None) -> None:
 
 
 def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> list[str]:
-    """Where other batches fail as well, leaving out bad steps cures nothing. That is put into the row, and said.
+    """If other batches fail too, skipping bad steps is not a cure. Corrects the row and returns a sentence.
 
-    One bad batch among others with values that are not finite is a matter of data, and leaving it out is its cure. So
-    it is for a batch whose update does the harm, if the steps after it can stay.
+    If only one batch has non-finite values, the data is at fault and skipping the batch is the cure. The same holds for
+    a batch whose update does the harm, if the later steps can be kept.
     """
     if not _is(rows, "skip-batch", "cures"):
         return []
@@ -114,22 +114,23 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
     found = []
     precise = [rows[name].title for name in ("fp32", "bf16") if _is(rows, name, "cures")]
     if precise:
-        found.append(f"With {' or '.join(precise)} the same weights and the same batch are fine: it is the precision.")
+        which = " or ".join(precise)
+        found.append(f"With {which}, the same weights and the same batch do not fail: the precision is the cause.")
     bad = _nonfinite_in_batch(baseline)
     are = f"{'is' if bad == 1 else 'are'} not finite"
     if _is(rows, "other-batches", "cures"):
-        found.append("From the same weights, other batches are fine: it is this batch.")
+        found.append("From the same weights, other batches do not fail: this batch is the cause.")
         if bad:
             found.append(f"{bad} of its values {are}.")
     elif _is(rows, "other-batches", "does not") and not precise and bad:
-        found.append(f"{bad} of this batch's values {are}; from the same weights, another batch fails too.")
+        found.append(f"{bad} of this batch's values {are}; from the same weights, another batch also fails.")
     elif _is(rows, "other-batches", "does not") and not precise:
         if baseline.fails_at_once or _begins_high(rows["other-batches"], baseline):
-            found.append("From the same weights, another batch fails too: it is not this batch.")
+            found.append("From the same weights, another batch also fails: this batch is not the cause.")
         if not any(row.verdict == "cures" for row in rows.values()):
             found.append(_earlier(script))
     if not baseline.fails_at_once and _is(rows, "skip-batch", "cures"):
-        found.append("Left out, it does no harm: the harm lies in its update.")
+        found.append("Skipping the step avoids the failure: its update does the harm.")
     searched, seeded = rows.get("tiny-batch"), rows.get("other-seed")
     if searched is not None and searched.verdict == "tells":
         found.append(f"{searched.why[:1].upper()}{searched.why[1:]}.")
@@ -139,7 +140,7 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
 
 
 def _begins_high(row: Row, baseline: AppliedAsItWas) -> bool:
-    """Whether the first loss, before any update, is above all that the run had shown."""
+    """Whether the first loss, before any update, is above every loss that the run had shown."""
     level = baseline.captured.level
     return level is not None and row.reading is not None and row.reading.start > level.bar
 
@@ -147,7 +148,8 @@ def _begins_high(row: Row, baseline: AppliedAsItWas) -> bool:
 def _earlier(script: str) -> str:
     way = f"`surefoot bisect {script}`" if script else "`surefoot bisect` on the script"
     return (
-        f"The weights before the step are already the trouble, or the model fails on any batch: {way} begins earlier."
+        "The weights were already damaged before the step, or the model fails on any batch. "
+        f"Use {way}, which starts earlier."
     )
 
 
@@ -156,12 +158,12 @@ def _is(rows: dict[str, Row], name: str, verdict: Verdict) -> bool:
 
 
 def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str]) -> list[str]:
-    """Of the causes whose fixes cured, those that one step can show."""
+    """Those of the causes whose fixes cured that a single step can show."""
     possible = set(_AT_ONCE if baseline.fails_at_once else _LATER)
     if not _is(rows, "other-batches", "cures"):
         possible -= {"data.nonfinite-input", "data.bad-batch", "loss.no-valid-targets"}
     elif not baseline.fails_at_once:
-        possible = {"data.bad-batch"}  # whatever tames its update cures it too
+        possible = {"data.bad-batch"}  # anything that limits its update cures it too
     nonfinite = bool(_nonfinite_in_batch(baseline))
     possible.discard("data.bad-batch" if nonfinite else "data.nonfinite-input")
     if nonfinite or "tiny-batch" not in rows or not rows["tiny-batch"].why.startswith(_EVERYWHERE):
@@ -172,20 +174,20 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
 
 
 def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
-    """Whether the values of the batch were finite: they would be so in any precision, and they are looked at."""
+    """Whether the values of the batch were finite: a cure by precision implies it; otherwise the batch was checked."""
     batch = baseline.recorded.batch
     is_finite = batch is not None and batch.handed_out and not batch.nonfinite
     return bool({"fp32", "bf16"} & set(cures)) or (is_finite and baseline.fails_at_once)
 
 
 def _names_operation(before: Diagnosis, baseline: AppliedAsItWas) -> bool:
-    """Whether the diagnosis of the run says which operation made the first non-finite value of this step."""
+    """Whether the diagnosis of the run names the operation that produced the first non-finite value of this step."""
     here = [each for each in before.findings if each.severity != "info" and each.step == baseline.captured.step]
     return baseline.fails_at_once and any(each.cause == "loss.undefined-op" for each in here)
 
 
 def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: list[str], facts: list[str]) -> Diagnosis:
-    """The diagnosis with a cause that only the experiments name, in the first place."""
+    """The diagnosis with a cause that only the experiments show, as the first finding."""
     family = cause.split(".")[0]
     known = [each for each in diagnosis.findings if each.evidence.get("experiments", {}).get("confirmed")]
     if any(each.cause == cause for each in diagnosis.findings) or any(each.cause.startswith(family) for each in known):
@@ -203,27 +205,33 @@ def _with(diagnosis: Diagnosis, cause: str, baseline: AppliedAsItWas, cures: lis
 
 
 def verdict_of_probe(name: str, changed: RunReading) -> tuple[Verdict, str]:
-    """One line for the table, of a probe that runs steps."""
+    """The text of a probe that runs steps, for the table."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
     again, not_again = {
-        "other-seed": ("fails with other random numbers too", "does not fail with other random numbers: it is chance"),
-        "synthetic-inputs": ("fails on noise too: not the values of the inputs", "fails only on its own inputs"),
-        "shuffled-labels": ("fails with shuffled labels too", "does not fail with shuffled labels"),
+        "other-seed": (
+            "also fails with other random numbers",
+            "does not fail with other random numbers: it depends on chance",
+        ),
+        "synthetic-inputs": (
+            "also fails on noise: the values of the inputs are not the cause",
+            "fails only on its own inputs",
+        ),
+        "shuffled-labels": ("also fails with shuffled labels", "does not fail with shuffled labels"),
     }[name]
     return "tells", again if changed.fails else not_again
 
 
 def other_draws(found: FailingRows | None, crash: str = "") -> tuple[int, int] | None:
-    """With how many other draws of random numbers the step failed, and how many were tried; `None` if none was."""
+    """How many other draws of random numbers failed, and how many were tried; `None` if none was tried."""
     if found is None or not found.draws.tries:
         return None
-    died = bool(crash) and not found.done  # a script that ends at a bad loss, in the try under way
+    died = bool(crash) and not found.done  # the script ended with an error during this try
     return found.draws.failed + died, found.draws.tries + died
 
 
 def verdict_of_draws(draws: tuple[int, int], is_random: bool) -> tuple[Verdict, str]:
-    """The line of `other-seed`."""
+    """The result of `other-seed`."""
     failed, tries = draws
     if failed and not is_random:
         return "does not apply", "the step draws no random numbers"
@@ -239,13 +247,13 @@ def _by_chance(draws: tuple[int, int] | None) -> bool:
 
 
 def verdict_of_rows(found: FailingRows | None) -> tuple[Verdict, str]:
-    """The line of `tiny-batch`: which rows of the batch fail."""
+    """The result of `tiny-batch`: which rows of the batch fail."""
     draws = other_draws(found)
     if draws is not None and _by_chance(draws):
-        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws: rows cannot be told apart"
+        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws, so single rows cannot be tested"
         return "tells", f"the step draws random numbers, and {words}"
     if found is not None and found.ahead:
-        return "cannot tell", "the script draws batches ahead of their steps, so that parts cannot be told apart"
+        return "cannot tell", "the script draws batches ahead of their steps, so parts of a batch cannot be tested"
     if found is None or not found.tries:
         return "cannot tell", "the script ended before a part of the batch had been tried"
     single = sorted(found.single)
@@ -260,6 +268,6 @@ def verdict_of_rows(found: FailingRows | None) -> tuple[Verdict, str]:
     parts += [f"rows {first} to {last} fail only together" for first, last in found.together]
     if not found.done and found.narrowed:
         first, last = found.narrowed
-        parts.append(f"rows {first} to {last} fail; the script ended before they could be told apart")
+        parts.append(f"rows {first} to {last} fail; the script ended before single rows were tested")
     batch = "the batch" if found.microbatch is None else f"microbatch {found.microbatch}"
     return "tells", f"{' and '.join(parts)} (of {batch}'s {found.of}, counted from 0)"

@@ -1,4 +1,4 @@
-"""The experiments on the terminal: progress while they run, then the table and the sentence."""
+"""The experiments in the terminal: progress while they run, then the table and the conclusion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = {"cures": "bold green", "does not": "red", "fails": "red", "healthy": "
 
 @contextmanager
 def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]]:
-    """Shows each run's beginning and end: a live line on a terminal, plain lines elsewhere."""
+    """Show the beginning and the end of each run: a live line in a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
         yield _say_plainly
         return
@@ -47,11 +47,11 @@ def _say_plainly(name: str, words: str) -> None:
 
 
 def show(report: Report, folder: str, console: Console) -> None:
-    """Print everything a person wants to know."""
+    """Print the report."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("change", "outcome", "final loss", "steps", "failed at", "verdict", box=None, pad_edge=False)
+    table = Table("change", "outcome", "final loss", "steps", "failed at", "cures it?", box=None, pad_edge=False)
     for row in report.rows:
         mark = _MARKS.get(row.verdict)
         verdict = f"[{mark}]{row.verdict}[/{mark}]" if mark else f"[dim]{row.verdict}[/dim]"
@@ -61,16 +61,16 @@ def show(report: Report, folder: str, console: Console) -> None:
     for words in report.conclusions:
         console.print(escape(words), highlight=False)
     if report.confirms:
-        console.print(f"That confirms {', '.join(report.confirms)}.", highlight=False)
+        console.print(f"This confirms {', '.join(report.confirms)}.", highlight=False)
     elif report.guesses:
-        console.print(f"That speaks for {', '.join(report.guesses[:4])}.", highlight=False)
+        console.print(f"This suggests {', '.join(report.guesses[:4])}.", highlight=False)
     for words in _findings(report):
         console.print(escape(words), highlight=False)
     console.print(f"{report.seconds:.0f} s of {report.budget_s:g} s · {escape(folder)}", style="dim", highlight=False)
 
 
 def _findings(report: Report) -> list[str]:
-    """The diagnosis, with what to do about its first finding."""
+    """The findings, with the fix of the first one."""
     serious = [finding for finding in report.diagnosis.findings if finding.severity != "info"]
     lines = [f"  {finding.cause} · {finding.confidence:.2f} · {finding.summary}" for finding in serious[:3]]
     first = next((each for each in serious[:1] if not each.evidence.get("experiments", {}).get("refuted")), None)

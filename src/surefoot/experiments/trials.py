@@ -1,9 +1,9 @@
-"""Runs under single changes, side by side, within a deadline: the part that all commands with experiments share.
+"""Runs with single changes, in parallel, within a deadline: shared by all commands with experiments.
 
-First comes the repetition with nothing changed, then the changes, as many at a time as there are jobs. When the time is
-over, what runs is ended and the rest is listed as not run. If the repetition does not fail, nothing more is started,
-since no experiment could tell a cure from luck. A `Question` decides which orders the runs
-get and how they are read.
+The unchanged repetition runs first, then the changes, as many at a time as there are jobs. When the time is up, the
+running ones are ended and the rest is listed as not run. If the repetition does not fail, nothing more is started,
+because no experiment could distinguish a cure from chance. A `Question` decides on the orders of the runs and judges
+them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from surefoot.record.facts import RunDescription, RunFacts
 
 BASELINE_SHARE = 1 / 3
-"""Of the budget, for the first run."""
+"""The share of the budget for the first run."""
 LEAST_SECONDS = 20.0
-"""What an experiment may take in any case, if the budget has it."""
+"""The minimum time of an experiment, if the budget allows it."""
 REPEAT = Change("repeat", "repeat", "baseline")
-"""Nothing changed."""
-FLAKY = "the failure does not come again"
+"""The unchanged script once more."""
+FLAKY = "the failure does not occur again"
 NOTHING = {
     "lr-3": "no optimizer has a learning rate",
     "lr-10": "no optimizer has a learning rate",
@@ -44,22 +44,22 @@ NOTHING = {
     "skip-batch": "no step had to be skipped",
     "reset-moments": "there were no moments to reset",
     "eps": "the optimizer has no eps",
-    "tiny-batch": "rows are drawn in a way that is out of reach",
+    "tiny-batch": "rows are drawn in a way that surefoot cannot change",
     "synthetic-inputs": "the model is given no floating-point inputs",
     "shuffled-labels": "the loss is not one of torch's own functions",
 }
-"""Why a change never acted."""
+"""Why a change never took effect."""
 
 
 def default_jobs() -> int:
-    """Half of the cores; one where there is a GPU, whose memory the runs would have to share."""
+    """Half of the cores; one if there is a GPU, because the runs would share its memory."""
     if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidia0"):
         return 1
     return max(1, cores() // 2)
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -67,13 +67,13 @@ class Question(Protocol):
     """What is asked of the runs."""
 
     def nothing_to_change(self, change: Change) -> str | None:
-        """Why a change cannot do anything, as far as the baseline shows; then no run is spent on it."""
+        """Why a change would have no effect, as far as the baseline shows; it is then not run."""
 
     def order(self, change: Change, seconds_left: float) -> RunOrder:
-        """The order that a run is given."""
+        """The order for a run."""
 
     def judge(self, row: Row, change: Change, facts: RunFacts, description: RunDescription) -> None:
-        """Put the verdict into the row of a run that came to its end."""
+        """Store the verdict in the row of a completed run."""
 
 
 class Trials:
@@ -87,7 +87,7 @@ class Trials:
         self.flaky = False
 
     def run(self, changes: list[Change], turns: list[Change]) -> list[Row]:
-        """One row per change, in the order of `changes`, the repetition first; they are run in the order of `turns`."""
+        """One row per change in the order of `changes`, the repetition first. They are run in the order of `turns`."""
         rows: dict[str, Row] = {}
         waiting = [REPEAT]
         for change in turns:
@@ -119,7 +119,7 @@ class Trials:
 
     def _settled(self, row: Row) -> Row:
         if self.flaky and row.verdict == "cures":
-            row.verdict, row.why = "cannot tell", "nor did the unchanged script fail again"
+            row.verdict, row.why = "cannot tell", "the unchanged script did not fail again either"
         return row
 
     def _judged(self, child: Child, change: Change) -> Row:
@@ -129,13 +129,13 @@ class Trials:
             facts, description = load(child.folder)
         except UsageError:
             if time.monotonic() < self.deadline:
-                row.verdict, row.why = "cannot tell", f"left no facts: see {child.folder / 'output.txt'}"
+                row.verdict, row.why = "cannot tell", f"recorded nothing: see {child.folder / 'output.txt'}"
             return row
         recorded = facts.experiment or ExperimentFacts()
         if description.exit_code is None and not recorded.ended:
-            row.why = "stopped: budget"  # killed before its end; what it had written by then proves nothing
+            row.why = "stopped: budget"  # killed before its end: what it had written by then is no evidence
         elif recorded.problem:
-            row.verdict, row.why = "does not apply", f"could not be made: {recorded.problem}"
+            row.verdict, row.why = "does not apply", f"could not be applied: {recorded.problem}"
         elif recorded.why_not:
             row.verdict, row.why = "does not apply", recorded.why_not
         elif change.name in NOTHING and not recorded.acted:

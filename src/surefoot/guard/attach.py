@@ -1,4 +1,4 @@
-"""`attach`: guard or watch one optimizer, whoever calls its `step`.
+"""`attach`: guard or watch every `step` of one optimizer, in user code or in a trainer.
 
 Two hooks that torch runs around every step of the optimizer do the work (`guard/step_hooks.py`): user code,
 `GradScaler.step`, Lightning with a closure, the HF Trainer through Accelerate and a scheduler that has wrapped `step`
@@ -70,7 +70,7 @@ def attach(
     decide_on: Literal["auto", "host", "device"] = "auto",
     lag_steps: int = 4,
 ) -> Attachment:
-    """Guard every step of an optimizer, whoever calls it, until `detach()`.
+    """Guard every step of an optimizer, in your code or in a trainer, until `detach()`.
 
     >>> import torch, surefoot as sf
     >>> model = torch.nn.Linear(4, 1)
@@ -276,7 +276,7 @@ class Attachment:
         return dict(settled_state(read_state(_guard_of(self._hooks()), self._results)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved guard stopped; load model and optimizer first. A part with other settings starts anew.
+        """Continue where a saved guard stopped; load model and optimizer first. A changed part starts again.
 
         Earlier states in memory are not part of it.
         """
@@ -306,7 +306,7 @@ class Attachment:
 
 
 def account_of(attachment: Attachment) -> StepAccount | None:
-    """What an attachment knows of the next step, for adapters; `None` once the optimizer is gone."""
+    """The data of the next step, for adapters; `None` if the optimizer no longer exists."""
     hooks = attachment._hooks()
     return None if hooks is None else hooks.account
 
@@ -397,7 +397,7 @@ def _respond(results: StepResults, record: StepRecord, decision: Decision) -> No
 
 
 def _safe(function: Callable[[Any], None] | None, name: str) -> Callable[[Any], None] | None:
-    """The user's function; once it raises, it is not called any more, and training goes on."""
+    """The user's function. If it raises, it is not called again, and training continues."""
     if function is None:
         return None
     failed = False

@@ -1,4 +1,4 @@
-"""Recovery for an attached guard: earlier weights kept in memory, and the return to them inside `optimizer.step()`.
+"""Recovery for an attached guard: earlier weights are kept in memory and restored inside `optimizer.step()`.
 
 What `TrainingStabilizer(recovery=...)` does, without checkpoints: those belong to whoever owns the loop. The
 schedule, the counters and the place in the data go on: only weights, buffers and optimizer state return.
@@ -37,7 +37,7 @@ class AttachedRecovery:
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
 
     def before_update(self) -> None:
-        """The optimizer is about to write: a copy under way must be complete by then."""
+        """Called before the optimizer writes: a copy in progress must be complete by then."""
         if self.weights.ring is not None:
             self.weights.ring.hold_updates()
 
@@ -50,7 +50,7 @@ class AttachedRecovery:
         return self.weights.return_to(before, tried, keep_present)
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
-        """No steps are repeated: the loop and its data are somebody else's."""
+        """No steps are repeated: the loop and its data belong to the caller."""
         if self._repeats:
             why_not = "`attach` does not control the data of the loop"
             summary = f"a return restores earlier weights and does not repeat steps: {why_not}"

@@ -51,7 +51,7 @@ class GradientWarnings:
         self._models, self._history = models, history
 
     def lost_gradients(self, step: int, window: AccumulationWindow) -> None:
-        """Losses were taken in, and their gradients are gone: `zero_grad()` was called in between."""
+        """Backward was called, but the gradients no longer exist: `zero_grad()` was called in between."""
         self._history.warn_once(
             Signals(step),
             "optim.lost-microbatch",
@@ -124,9 +124,9 @@ class GradientWindowState(TypedDict):
     """What is stored of a `GradientWindow`."""
 
     sums: WindowValues | None
-    """`None` if no microbatch was taken in since the last step."""
+    """`None` if there was no microbatch since the last step."""
     gradients: list[Tensor | None]
-    """The gradient of each parameter; empty if no microbatch was taken in."""
+    """The gradient of each parameter; empty if there was no microbatch."""
     row_limit: RowLimitState
 
 
@@ -143,7 +143,7 @@ class ClosedMicrobatches:
         self.count, self.thread = self.count + 1, threading.get_ident()
 
     def have_used(self, batches: int, before: int) -> bool:
-        """Whether so many batches are all used, and none was drawn ahead, in this thread or in another.
+        """Whether this many batches have all been used, and none was drawn ahead, in this or another thread.
 
         `before` is what `count` was at the first of them. There is none if the run was stopped after the last one, and
         resumed.
@@ -296,7 +296,7 @@ class GradientWindow:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, live: bool) -> GradientWindowState:
-        """The window with the gradients it has so far, if one is under way; with `live` the tensors themselves."""
+        """The current window with its gradients so far, if there is one; with `live`, the tensors themselves."""
         under_way = self.sums.loss_sum is not None
         gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
         return {
@@ -306,7 +306,7 @@ class GradientWindow:
         }
 
     def load_state_dict(self, state: GradientWindowState, step: int) -> None:
-        """Continue a window that was under way, with the gradients it had so far."""
+        """Continue an unfinished window with its gradients so far."""
         self._layout.drop_gradients()
         self.closed.thread = None
         self.pieces.row_limit.load_state_dict(state["row_limit"])

@@ -44,7 +44,7 @@ class DrawnWindows:
 
     def __init__(self) -> None:
         self.steps = 0
-        """Steps taken on the batches of the window under way."""
+        """Steps taken on the batches of the current window."""
         self._last_steps = 0
         self._drawn: list[weakref.ref[DrawnBatches]] = []
         self._last: list[weakref.ref[DrawnBatches]] = []

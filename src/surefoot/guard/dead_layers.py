@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("surefoot")
 
 STEPS = 50
-"""Applied steps in a row with a gradient of exactly 0 before a layer is looked at."""
+"""Consecutive applied steps with a gradient of exactly 0 before the outputs of a layer are checked."""
 LOOKS = 3
-"""Batches whose outputs are looked at."""
+"""Batches whose outputs are checked."""
 
 
 class _Layer(NamedTuple):
@@ -63,7 +63,7 @@ class DeadLayers:
         self._counts: dict[str, int] = {}
         """For how many steps in a row each layer has passed nothing on."""
         self._done: set[str] = set()
-        """Layers that were looked at: once is enough."""
+        """Layers that have been checked; each is checked once."""
         self._look: _Look | None = None
         self._handles: list[RemovableHandle] = []
         self._is_over = False

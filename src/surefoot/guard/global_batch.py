@@ -1,4 +1,4 @@
-"""The rows of one optimizer step over all ranks, kept when a run goes on with another number of ranks.
+"""Keeps the number of rows per optimizer step when a run continues with another number of ranks.
 
 A step takes `ranks x batch_size x accumulate` rows. A run that was saved by four ranks and goes on with two would take
 half of them, with the learning rate of the whole. So `accumulate` is adapted: the same script on two ranks takes two
@@ -32,7 +32,7 @@ class GlobalBatchState(TypedDict):
     accumulate: int
     """As it was adapted."""
     batch_size: int | None
-    """Of the loader on each rank; `None` if it is not known."""
+    """The batch size of the loader on each rank; `None` if not known."""
     replicas: int | None
     """How many ranks draw different rows; `None` if it is not known."""
 
@@ -56,7 +56,7 @@ class GlobalBatch:
         return None if state["replicas"] is None else state
 
     def load_state_dict(self, state: GlobalBatchState | None) -> None:
-        """A saved run is taken up; `None` if it was saved by a version that did not store this."""
+        """Continue a saved run; `None` if it was saved by a version that did not store this."""
         self._saved = state
 
     def follow(self, loader: Any) -> None:
@@ -102,6 +102,6 @@ def _rows(state: GlobalBatchState) -> int | None:
 
 
 def _fitting(microbatches: int) -> str:
-    """The numbers of ranks that can share so many microbatches."""
+    """The numbers of ranks that can share this many microbatches."""
     numbers = [str(count) for count in range(1, microbatches + 1) if microbatches % count == 0]
     return numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} or {numbers[-1]}"

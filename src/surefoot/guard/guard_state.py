@@ -1,4 +1,4 @@
-"""The state of a guard that a checkpoint holds: what the rules have learned, and where the run stands.
+"""The state of a guard in a checkpoint: what the rules have learned, and the progress of the run.
 
 A stabilizer adds the state of its accumulation window to it; an attachment has nothing else.
 """

@@ -65,7 +65,7 @@ PARAM_NORM_EVERY = 100
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the loop knows of a step."""
+    """What the loop provides about a step."""
 
     step: int
     loss: Tensor | None
@@ -141,7 +141,7 @@ class OpenStep:
 
     facts: StepFacts
     refused: bool = False
-    """Whether the host knows that the step must not be applied: the optimizer is not to be called, or to do nothing."""
+    """Whether the host has decided that the step must not be applied: the optimizer is not called, or does nothing."""
     refused_unchanged: bool = False
     """Whether it is refused and the gradients are still those that backward left."""
     measured: MeasuredGradients | None = None

@@ -244,7 +244,7 @@ class RefusedSteps:
     """Which steps of a guarded run are kept: the first of several consecutive refused ones."""
 
     def __init__(self, refuses: Callable[[StepRecord], bool]) -> None:
-        """`refuses` says whether a record is that of a step that was refused for a reason worth keeping."""
+        """`refuses` returns whether the step of a record was refused for a reason that is captured."""
         self._refuses = refuses
         self._last = -2
         """The last refused step."""
@@ -355,7 +355,7 @@ class IncidentCapture:
     # ---- when there is something to capture -----------------------------------------------------------------------
 
     def refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
-        """The host has taken in a refused step, and nothing has been done about it yet.
+        """The host has read a refused step, and has not yet reacted to it.
 
         `later` are the steps since, whose numbers may still be on their way.
         """

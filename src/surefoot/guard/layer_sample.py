@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind: TypeAlias = Literal["weight", "gradient", "activation"]
 MOST_HISTOGRAMS = 1000
-"""Of a model with more parameters so many get histograms, evenly chosen, always the same ones."""
+"""In a model with more parameters, only this many get histograms, evenly chosen, always the same ones."""
 BINS = Bins(SMALLEST_POWER, LARGEST_POWER)
 
 
@@ -136,7 +136,7 @@ class LayerSample:
         self._readings: tuple[AsyncCopy, AsyncCopy] | None = None
 
     def finish(self) -> None:
-        """The update is done: see how far it went, send everything on its way, and let go of the device's memory."""
+        """After the update: measure it, start the copies to the host, and release the device's memory."""
         if self._counts is not None:
             with WithoutHooks():
                 measured = self._measured | _ratios(self._taken)

@@ -46,7 +46,7 @@ class LoopCapture:
         self._microbatches = MicrobatchFollower(capture.notes)
         self._thread = threading.get_ident()
         self._has_evaluated = False
-        """Whether the closure of the step under way was evaluated once."""
+        """Whether the closure of the current step has been evaluated."""
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trains_others = False
         listen(self)
@@ -74,7 +74,7 @@ class LoopCapture:
 
     @quietly
     def other_steps(self, optimizer: Any) -> None:
-        """An optimizer is about to step, perhaps another one: the batch that is drawn next begins a step anew."""
+        """An optimizer is about to step, perhaps another one: the batch that is drawn next begins a new step."""
         capture = self._of_this_thread()
         if capture is None or optimizer is self._run.optimizer:
             return
@@ -125,7 +125,7 @@ class LoopCapture:
         stop_listening(self)
 
     def _faults(self) -> list[str]:
-        """Why a replay of the step under way cannot be exact, as far as the loop tells."""
+        """Why a replay of the current step cannot be exact, as far as the loop shows."""
         assert self.notes.capture is not None
         had_gradients = self.notes.capture.current.had_gradients
         hooks = self._run.optimizer._optimizer_step_pre_hooks.values()
@@ -135,7 +135,7 @@ class LoopCapture:
 
 
 def _has_begun(capture: StepCapture) -> bool:
-    """Whether anything was noted of the step under way."""
+    """Whether anything was recorded about the current step."""
     return bool(capture.current.microbatches or capture.under_way.drawn or capture.under_way.callers)
 
 

@@ -93,7 +93,7 @@ class ModelSampler:
             self._pending.append(now)
 
     def has(self, step: int) -> bool:
-        """Whether there is something of this step that `arrived` has not handed over yet."""
+        """Whether there are values of this step that `arrived` has not returned yet."""
         return any(each.step == step for each in self._pending)
 
     def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class EarlierWeights:
             self.ring.note_trouble(step, onset - self._margin)
 
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
-        """Whether the weights had moved further than training usually takes them, when the trouble under way began."""
+        """Whether the weights had moved further than training usually takes them, when the current problem began."""
         # A return in vain costs nothing where the steps are repeated.
         return self.ring is None or self.ring.movement.was_unusual(typical_gradient, if_unknown=self._repeats)
 
@@ -217,7 +217,7 @@ class RunPersistence:
         self._restored = False
 
     def before_update(self) -> None:
-        """The optimizer is about to write: copies under way must be complete by then."""
+        """Called before the optimizer writes: copies in progress must be complete by then."""
         self.saver.before_update()
         if self.weights.ring is not None:
             self.weights.ring.hold_updates()

@@ -1,7 +1,7 @@
 """Starting points by kind of model: plain functions that return a configured `TrainingStabilizer`.
 
-Each sets what that kind of training is known to need and leaves the rest at its default. Anything given in `settings`
-wins over the preset, so a preset is a first line to write, not a cage:
+Each sets what that kind of training usually needs and leaves the rest at its default. Anything given in `settings`
+overrides the preset:
 
     stabilizer = surefoot.presets.for_transformer(model, optimizer, total_steps=50_000, accumulate=4)
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from surefoot.types import Clipper, Shaper
 
 _HEADS = ("fc.*", "head.*", "classifier.*")
-"""What the last layer is called in the models of torchvision and timm."""
+"""The names of the last layer in the models of torchvision and timm."""
 _CURVE_DETECTORS = ("spike", "loss", "oscillation", "plateau", "no_learning", "setback", "lost_progress")
 CURVES_MEAN_LITTLE = dict.fromkeys(_CURVE_DETECTORS)
 """Detectors that read the loss curve, off: an adversarial or a policy loss does not measure progress."""
@@ -40,7 +40,7 @@ def for_transformer(
     warmup_steps: int | None = None,
     **settings: Any,
 ) -> TrainingStabilizer:
-    """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2 % and decay as a cosine."""
+    """Clip at 1.0, as nearly every published run does; with `total_steps`, warm up over 2% and decay as a cosine."""
     if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
         settings["scheduler"] = warmup_cosine(optimizer, *_steps(total_steps, warmup_steps, share=0.02))
     return for_rnn(model, optimizer, **settings)
@@ -54,7 +54,7 @@ def for_fine_tuning(
     warmup_steps: int | None = None,
     **settings: Any,
 ) -> TrainingStabilizer:
-    """Clip at 1.0; with `total_steps`, warm up over 6 % so that the new head does not tear the body, then to zero."""
+    """Clip at 1.0; with `total_steps`, warm up over 6% to protect the body from the new head, then decay to zero."""
     if total_steps is not None and "scheduler" not in settings:  # making one sets the optimizer's rates
         settings["scheduler"] = warmup_linear(optimizer, *_steps(total_steps, warmup_steps, share=0.06))
     return for_rnn(model, optimizer, **settings)
@@ -112,7 +112,7 @@ def for_gan(
 def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabilizer:
     """Clip at 0.5, as PPO's reference settings do. The loss crosses zero and follows the returns: it is not watched.
 
-    Watch what does mean something: `stabilizer.observe(kl=…, entropy=…)`.
+    Monitor meaningful signals instead: `stabilizer.observe(kl=…, entropy=…)`.
     """
     settings.setdefault("clip", ClipByNorm(0.5))
     settings.setdefault("checker", StabilityChecker(**CURVES_MEAN_LITTLE))

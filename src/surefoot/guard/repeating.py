@@ -245,7 +245,7 @@ class Repeats:
 
 
 def _count_anew(history: RunHistory, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int]) -> None:
-    """The run has gone back to `step`, whose state is loaded, and takes the steps up to `reached` once more.
+    """The run has gone back to `step`, whose state is loaded, and repeats the steps up to `reached`.
 
     `counts` and `by_kind` are those of before: what was seen has been seen, and the rest is counted anew.
     """

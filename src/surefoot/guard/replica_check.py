@@ -1,4 +1,4 @@
-"""Whether the replicas of a model are still equal on all ranks, checked now and then while the run goes on.
+"""Whether the replicas of a model are still equal on all ranks, checked occasionally during the run.
 
 A rank's parameters and optimizer state are made into one 64-bit fingerprint, on the device and without a wait. It
 travels in the all-reduce that the ranks use at every step to agree. Of up to 21 ranks each has a place of its own in
@@ -81,7 +81,7 @@ class _Sent:
     step: int
     sums: AsyncCopy
     closer: Divergence | None
-    """What is looked at more closely."""
+    """What is compared in detail."""
     is_list: bool = True
     """Whether it is a list of fingerprints, or the counts of their bits."""
 
@@ -94,7 +94,7 @@ class ReplicaCheck:
         self._place, self._count = ranks.place, ranks.count
         self._sent: list[_Sent] = []
         self._sends_list = True
-        """Whether the vector of the step under way is a list."""
+        """Whether the vector of the current step is a list."""
         self._differs_at: int | None = None
         """The check whose bits differed, until a list has named the odd ranks."""
         self._named_at: int | None = None
@@ -209,7 +209,7 @@ def _split(value: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """The bits of one whole number, as so many numbers."""
+    """The bits of one integer, as separate numbers."""
     return ((value.reshape(1) >> torch.arange(_BITS, device=value.device)) & 1).to(torch.float32)
 
 

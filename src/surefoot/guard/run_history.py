@@ -139,7 +139,7 @@ class Alarms:
             self._alarm(part.detector, part, signals, note)
 
     def _watch_own_signals(self, signals: Signals, note: Note) -> None:
-        """The user's own signals get what ours get: NaN at once, a spike once it lasts."""
+        """Check the user's own signals like the built-in ones: NaN immediately, a spike if it persists."""
         for name, value in signals.extra.items():
             detector, state = self._own.get(name) or _fresh(name)
             state, verdict = detector.update(state, signals)
@@ -168,7 +168,7 @@ class Alarms:
         }
 
     def load_state_dict(self, state: AlarmsState, same_look_back: bool) -> None:
-        """Continue from a saved state; detectors with other settings start anew."""
+        """Continue from a saved state; detectors whose settings have changed start again."""
         if self.look_back and same_look_back:
             self._look_back_state = unpack(self.look_back.init(), state["look_back"])
         self._own = {}
@@ -269,7 +269,7 @@ class Budgets:
 
     @property
     def onset(self) -> int | None:
-        """The step at which the trouble under way began; `None` if the run is healthy."""
+        """The step at which the current problem began; `None` if the run is healthy."""
         return None if self._recovery_state is None or self._recovery_state.onset < 0 else self._recovery_state.onset
 
     @property
@@ -352,7 +352,7 @@ class RunHistory:
         stale_before: float,
         on_event: Callable[[Incident], None] | None = None,
     ) -> RunHistory:
-        """A copy that has taken in steps whose turn has not come yet, to be read.
+        """A copy that includes steps which have not been processed yet, for reading.
 
         The copy logs nothing, and calls `on_event` with each new incident. This history stays as it is: what the steps
         call for is done when their turn comes, whether or not they were read before. Steps before `stale_before` are
@@ -438,7 +438,7 @@ class RunHistory:
 
     @property
     def onset(self) -> int | None:
-        """The step at which the trouble under way began; `None` if the run is healthy."""
+        """The step at which the current problem began; `None` if the run is healthy."""
         return self.budgets.onset
 
     def typical_gradient(self, first: int, end: int) -> float:
@@ -487,7 +487,7 @@ class RunHistory:
         }
 
     def load_state_dict(self, state: RunHistoryState) -> None:
-        """Continue from a saved state. A part whose settings have changed starts anew."""
+        """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         self.alarms.load_state_dict(state, same["look_back"])
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])

@@ -76,7 +76,7 @@ class PartsDescription(TypedDict):
 
 
 class LoadedTree(ModelsAndOptimizer):
-    """The parts of a checkpoint that are loaded at once."""
+    """The parts of a checkpoint that are loaded immediately."""
 
     scheduler: object
     """`state_dict()` of the scheduler; `None` without one."""

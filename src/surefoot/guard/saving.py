@@ -93,7 +93,7 @@ class SaveSession:
         """`None` for a process that trains alone, and until `begin`."""
 
     def begin(self) -> None:
-        """The run begins, or goes on from a checkpoint. Every rank must call."""
+        """The run begins, or continues from a checkpoint. Every rank must call."""
         if self._ranks.several:
             self.name = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
 
@@ -123,7 +123,7 @@ class CheckpointSaver:
         self._due: _DueSave | None = None
 
     def before_update(self) -> None:
-        """The optimizer is about to write: copies under way must be complete by then."""
+        """Called before the optimizer writes: copies in progress must be complete by then."""
         if self._checkpoints is None:
             return
         self._checkpoints.check_owner(self._owner)
@@ -274,6 +274,6 @@ class CheckpointSaver:
 
 
 def _place_for(size: int) -> Place:
-    """On the device if there is plenty of room for so many bytes, else in pinned host memory."""
+    """On the device if it has enough free memory for this many bytes, otherwise in pinned host memory."""
     free = free_bytes()
     return "device" if free is None or free >= ROOM * size else "pinned"

@@ -6,8 +6,8 @@ checkpoints and recovery. The file that combines all stages:
     tensors ─observe─▶ Signals ─detect─▶ Verdict ─decide─▶ Decision ─act─▶ Outcome
 
 Each step the gradients are measured in one pass, decided on, clipped, and applied or skipped. On a GPU with a fused
-optimizer all of that stays on the device: the host reads the step's numbers `lag_steps` later. On a CPU, where reading
-is free, the host decides at once. An optimizer that is not fused costs one scalar sync a step on a GPU.
+optimizer, all of that stays on the device: the host reads the step's numbers `lag_steps` later. On a CPU, where reading
+is free, the host decides immediately. An optimizer that is not fused needs one scalar sync per step on a GPU.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class StabilizedRun:
         return self._close_step(numbers)
 
     def _close_last_window(self, before: int, batches: int) -> None:
-        """The data are at their end: step on the microbatches that are left, unless one rank has none."""
+        """At the end of the data: step on the remaining microbatches, unless one rank has none."""
         sums = self.window.sums
         left = sums.count > 0 and not sums.open and self.window.closed.have_used(batches, before)
         if sums.length > 1 and not self.guard.ranks.any(not left):
@@ -191,7 +191,7 @@ class StabilizedRun:
             self.capture.before_step()
 
     def _leave_out(self) -> None:
-        """Count a step whose batches are drawn and not trained on. The schedule goes on: it follows the data."""
+        """Count a step whose batches are drawn and not trained on. The schedule continues: it follows the data."""
         signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
         self._close_step(StepNumbers(StepRecord(signals, skipped=True, notices=("left_out",))))
 
@@ -212,7 +212,7 @@ class StabilizedRun:
         return outcome
 
     def _persist(self) -> None:
-        """Save what is due, and stop if asked to."""
+        """Save what is due, and stop if requested."""
         persistence, results = self.persistence, self.results
         persistence.after_step(results.steps, self.guard.history)
         stops = persistence.data.interrupts.received is not None or results.stop_at is not None
@@ -229,7 +229,7 @@ class StabilizedRun:
     # ---- the stabilizer's own state ---------------------------------------------------------------------------------
 
     def own_state(self, live: bool) -> LiveStabilizerState:
-        """Everything of the stabilizer's own, with steps whose numbers may still be on their way.
+        """The stabilizer's own state, with steps whose numbers may not have arrived yet.
 
         With `live` tensors are not copied.
         """
@@ -243,7 +243,7 @@ class StabilizedRun:
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
-        """Continue from a saved state; the models are loaded first. A part with other settings starts anew."""
+        """Continue from a saved state; the models are loaded first. A part whose settings have changed starts again."""
         present = in_present_format(state, "the state of the stabilizer")
         load_state(self.guard, self.results, present)
         self.window.load_state_dict(present["window"], self.results.steps)
@@ -256,7 +256,7 @@ class StabilizedRun:
 
 
 def _loop_hooks(run: StabilizedRun) -> LoopHooks:
-    """What a run is told and asked while batches are drawn and checkpoints loaded."""
+    """The interface of a run while batches are drawn and checkpoints are loaded."""
     rows = run.guard.rows
     return LoopHooks(
         on_draw=run.capture.notes.drew if run.capture else None,
@@ -271,7 +271,7 @@ def _loop_hooks(run: StabilizedRun) -> LoopHooks:
 
 
 def _shown(value: Any) -> str:
-    """A setting in words: large objects by their class, a folder by its path."""
+    """A setting as text: large objects by their class, a folder by its path."""
     if isinstance(value, (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
         return type(value).__name__
     if isinstance(value, (CheckpointManager, RunLog)):
@@ -284,9 +284,9 @@ def _shown(value: Any) -> str:
 
 
 def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """A method of the stabilizer. If a collective of several ranks fails in it, the log has an event of that.
+    """Decorator of a stabilizer's method: a failed collective in it is logged as an event.
 
-    Where it is known that another rank has left, the error says so instead of "Connection closed by peer".
+    If another rank is known to have ended, the error names it instead of "Connection closed by peer".
     """
 
     @wraps(method)
@@ -421,9 +421,9 @@ class TrainingStabilizer:
     def run_microbatches(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, *, weight: Callable[[Any], Scalar] | None = None
     ) -> Tensor:
-        """Run one microbatch forward and backward; where memory does not suffice, in pieces, with the same gradient.
+        """Run one microbatch forward and backward; if memory is insufficient, in pieces, with the same gradient.
 
-        Takes the place of the forward and of `backward(loss)`; `step()` follows as ever. Returns the loss of the whole
+        Replaces the forward pass and `backward(loss)`; call `step()` afterwards as usual. Returns the loss of the whole
         batch, without its graph.
 
         Args:
@@ -442,7 +442,7 @@ class TrainingStabilizer:
         return loss
 
     def observe(self, **signals: Scalar) -> None:
-        """Watch signals of your own with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
+        """Record and monitor your own signals with this step: `stabilizer.observe(kl=kl, entropy=entropy)`."""
         for name, value in signals.items():
             if name in _OUR_SIGNALS:
                 raise UsageError(f"signal {name!r} is already measured by surefoot: use another name.")
@@ -488,17 +488,20 @@ class TrainingStabilizer:
 
     @property
     def incidents(self) -> list[Incident]:
-        """What a person should know about, oldest first; the last 200. Waits for numbers still on their way."""
+        """Events that need attention, oldest first; the last 200. Waits for numbers that have not arrived."""
         return list(self._run.results.seen().incidents)
 
     @property
     def history(self) -> list[StepRecord]:
-        """The last 1,000 steps, oldest first, the last 100 with their layers. Waits for numbers still on their way."""
+        """The last 1,000 steps, oldest first, the last 100 with their layers.
+
+        Waits for numbers that have not arrived.
+        """
         return list(self._run.results.seen().history)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Steps, applied, skipped, clipped, overflows, alarms. Waits for numbers still on their way."""
+        """Steps, applied, skipped, clipped, overflows, alarms. Waits for numbers that have not arrived."""
         return dict(self._run.results.seen().counts)
 
     def summary(self) -> str:
@@ -512,16 +515,16 @@ class TrainingStabilizer:
     # ---- coming back ----------------------------------------------------------------------------------------------
 
     def resume(self, loader: Any, epochs: int = 1) -> FollowedBatches:
-        """The batches of `loader` that are left: all of them, or those after the newest checkpoint.
+        """The remaining batches of `loader`: all of them, or those after the newest checkpoint.
 
         The first call loads that checkpoint, if there is one. Each call is a pass over the data (`epochs` of them);
-        passes that were complete give nothing. While batches are drawn, the signals named by the checkpoints (SIGTERM,
-        SIGINT, SIGUSR1) finish the step, save, and exit with status 128 + signal; a second one exits at once.
+        completed passes yield nothing. While batches are drawn, the signals named by the checkpoints (SIGTERM,
+        SIGINT, SIGUSR1) finish the step, save, and exit with status 128 + signal; a second signal exits immediately.
         """
         return self._run.persistence.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs that are left, for a loop with work of its own around each pass.
+        """The numbers of the remaining epochs, for a loop with other work around each pass.
 
         A stop signal during that work is received too; the run stops when the work is done.
         """
@@ -534,7 +537,7 @@ class TrainingStabilizer:
     def save(self, metric: float | None = None) -> None:
         """Save a checkpoint now, and return when it is on disk. Raises `CheckpointError` if it cannot be written.
 
-        `metric` is what makes one better than another, lower being better, such as a validation loss. As long as none
+        `metric` ranks the checkpoints, lower is better, such as a validation loss. As long as none
         is given, the mean training loss of the last steps is compared.
         """
         self._run.results.drain()
@@ -543,14 +546,17 @@ class TrainingStabilizer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of the stabilizer's own: tensors and plain values, no pickle needed.
+        """The stabilizer's own state: tensors and plain values, no pickle needed.
 
-        Model, optimizer and scheduler are the user's and saved as ever. `checkpoints` saves all of it together.
+        Save model, optimizer and scheduler separately, as usual. `checkpoints` saves all of it together.
         """
         return dict(settled_own(self._run.own_state(live=False)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved stabilizer stopped; load the model first. A part with other settings starts anew."""
+        """Continue where a saved stabilizer stopped; load the model first.
+
+        A part whose settings have changed starts again.
+        """
         self._run.load_own_state(cast("StabilizerState", state))
 
 

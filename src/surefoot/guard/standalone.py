@@ -54,7 +54,7 @@ class Stateful:
         return verdict  # type: ignore[return-value]
 
     def factor(self, norms: GradientNorms) -> Tensor:
-        """What a clipper multiplies the gradients by."""
+        """The factor by which a clipper multiplies the gradients."""
         if self.state is None:
             self.state = self.part.init(len(norms.each))  # type: ignore[call-arg]
         self.state, factor = self.part.update(self.state, norms)  # type: ignore[arg-type]

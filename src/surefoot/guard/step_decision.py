@@ -50,7 +50,7 @@ class StepInput:
 
     step: int
     statistics: TensorStatistics
-    """Of the gradients as they lie in memory, still scaled."""
+    """Of the gradients as they are in memory, still scaled."""
     loss: Tensor | None
     divisor: Scalar
     """What accumulation left to divide the gradients by."""
@@ -88,10 +88,10 @@ class StepDecision:
     divide: Tensor | None
     """What the gradients still have to be divided by, an outer loss scale not included."""
     factor: Tensor | None
-    """What the clipper multiplies them by, once or per tensor."""
+    """The clipper's factor, one for all or per tensor."""
 
     def packed(self) -> Tensor:
-        """All numbers of the step in one vector on the device, to be copied at once."""
+        """All numbers of the step in one vector on the device, for one copy."""
         scalars = [self.skip, self.overflow, *self.flags, *(getattr(self, name) for name in self.head)]
         device = self.statistics.norm.device
         numbers = [value if isinstance(value, Tensor) else torch.full((), value, device=device) for value in scalars]
@@ -228,7 +228,7 @@ class StepPolicy:
         }
 
     def load_state_dict(self, state: StepPolicyState) -> None:
-        """Continue from a saved state. A part whose settings have changed starts anew."""
+        """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
         _warn_of_other_scaling(state["settings"].get("scaler"), self.settings()["scaler"])
         if self.rules and same["rules"]:
@@ -370,7 +370,7 @@ class StepDecider:
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     def _recovery_notices(self, signals: Signals) -> list[Any]:
-        """What each of them says about the step."""
+        """The verdict of each of them on the step."""
         notices = []
         for name, rule in self._recovery_rules().items():
             state, verdict = rule.update(getattr(self.policy, f"{name}_state"), signals)

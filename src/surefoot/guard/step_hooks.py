@@ -109,7 +109,7 @@ class StepAccount:
             self._clipped = torch.full((), float(factor), dtype=torch.float32, device=home)
 
     def was_broken(self, flag: Tensor) -> None:
-        """Whether the gradients of the next step were not finite before somebody clipped them by value."""
+        """Whether the gradients of the next step were not finite before they were clipped by value."""
         flag = flag.to(self._guarded.layout.home)
         self._was_broken = flag if self._was_broken is None else self._was_broken | flag
 
@@ -175,7 +175,7 @@ class StepAccount:
         self._order.stop()
 
     def forget_states(self) -> None:
-        """No step will follow: let go of the earlier states."""
+        """No step will follow: release the earlier states."""
         if self._recovery is not None:
             self._recovery.weights.forget_snapshots()
 
@@ -225,7 +225,7 @@ class StepHooks:
         self._capture, self._on_decision, self._run_hook = capture, on_decision, run_hook
         self.active = True
         self._call: weakref.ref[_Keywords] | None = None
-        """The call of `step` that is under way."""
+        """The current call of `step`."""
         self._open: OpenStep | ClosureStep | None = None
         """What it has been prepared for."""
         self.left_out: Any = False
@@ -241,7 +241,7 @@ class StepHooks:
         HOOK_ORDER.begin()
 
     def remove(self, besides: int = 0) -> None:
-        """Take the hooks off, at once or, inside more than `besides` calls of `step`, before the next step."""
+        """Remove the hooks, immediately or, inside more than `besides` calls of `step`, before the next step."""
         self.active = False
         self.account.close()
         self.account.forget_states()
@@ -258,7 +258,7 @@ class StepHooks:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step was prepared that has not been taken in yet: otherwise `after` does nothing."""
+        """Whether a step was prepared that has not been processed yet: otherwise `after` does nothing."""
         return self._call is not None
 
     # ---- around a step ----------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class StepHooks:
             step.undo.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Watching never ends a run: it ends itself, with one warning, or as whoever runs the hooks handles it."""
+        """Watching never ends a run: on an error it stops with one warning, or as `run_hook` handles it."""
         self._abandon()
         self.active = False
         if self._run_hook is not run_directly:

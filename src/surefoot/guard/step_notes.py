@@ -1,4 +1,4 @@
-"""Notes of the steps of one run for its incidents, whoever runs the loop and whichever steps are kept.
+"""Notes of the steps of one run for its incidents, for any kind of loop.
 
 Healthy steps only pay for the notes (`record/incidents/step_capture.py`). An error while noting or writing ends the
 notes with one report, not the run. A disk that fails does not even end the notes: later incidents are tried again,
@@ -75,7 +75,7 @@ class DiskPauses:
 
 
 class StepNotes:
-    """The notes of the step under way and of steps whose verdict is still out, until an error ends them."""
+    """The notes of the current step and of steps that have not been judged yet, until an error ends them."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class StepNotes:
         self.safely(StepCapture.begin, self.capture, step)
 
     def restart(self, step: int) -> None:
-        """The microbatches so far belong to no step; the one under way is the first one of `step`."""
+        """The microbatches so far belong to no step; the current one is the first one of `step`."""
         if self.capture is not None:
             self.capture.current = Window(step, self.capture.current.start)
 

@@ -1,1 +1,1 @@
-"""What must survive: copies to go back to."""
+"""Persistence: checkpoints, snapshots, the position in the data, and resume."""

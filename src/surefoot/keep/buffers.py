@@ -1,17 +1,17 @@
-"""Buffers that the forward pass itself changes, kept as they were before a refused step.
+"""Copies of buffers that the forward pass changes, restored after a refused step.
 
-BatchNorm's running statistics take a batch in before anyone has judged it: one NaN row, and they are NaN for good,
-however well the weights are guarded. So a copy is kept from before each step whose verdict is still out, of those
-buffers alone that change, and a refused step puts it back. Decided on the host, that is exact; decided on a device, the
-few steps until the verdict arrives are undone with it, which an average does not mind.
+BatchNorm's running statistics include a batch before it is judged: after one NaN row they stay NaN, however well the
+weights are guarded. So before each step that has not been judged, the buffers that change are copied, and a refused
+step restores them. If the host decides, this is exact; if the device decides, the few steps until the decision arrives
+are undone too, which hardly changes an average.
 
-Left alone is a buffer that is not what it was: replaced by one of another shape (a cache that grows with the longest
-sequence), set to `None`, deleted, or made under `inference_mode`. A state that is loaded between two steps is kept from
-then on (`loaded`), and statistics of batch norm that were reset since the last copy, as `update_bn` does, are left
-alone unless they are broken.
+A buffer is not restored if it has been replaced by one of another shape (a cache that grows with the longest sequence),
+set to `None`, deleted, or created under `inference_mode`. A state that is loaded between two steps becomes the new copy
+(`loaded`), and batch norm statistics that were reset since the last copy, as `update_bn` does, are left unchanged
+unless they are broken.
 
-The copies belong to a saved run: the step after a restart may be refused too, and what it goes back to is how things
-were before its first microbatch, which may have been long before the save.
+The copies are part of a saved run: the step after a restart may also be refused, and it is then restored to the state
+before its first microbatch, which may have been long before the save.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class BufferKeeper:
         self._copies = dict.fromkeys(self._copies, good)
 
     def _reset(self, current: Sequence[Tensor | None]) -> list[int]:
-        """The sound statistics of batch norm that something other than a forward has written since the latest copy."""
+        """Finite batch norm statistics that something other than a forward pass has written since the latest copy."""
         now = _versions(current)
         writes = [
             0 if before is None or after is None or before[0] != after[0] else after[1] - before[1]

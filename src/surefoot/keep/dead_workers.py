@@ -1,12 +1,12 @@
-"""A data loading worker that dies: its error is raised where the run is whole, and says how the worker ended.
+"""A data loading worker that dies: its error is raised between two steps, with the way in which the worker ended.
 
-torch raises the error of a dead worker from a signal handler, wherever the program happens to be: most often in the
-middle of a step, where nothing can be saved, and perhaps inside of `optimizer.step`, which then has updated some
-parameters and not others. While batches are drawn from `stabilizer.resume(loader)`, the error is kept until the next
-step's batch is asked for. The step under way is finished, and the run can be saved before the error is raised.
+torch raises the error of a dead worker from a signal handler, wherever the program is: most often in the middle of a
+step, where nothing can be saved, and possibly inside `optimizer.step`, which then has updated only some parameters.
+While batches are drawn from `stabilizer.resume(loader)`, the error is held back until the next step's batch is
+requested. The current step is completed, and the run can be saved before the error is raised.
 
-Left out: a worker of a loader that is iterated in another thread than the main one. Python runs signal handlers in the
-main thread, and torch's own check raises in the other one.
+Not covered: a worker of a loader that is iterated in another thread than the main one. Python runs signal handlers in
+the main thread, and torch's own check raises in the other one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GONE = re.compile(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedl
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """How a worker ended, as torch's error says it."""
+    """How a worker ended, according to torch's error."""
 
     pids: tuple[int, ...]
     signal: str = ""
@@ -87,7 +87,7 @@ def ended_workers(workers: Iterable[Any]) -> str | None:
 
 
 def error_of_worker(error: BaseException | None) -> BaseException | None:
-    """The error that says how a worker ended, among an error and those that it was raised from; `None` without one.
+    """The error about a worker's end, among an error and its causes; `None` if there is none.
 
     What torch raises in the end only says that a worker is gone.
     """
@@ -179,7 +179,7 @@ class WorkerErrors:
 
 
 def is_workers_handler(handler: Any) -> bool:
-    """Whether a handler of SIGCHLD is torch's, or stands in for it."""
+    """Whether a handler of SIGCHLD is torch's, or its replacement."""
     return isinstance(handler, DeferringHandler) or getattr(handler, "__module__", None) == _TORCHS
 
 

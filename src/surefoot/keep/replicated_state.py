@@ -1,8 +1,8 @@
-"""What several processes hold alike is saved once.
+"""Saves state that is equal on all processes only once.
 
-Under DDP every rank has the same parameters and the same optimizer state. The parts of all ranks but the first leave
-them out, and take them from the first one's part when they are loaded. Buffers stay: BatchNorm's statistics are each
-rank's own until DDP's next forward, and for good with `broadcast_buffers=False`.
+Under DDP every rank has the same parameters and the same optimizer state. The parts of all ranks but the first omit
+them, and load them from the first part. Buffers are kept: BatchNorm's statistics are different on each rank until DDP's
+next forward pass, and permanently with `broadcast_buffers=False`.
 """
 
 from __future__ import annotations

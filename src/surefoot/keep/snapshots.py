@@ -39,7 +39,7 @@ CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
 """How much of a GPU's memory snapshots take at most if nothing else is said …"""
 SHARE_OF_UNRESERVED = 0.5
-"""… and how much of what nobody has reserved there when the first one is made."""
+"""… and how much of the unreserved memory when the first one is made."""
 
 
 class StateTree(TypedDict):
@@ -107,7 +107,7 @@ class TrainedState:
         return [*((id(parameter), parameter.shape) for parameter in (*own, *self._parameters())), *names]
 
     def tree(self) -> StateTree:
-        """The live tensors, in a nesting that `put_back` understands."""
+        """The live tensors, nested as `put_back` expects."""
         states = self._optimizer.state
         return {
             "tensors": self._tensors(),
@@ -170,7 +170,7 @@ class TrainedState:
         return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in real))
 
     def reset_moments(self) -> None:
-        """Forget what the optimizer has gathered; the next step starts it anew."""
+        """Drop the optimizer's state; the next step creates it again."""
         self._optimizer.state.clear()
 
 
@@ -220,7 +220,7 @@ class Snapshot:
     step: int
     staged: Staged
     moved: Tensor | None
-    """How far each parameter moved in a step on the way here from the snapshot before; `None` if nobody measured."""
+    """How far each parameter moved in a step on the way here from the snapshot before; `None` if not measured."""
     moment: Moment | None = None
     """What else belongs to the moment; `None` if only the weights can be returned to."""
 

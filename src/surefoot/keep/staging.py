@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from surefoot.keep.checkpoint.shards import Spread
 
 Place: TypeAlias = Literal["device", "pinned"]
-"""Where the copy of a tensor that lies on a GPU goes. Others are cloned beside themselves."""
+"""Where the copy of a GPU tensor is made. Other tensors are cloned on their device."""
 
 _NUMBERS_AND_TEXT = frozenset((type(None), bool, int, float, str))
 _Layout: TypeAlias = "Sequence[tuple[torch.device, torch.dtype, torch.Size]]"
@@ -88,7 +88,7 @@ class Staged:
             event.synchronize()
 
     def hold_updates(self) -> None:
-        """Let what is launched on the device from here on wait for the copies; the host goes on."""
+        """Make later work on the device wait for the copies; the host continues."""
         for event in self._arrived:
             current_stream().wait_event(event)
 
@@ -245,7 +245,7 @@ def bytes_of(tree: Any) -> int:
 
 
 class _Plan:
-    """Which tensors are copied into one block: those of one device and dtype, as many as torch concatenates at once."""
+    """Which tensors are copied into one block: those of one device and dtype, as many as torch concatenates."""
 
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout

@@ -79,7 +79,7 @@ class RunningStatistics:
         }
 
     def _put_back(self) -> str | None:
-        """Write the last sound copy of those that are not finite."""
+        """Restore the last finite copy of those that are not finite."""
         broken = {name: tensor for name, tensor in self._current().items() if not bool(tensor.isfinite().all())}
         if not broken:  # a load or a return has mended them since
             return None

@@ -1,6 +1,6 @@
-"""Signals that ask a run to stop: finish the step, save, go. A second one goes at once.
+"""Signals that ask a run to stop: complete the step, save, exit. A second signal exits immediately.
 
-Handlers stand only while batches are being drawn from `stabilizer.resume(loader)`, or in a loop over
+Handlers are installed only while batches are being drawn from `stabilizer.resume(loader)`, or in a loop over
 `stabilizer.epochs(total)`, in the main thread, and only in place of Python's own: a program that handles a signal
 itself keeps doing so. The exit status is 128 + the signal's number, as after a death by that signal, so that whoever
 started the run knows that it is not finished.
@@ -45,7 +45,7 @@ class StopSignals:
         self._waiting = False
 
     def begin_waiting(self) -> None:
-        """From here on a signal raises `StopWaiting` in the main thread; one that has come already does so at once."""
+        """From here on, a signal raises `StopWaiting` in the main thread, including one that has already arrived."""
         self._waiting = True
         if self.received is not None:
             raise StopWaiting(128 + self.received)

@@ -28,7 +28,7 @@ LEAST = 1e-3
 
 
 class _Onset(NamedTuple):
-    """How far the weights had moved when the trouble under way began."""
+    """How far the weights had moved when the current problem began."""
 
     last: Snapshot
     """The snapshot that they are compared with."""

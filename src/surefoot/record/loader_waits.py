@@ -115,7 +115,7 @@ class LoaderStalls:
         for wait in [wait for wait in self._waiting if wait not in current]:
             since = self._waiting.pop(wait)
             if self._report_at.pop(wait, None) is not None:
-                yield _event(f"{wait.loader} goes on after {now - since:.0f} s", "info", now - since, wait)
+                yield _event(f"{wait.loader} continues after {now - since:.0f} s", "info", now - since, wait)
         for wait in current:
             yield from self._look(wait, now)
 

@@ -127,7 +127,7 @@ class Silence:
         if not self._reported:
             return []
         self._reported = False
-        return [_event(STALLED, step, f"the run goes on after {_duration(quiet)}", "info", {"seconds": quiet})]
+        return [_event(STALLED, step, f"the run continues after {_duration(quiet)}", "info", {"seconds": quiet})]
 
     def look(self, now: float, step: int | None) -> list[Event]:
         """What is reported now."""

@@ -230,10 +230,10 @@ def _summary(kind: HangKind, odd: list[Seen], others: list[Seen], seconds: float
     at = f"{beat.place}, after {_steps(beat.step)}"
     said = {
         "ended": f"{who} has ended after {_steps(beat.step)} ({beat.ending or 'no reason given'})",
-        "gone": f"{who} is gone: process {beat.process} was killed; it was last seen in {at}",
+        "gone": f"{who} no longer exists: process {beat.process} was killed; it was last seen in {at}",
         "stopped": f"{who} is stopped: process {beat.process} was suspended by a signal in {at}",
         "silent": f"{who} does not respond (process {beat.process} on {beat.host}); it was last seen in {at}",
-        "stands": f"{who} has not moved for {max(beat.seconds, seconds):.0f} s: it stands in {at}",
+        "stands": f"{who} has made no progress for {max(beat.seconds, seconds):.0f} s: it is in {at}",
         "apart": f"{who} waits in another place than the others: in {at}",
         "together": "",
     }[kind]

@@ -117,7 +117,7 @@ class RankWatch:
             self._file.write(self._beat)
             self._thread.start()
         except (OSError, RuntimeError) as error:
-            self._say(f"surefoot: whether rank {self._beat.rank} hangs is not watched ({error}); training goes on")
+            self._say(f"surefoot: whether rank {self._beat.rank} hangs is not watched ({error}); training continues")
         return self
 
     def end(self, code: int, words: str, *, where: str = "", follows: bool = False) -> None:
@@ -155,7 +155,9 @@ class RankWatch:
                 last = now
         except Exception as error:  # a disk that is full, or a bug: training must not notice more than this line
             what = f"{type(error).__name__}: {error}"
-            self._say(f"surefoot: whether rank {self._beat.rank} hangs is no longer watched ({what}); training goes on")
+            self._say(
+                f"surefoot: whether rank {self._beat.rank} hangs is no longer watched ({what}); training continues"
+            )
 
     def look(self, elapsed: float) -> None:
         """Look once, so many seconds after the look before."""
@@ -238,7 +240,7 @@ class RankWatch:
             return
         seconds = time.time() - hang.time + hang.seconds
         self._patience = max(self._patience, 2 * seconds)  # this script does so when it is well
-        words = f"rank {self._beat.rank} goes on after {seconds:.0f} s"
+        words = f"rank {self._beat.rank} continues after {seconds:.0f} s"
         evidence = {"rank": self._beat.rank, "over_after_seconds": round(seconds, 1)}
         self._notify(Event("alarm", self._beat.step, words, time.time(), "info", CAUSE, evidence=evidence))
         self._say(f"surefoot: {words}.")

@@ -1,7 +1,7 @@
-"""The changes of `surefoot replay --experiments` that concern the data of the captured step.
+"""The changes of `surefoot replay --experiments` that affect the data of the captured step.
 
 `other-batches` lets the script keep its own batches, `other-seed` sets other random streams, `tiny-batch` repeats the
-captured step with parts of its batch. Every other change is installed by `experiments.changes`.
+captured step with parts of its batch. `experiments.changes` installs all other changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ChangedData:
-    """Decides which batch and which random numbers the captured step is given."""
+    """Decides which batch and which random numbers the captured step gets."""
 
     def __init__(self, experiment: Experiment, incident: StoredIncident) -> None:
         self._experiment, self._incident = experiment, incident
@@ -35,12 +35,12 @@ class ChangedData:
         self.others: OtherRows | None = None
         """Replaces captured rows in the script's own batches, with `other-batches`."""
         self.rows: RowSearch | None = None
-        """The search whose result is recorded; it stays when `search` is given up."""
+        """The search whose result is recorded; it is kept when `search` is abandoned."""
         self.why_not: str | None = None
         """Why the change does not apply."""
 
     def install(self, first_step: FirstStep | None) -> bool:
-        """Make the change, if it concerns the data; returns whether it does. A target has no first step."""
+        """Apply the change if it affects the data; returns whether it does. A target has no first step."""
         self._first_step = first_step
         if self.change == "other-batches":
             self._use_other_batches()
@@ -114,7 +114,7 @@ class ChangedData:
 
 
 def seed_otherwise(draw: int = 0) -> None:
-    """Other random numbers than those of the captured step, and others for each `draw`."""
+    """Other random numbers than those of the captured step, different for each `draw`."""
     torch.manual_seed(OTHER + draw)
     random.seed(OTHER + draw)
     np.random.seed(OTHER + draw)

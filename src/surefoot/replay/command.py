@@ -1,4 +1,4 @@
-"""`surefoot replay`: which script or target, two passes, and the verdict."""
+"""`surefoot replay`: choose the script or target, run two passes, and print the verdict."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def replay(
             first = run_pass(order, Path(scratch), 1, locate=False)
             second = run_pass(order, Path(scratch), 2, locate=True)
         finally:
-            if not folder.exists():  # many a script begins by clearing away its last run, incidents included
+            if not folder.exists():  # some scripts begin by deleting their last run, incidents included
                 shutil.copytree(kept, folder)
     return judge(facts, first, second)
 
 
 def _link(source: str, place: str) -> None:
-    """A second name for a file, or a copy where that cannot be. A pipe or a device is no part of an incident."""
+    """Hard-link a file, or copy it if that is not possible. Pipes and devices are not part of an incident."""
     if not stat.S_ISREG(os.lstat(source).st_mode):
         return
     try:

@@ -1,10 +1,9 @@
-"""What is run again: only what the user has named, and nothing that came with the incident.
+"""What may be run again: only what the user has named, and nothing that came with the incident.
 
-An incident may come from a stranger, who chose what is written in it: a script, a module, arguments. So they are shown,
-with the checksum of the file, and run only if the user names them (`--script train.py ARGS`) or says yes to a question
-at a terminal. Code that lies in the folder which the incident came in, the whole run folder, is never run, in
-whatever way it is reached: by a path with links or dots in it, as a module, from the working directory, or by
-`PYTHONPATH`.
+An incident may come from a stranger, who chose its contents: a script, a module, arguments. So they are shown, with the
+checksum of the file, and run only if the user names them (`--script train.py ARGS`) or confirms a question at a
+terminal. Code in the folder that the incident came in, the whole run folder, is never run, however it is reached: by a
+path with links or dots in it, as a module, from the working directory, or through `PYTHONPATH`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SHOWN = 300
 _LONGEST_ASKED = 4_000
-"""Characters in a question. Nobody reads more, and what is not read cannot be agreed to."""
+"""The longest question in characters: a user cannot agree to text that nobody reads."""
 
 
 def order_for(
@@ -45,11 +44,13 @@ def order_for(
     module: str | None = None,
     ask: Callable[[str], bool] | None = None,
 ) -> Order:
-    """What plays the step: the target, script or module that was named, or the recorded one if `ask` says yes."""
+    """What runs the step: the named target, script or module, or the recorded one if `ask` returns true."""
     if sum(each is not None for each in (script, module, target)) > 1:
-        raise UsageError("give one of --script, --module and --target, not both")
+        raise UsageError("use only one of --script, --module and --target")
     tree = received(folder)
-    _refuse(Path.cwd(), tree, "the working directory", "go to the folder of your own script, and name it from there")
+    _refuse(
+        Path.cwd(), tree, "the working directory", "change to the folder of your own script, and name it from there"
+    )
     if target is not None:
         place, _, _ = target.rpartition(":")
         for file in [Path(place)] if os.path.exists(place) else files_of(place):
@@ -82,7 +83,7 @@ def _recorded(
     tree: Path,
     ask: Callable[[str], bool] | None,
 ) -> Order:
-    """What the incident names, if it is code of the user's own, below the working directory, and the user agrees."""
+    """What the incident names, if it is the user's code below the working directory, and the user agrees."""
     words = recorded.get("arguments")
     given = bool(arguments)
     arguments = arguments or tuple(str(word) for word in (words if isinstance(words, list) else []))
@@ -91,14 +92,14 @@ def _recorded(
         _refuse(file, tree, what)
         if not _is_below_here(file):
             raise UsageError(
-                f"the incident names {what}, which is not yours, or not below the working directory, so it is not run. "
-                "Go to where it was started, or say what to run: --script or --target"
+                f"the incident names {what}, which is not yours or not below the working directory, so it is not run. "
+                "Change to the folder where it was started, or set --script or --target"
             )
     words_shown = " ".join(map(_quoted, arguments))
     line = f"{option} -- {words_shown}" if arguments else option
     if not given and (recorded.get("redacted") or any(map(is_redacted, arguments))):
         raise UsageError(
-            f"an argument of the script was redacted when the incident was written. Give them all: {_shown(line)}"
+            f"an argument of the script was redacted when the incident was written. Pass all of them: {_shown(line)}"
         )
     with_these = f"with the arguments {words_shown}" if arguments else "without arguments"
     shown = f"{what} (SHA-256 {_checksum(files[-1])}) {with_these}"
@@ -108,7 +109,7 @@ def _recorded(
             f"to. If you want to run the script, name it with the arguments it needs: {_shown(option)} -- ARGS"
         )
     if ask is None:
-        raise UsageError(f"the incident names {shown}. What a file names is not run by itself: name it, as in `{line}`")
+        raise UsageError(f"the incident names {shown}. It is not run without your consent: name it, as in `{line}`")
     if not ask(f"The incident {_shown(str(folder))} names {shown}."):
         raise UsageError("nothing was run")
     return order
@@ -117,35 +118,36 @@ def _recorded(
 def _named(
     folder: Path, recorded: ScriptFacts, arguments: tuple[str, ...], seconds: float, tree: Path
 ) -> tuple[Order, list[Path], str, str]:
-    """The module or script that an incident names: its order, its files, the option that names it, and a phrase."""
+    """The module or script that an incident names: its order, its files, its option, and a phrase."""
     module, path = recorded.get("module"), recorded.get("path")
     if isinstance(module, str) and module:
         order = _module_order(folder, module, arguments, seconds, tree)
         return order, files_of(module), f"--module {_quoted(module)}", f"the module {module!r}"
     if not isinstance(path, str) or not path:
-        raise UsageError("the incident names no script: give --script train.py or --target module:function")
+        raise UsageError("the incident names no script. Set --script train.py or --target module:function")
     if not os.path.isfile(path):
         raise UsageError(
-            f"the recorded script {path!r} is not here: go to where it was started, or give --script or --target"
+            f"the recorded script {path!r} does not exist here. Change to the folder where it was "
+            "started, or set --script or --target"
         )
     order = Order(folder, script=path, arguments=arguments, seconds=seconds)
     return order, [Path(path)], f"--script {_quoted(path)}", f"the script {path!r}"
 
 
 def ask_at_terminal(words: str) -> bool:
-    """Whether whoever sits at the terminal says yes."""
-    sys.stderr.write(f"{words}\nIt runs as you, with all that you may do. Run it? [y/N] ")
+    """Whether the user at the terminal says yes."""
+    sys.stderr.write(f"{words}\nIt runs with your permissions. Run it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def asking() -> Callable[[str], bool] | None:
-    """How to ask, where there is somebody to ask."""
+    """How to ask, if there is a terminal."""
     return ask_at_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
 def received(incident: Path) -> Path:
-    """The folder that an incident came in: its run folder, or the incident itself where it lies alone."""
+    """The folder that an incident came in: its run folder, or the incident itself if it is alone."""
     here = Path(os.path.realpath(incident))
     if here.parent.name != INCIDENTS:
         return here
@@ -155,7 +157,7 @@ def received(incident: Path) -> Path:
 
 
 def import_path(tree: Path) -> list[str]:
-    """What of `PYTHONPATH` a replay may import from: all but the folder the incident came in."""
+    """The entries of `PYTHONPATH` that a replay may import from: all but the folder the incident came in."""
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return [each for each in given if not _is_inside(Path(each), tree)]
 
@@ -167,7 +169,7 @@ def _is_inside(path: Path, tree: Path) -> bool:
 def _refuse(file: Path, tree: Path, what: str, way_out: str = "") -> None:
     if _is_inside(file, tree):
         raise UsageError(
-            f"{_shown(what)} is inside {tree}, the folder that the incident came in; nothing in there is run. "
+            f"{_shown(what)} is inside {tree}, the folder that the incident came in; nothing in it is run. "
             + (way_out or "Name a script of your own with --script; if this code is yours, move the incident elsewhere")
         )
 
@@ -178,7 +180,7 @@ def _is_below_here(file: Path) -> bool:
 
 
 def files_of(module: str) -> list[Path]:
-    """The files that running a module would begin with, packages around it included; nothing is run to find them."""
+    """The files that running a module would begin with, its parent packages included; nothing is run to find them."""
     found: list[Path] = []
     search: list[str] | None = [os.getcwd(), *sys.path]
     name = ""
@@ -202,7 +204,7 @@ def _checksum(file: Path) -> str:
 
 
 def _quoted(word: str) -> str:
-    """One argument, whole, as a shell takes it; what a terminal would obey or not show is escaped, as in `$'a\\nb'`."""
+    """One argument as shell text; control and invisible characters are escaped, as in `$'a\nb'`."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(map(_escaped, word)) + "'"
@@ -216,7 +218,7 @@ def _escaped(character: str) -> str:
         return character
     if character == "\n":
         return "\\n"
-    if number < 0x80 or 0xDC80 <= number <= 0xDCFF:  # the latter is how Python holds a byte that is no text
+    if number < 0x80 or 0xDC80 <= number <= 0xDCFF:  # the latter is how Python represents a byte that is not text
         return f"\\x{number & 0xFF:02x}"
     return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 

@@ -1,16 +1,16 @@
-"""One run of `surefoot replay --experiments`, from inside: the captured step is applied, and some steps more.
+"""One run of `surefoot replay --experiments`, inside its process: apply the captured step, and some more steps.
 
-`continue_from_incident` is called where `surefoot run` has found an incident in its order. A `FirstStep` puts the
-captured state in the place of the script's first step, and records what follows, one row per step, the captured one
-first: its losses, its gradient norm, its learning rate, whether it was applied. After the ordered number of steps the
-run ends.
+`continue_from_incident` is called if the order of `surefoot run` contains an incident. A `FirstStep` replaces the
+script's first step with the captured state, and the steps that follow are recorded, one row per step, the captured one
+first: its losses, its gradient norm, its learning rate, whether it was applied. The run ends after the ordered number
+of steps.
 
-Three things are not as the script has them. A stabilizer refuses nothing and undoes nothing, since a step that is left
-out hides what it would have done; its clipping and its loss scale stay. Learning rates are held where the incident has
-them, since the script's schedule is at its beginning. And nothing that surefoot writes in the script is written.
+Three things differ from the script. A stabilizer refuses and undoes nothing, because a skipped step hides its effect;
+its clipping and its loss scale are kept. Learning rates are held at those of the incident, because the script's
+schedule is at its beginning. And files that surefoot would write in the script are not written.
 
-A script with a stabilizer is measured by the stabilizer, any other by the watcher: the same instrument as the record's,
-so that the numbers can be compared with those before the step.
+A script with a stabilizer is measured by the stabilizer, any other by the watcher: the same code as for the record, so
+that the numbers can be compared with those before the step.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from surefoot.record.facts import ExperimentFacts
 
 HOPELESS_STEPS = 5
-"""After so many losses in a row that are not finite, the run will not recover."""
+"""After this many consecutive non-finite losses, the run is not expected to recover."""
 
 current: ContinuedRun | None = None
 """The continued run of this process, for `target_loop`."""
 
 
 class _Measured(NamedTuple):
-    """What was measured of one step."""
+    """The measurements of one step."""
 
     loss: float | None
     grad_norm: float | None
@@ -56,13 +56,13 @@ class _Measured(NamedTuple):
 
 
 def continue_from_incident(experiment: Experiment) -> bool:
-    """Set everything up; returns whether the ordered change is made by that alone."""
+    """Set everything up; returns whether no further change must be applied."""
     global current
     try:
         incident = read_incident(experiment.order["incident"])
         current = ContinuedRun(experiment, incident)
         return current.prepare()
-    except Exception as error:  # the run ends at its first step and says so: a script left alone would run for hours
+    except Exception as error:  # end the run at its first step with an error: otherwise the script would run for hours
         message = str(error) if isinstance(error, SurefootError) else f"{type(error).__name__}: {error}"
         experiment.problem = " ".join(message.split())
         return True
@@ -81,16 +81,16 @@ class ContinuedRun:
         self.optimizer: Optimizer | None = None
         self._rows: list[ContinuedStep] = []
         self._open: list[float] = []
-        """Losses of the step under way."""
+        """The losses of the current step."""
         self._stepping = False
         self._rates: list[float | Tensor | None] = []
         self._measured: _Measured | None = None
-        """What the watcher measured of the step under way."""
+        """The watcher's measurements of the current step."""
         self._state, self._batch = _broken_state(incident), _broken_batch(incident)
         experiment.add_facts(self._add_facts)
 
     def prepare(self) -> bool:
-        """Wrap what has to be wrapped. Returns whether no other change has to be made."""
+        """Install the wrappers. Returns whether no further change must be applied."""
         experiment = self.experiment
         experiment.before_step(self._before_step)
         experiment.after_step(self._after_step)
@@ -122,7 +122,7 @@ class ContinuedRun:
         self.begin(self.first_step.objects.optimizer)
 
     def begin(self, optimizer: Optimizer) -> None:
-        """The captured state is in place: what comes now is the captured step."""
+        """The captured state is in place: the captured step begins."""
         self.optimizer = optimizer
         self._open.clear()
         groups = optimizer.param_groups
@@ -133,12 +133,12 @@ class ContinuedRun:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if self.data.search is not None and self.optimizer is not None:
-            for group in optimizer.param_groups:  # of a model beside the captured one, too: nothing would put it back
+            for group in optimizer.param_groups:  # including a model beside the captured one: nothing would restore it
                 for tensor in group["params"]:
                     tensor.grad = None
         if optimizer is not self.optimizer:
             return
-        # A step that a scaler left out is no step of the optimizer's, but one of the experiment's.
+        # A step that a scaler skipped is not a step of the optimizer, but it is one of the experiment.
         self.experiment.first_step = self.experiment.watcher.steps.record_of(optimizer).series.count - len(self._rows)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
             if rate is not None:
@@ -148,7 +148,7 @@ class ContinuedRun:
     def _after_step(self, optimizer: Optimizer) -> None:
         if optimizer is not self.optimizer or not self._stepping:
             return  # the step before the captured one
-        self.experiment.watcher.steps.guard.settle()  # on a device its numbers would come some steps later
+        self.experiment.watcher.steps.guard.settle()  # on a device its numbers would arrive some steps later
         row = self.experiment.watcher.steps.record_of(optimizer).series.rows[-1]
         self._measured = _Measured(_plain(row.get("loss")), _plain(row.get("grad_norm")), _plain(row.get("lr")))
         if not self.guarded:
@@ -189,7 +189,7 @@ class ContinuedRun:
         self.experiment.wrapping.around(TrainingStabilizer, "flush", call)
 
     def _close(self, measured: _Measured, applied: bool) -> None:
-        """A step is over."""
+        """A step is complete."""
         self._stepping = False
         if self.data.search is not None:
             return
@@ -215,7 +215,7 @@ class ContinuedRun:
 
 
 def _without_guard() -> Mapping[str, Any]:
-    """Settings of a stabilizer that clips and scales as the script has it, and refuses and undoes nothing."""
+    """Settings of a stabilizer that clips and scales as in the script, and refuses and undoes nothing."""
     from surefoot.detect.checker import StabilityChecker
 
     nothing = dict.fromkeys((each.name for each in fields(StabilityChecker)), None)
@@ -223,7 +223,7 @@ def _without_guard() -> Mapping[str, Any]:
 
 
 def _broken_state(incident: StoredIncident) -> dict[str, int]:
-    """How many values were not finite before the step, by weight; buffers may have been written by the step itself."""
+    """The number of non-finite values before the step, by weight; the step itself may have written buffers."""
     found: dict[str, int] = {}
     trained = tuple(f".{name}" for name in incident.facts["fingerprints"].get("gradients", {}))
     for model in incident.state.get("models", []):
@@ -235,7 +235,7 @@ def _broken_state(incident: StoredIncident) -> dict[str, int]:
 
 
 def _broken_batch(incident: StoredIncident) -> CapturedBatch:
-    """How many values of the batch, or of what the model was given where no batch was seen, are not finite."""
+    """The number of non-finite values of the batch, or of the model's inputs if no batch was captured."""
     microbatches = (incident.state.get("window") or {"microbatches": []})["microbatches"]
     drawn = [tensor for each in microbatches for tensor in tensors_in([each["drawn"], each["given"]])]
     given = drawn or [tensor for each in microbatches for tensor in tensors_in(each["calls"])]

@@ -1,18 +1,18 @@
-"""Which rows of the captured batch fail: the batch is halved, and halved again, by the script's own loop.
+"""Which rows of the captured batch fail: the script's own loop runs halves of the batch, and halves of those.
 
-Each time the loop draws a batch it is given a part of the captured one, from the captured state, so that every turn of
-the loop is one try and one process suffices. A part is repeated until it is as long as the whole was: layers and loops
-that need a certain number of rows do not notice. Parts that fail are halved until single rows are left; where neither
-half fails alone, the rows fail only together. If every eighth of the batch fails, single rows are not the matter.
+Each time the loop draws a batch, it gets a part of the captured one, from the captured state, so that every iteration
+is one try and one process suffices. A part is repeated up to the length of the whole batch, for layers and loops that
+need a certain number of rows. Parts that fail are halved until single rows are left. If neither half fails alone, the
+rows fail only together. If every eighth of the batch fails, single rows are not the cause.
 
-A loop that draws its batches ahead of their steps is noticed, and left alone: nobody could tell which part failed.
+A loop that draws its batches ahead of their steps is detected and not searched, because it is not known which part
+failed.
 
-A part fails if its loss or a gradient is not finite, or, for a spike, if its loss is above a given bar.
+A part fails if its loss or a gradient is not finite, or, for a spike, if its loss is above a given limit.
 
-A step that draws random numbers (noise, dropout) may fail by an unlucky draw. So the whole batch is first played with
-`OTHER_DRAWS` other draws; unless it fails with every one of them, nothing is said about rows, each of which would have
-drawn numbers of its own. The same tries are all that the probe `other-seed` makes. Generators that the script keeps to
-itself are not noticed.
+A step that draws random numbers (noise, dropout) may fail by chance. So the whole batch is first run with `OTHER_DRAWS`
+other draws; unless it fails with every one of them, no rows are reported, because each row would have drawn its own
+numbers. The probe `other-seed` consists of the same tries. Generators that only the script uses are not detected.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 
 MOST_TRIES = 120
 MOST_ROWS = 8
-"""So many single rows are looked for."""
+"""How many single rows are searched for."""
 MANY_PARTS = 8
-"""If the batch is in so many parts and all of them fail, it is not single rows."""
+"""If the batch is in this many parts and all of them fail, single rows are not the cause."""
 OTHER_DRAWS = 10
-"""So many other draws of random numbers; a failure of every third escapes notice once in 60,000 times."""
+"""The number of other draws of random numbers; a failure in one of three draws is missed once in 60,000 times."""
 
 
 def microbatch_to_search(incident: StoredIncident) -> int:
-    """The microbatch to look into: the first whose loss is not finite, or the first."""
+    """The microbatch to search: the first whose loss is not finite, or the first."""
     losses = incident.facts["fingerprints"].get("losses") or []
     broken = [any(not math.isfinite(number(loss.get("value"))) for loss in each) for each in losses]
     return broken.index(True) if True in broken else 0
 
 
 class RowSearch:
-    """Halves the batch. Called at each draw and at each backward, it judges a part when the next one is drawn.
+    """Bisects the batch. Called at each draw and at each backward; a part is judged when the next one is drawn.
 
-    Without `halves` it plays the whole batch with other random numbers, and nothing else.
+    Without `halves`, the whole batch is run with other random numbers, and nothing else.
     """
 
     def __init__(self, incident: StoredIncident, bar: float | None, halves: bool = True) -> None:
@@ -66,15 +66,15 @@ class RowSearch:
         self.rows = lengths.pop() if len(lengths) == 1 else 0
         self.why_not = ""
         if not parts:
-            self.why_not = "the batch was not drawn from a loader, so that its rows are not known"
+            self.why_not = "the batch was not drawn from a loader, so its rows are not known"
         elif not self.rows:
             self.why_not = "the tensors of the batch share no first dimension"
         elif self.rows < 2:
             self.why_not = "the batch has a single row"
         self.draw = 0 if halves else 1
-        """Which random numbers the try under way has: 0 are the captured ones."""
+        """The random numbers of the current try: 0 are the captured ones."""
         self._streams: Any = None
-        """Where they were before the step."""
+        """The random streams before the step."""
         self._parts: list[list[int]] = [list(range(self.rows))]
         """Parts still to be tried in this round."""
         self._failing: list[list[int]] = []
@@ -84,19 +84,19 @@ class RowSearch:
         """The parts whose halves are tried in this round."""
         self._is_trying = False
         self._failed: bool | None = None
-        """Whether the try under way failed, as far as is known."""
+        """Whether the current try failed, as far as known."""
         self._drawn, self._of_a_step = 0, len(parts)
         self.found = FailingRows(
             of=self.rows,
             fails=None if halves else True,
             microbatch=number_of_it if len(microbatches) > 1 else None,
         )
-        """What is known so far."""
+        """The result so far."""
 
     def take_turn(self) -> bool:
-        """A batch is drawn: judge the try before it, if there was one. Returns whether a new one begins."""
+        """A batch is drawn: judge the previous try, if any. Returns whether a new one begins."""
         if self._is_trying and self._failed is None:
-            self._drawn += 1  # one more batch for the same step, if that had so many
+            self._drawn += 1  # another batch of the same step, if it has several
             self.found = replace(self.found, ahead=self._drawn > self._of_a_step)
             return False
         if self._failed is not None:
@@ -105,11 +105,11 @@ class RowSearch:
         return self._is_trying
 
     def begins(self) -> None:
-        """The random streams are where the try begins."""
+        """The random streams are at the beginning of the try."""
         self._streams = read_streams()
 
     def note_backward(self, loss: float, finite_gradients: bool) -> None:
-        """Backward was run. A step may have several, and fails with any of them."""
+        """Backward was run. A step may have several, and fails if any of them fails."""
         if self._streams is not None and not equal(self._streams, read_streams()):
             self.found = replace(self.found, draws=replace(self.found.draws, random=True))
         bad = not finite_gradients or not math.isfinite(loss) or (self._bar is not None and loss > self._bar)
@@ -155,7 +155,7 @@ class RowSearch:
         self.found = replace(self.found, narrowed=[part[0], part[-1]])
 
     def _next_round(self) -> None:
-        """Halve what failed. A part whose halves are both fine fails as a whole only."""
+        """Halve the parts that failed. A part whose halves do not fail only fails as a whole."""
         together = [part for part in self._halved if not _has_failing_half(part, self._failing, self.found.single)]
         ends = [[part[0], part[-1]] for part in together]
         self.found = replace(self.found, together=[*self.found.together, *ends])
@@ -197,7 +197,7 @@ def _selected(plain: Encoded, index: Tensor, length: int) -> Encoded:
 
 
 class OtherRows:
-    """Batches of the script's own without the rows of the captured one, which a small data set yields again."""
+    """The script's own batches without the rows of the captured one, which a small data set returns again."""
 
     def __init__(self, incident: StoredIncident) -> None:
         self._known: set[bytes] = set()
@@ -205,7 +205,7 @@ class OtherRows:
             self._known.update(_row_prints([microbatch["drawn"], microbatch["given"]]))
         self._kept = 0
         self._last: Any = None
-        """A copy of the last batch without captured rows, for one that has no others: the captured one, drawn again."""
+        """A copy of the last batch without captured rows, for batches that contain only captured rows."""
 
     def of(self, batch: Any) -> Any:
         """The batch, captured rows replaced by others: of its own, or those of a batch before. If there are none, it is

@@ -1,19 +1,19 @@
-"""A script's first step, put in place of the captured one.
+"""Replaces a script's first step with the captured one.
 
-The script runs as it is. The hooks (`hooks`) call `FirstStep` when a batch is handed to the script, when it runs
-backward and when it steps. `FirstStep` does four things there:
+The script runs unmodified. The hooks (`hooks`) call `FirstStep` when a batch is passed to the script, when it runs
+backward and when it steps. `FirstStep` does four things:
 
-- the first batch that is drawn for training is the captured one, and so on for every microbatch. Right before, weights,
-  moments and schedule become the captured ones, and right after, the random streams;
-- where no batch was captured, one step of the script's own goes by first, since only between two steps is it known
-  where the data begin (one that was the first of all begins with the first call of a model). Then the streams are put
-  where the captured step began, and the models' inputs are replaced if they still come out different;
-- when the last captured microbatch has run, the step is over: nothing is applied;
-- from then on the script does not go on. It is not told to stop either, which would run its `finally` and `except`
-  clauses: `over` is called from inside its own call of `step` or `backward`, and never returns there.
+- The first batch that is drawn for training is replaced with the captured one, and so on for every microbatch. Right
+  before, the captured weights, moments and schedule are loaded, and right after, the random streams.
+- If no batch was captured, one step of the script runs first, because only between two steps is it known where the data
+  begin (the very first step begins with the first call of a model). Then the streams are set to where the captured step
+  began, and the models' inputs are replaced if they still differ.
+- When the last captured microbatch has run, the step is complete: nothing is applied.
+- From then on the script does not continue. It is not stopped by an exception either, which would run its `finally` and
+  `except` clauses: `over` is called inside its call of `step` or `backward`, and never returns.
 
-An experiment (`continued_run`) lets the script apply the step and go on (`goes_on`), and may let it keep its own batch
-(`gives`), give it another one (`choose`), set other random streams (`place_streams`), or play the step again.
+An experiment (`continued_run`) lets the script apply the step and continue (`goes_on`), and may let it keep its own
+batch (`gives`), use another one (`choose`), set other random streams (`place_streams`), or run the step again.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LiveObjects:
-    """What trains in the script, and what a step leaves in it."""
+    """The objects that train in the script, and the results of a step."""
 
     models: Sequence[nn.Module]
     optimizer: Any
     scheduler: Any
     notes: StepCapture
     step: Callable[[], int]
-    """The number of the step under way, as the notes count."""
+    """The number of the current step, as the notes count."""
     set_scale: Callable[[], None]
     """Makes the loss scale the captured one."""
 
@@ -72,12 +72,12 @@ class LiveObjects:
         return [] if window is None else [loss for each in window.microbatches for loss in each.losses]
 
     def prints(self) -> IncidentPrints:
-        """Everything of the step under way that is compared with the record."""
+        """Everything of the current step that is compared with the record."""
         return prints_of(self.notes.window(self.step()), None, self.gradients(), {})
 
 
 class FirstStep:
-    """Replaces the script's first step by the captured one. `start` begins a new run of the script."""
+    """Replaces the script's first step with the captured one. `start` begins a new run of the script."""
 
     def __init__(self, incident: StoredIncident) -> None:
         if missing := incident.missing("models", "window"):
@@ -87,31 +87,33 @@ class FirstStep:
         self._microbatches = window["microbatches"]
         self._start = window["start"]
         if not self._microbatches:
-            raise UsageError(f"the incident {incident.folder} holds neither batch nor inputs: it cannot be replayed")
+            raise UsageError(
+                f"the incident {incident.folder} contains neither batch nor inputs, so it cannot be replayed"
+            )
         self.feeds = bool(self._microbatches[0]["drawn"] or self._microbatches[0]["given"])
-        """Whether the batches are known."""
+        """Whether the batches were captured."""
         self.over: Callable[[], None] = lambda: None
         """Called when the step is complete; must not return."""
         self.begins: Callable[[], None] = lambda: None
-        """Called when the step begins, the state in place."""
+        """Called when the step begins and the state is in place."""
         self.goes_on = False
-        """Whether the script applies the step and goes on after it."""
+        """Whether the script applies the step and continues after it."""
         self.gives = True
-        """Whether the captured batch takes the place of the script's own."""
+        """Whether the captured batch replaces the script's own."""
         self.choose: Callable[[Encoded], Encoded] = lambda plain: plain
-        """What of a captured batch is handed out, both as plain data."""
+        """Selects the part of a captured batch to use, as plain data."""
         self.place_streams: Callable[[Any], None] = set_streams
-        """Puts the random streams where the step needs them."""
+        """Sets the random streams for the step."""
         self.drawing: Callable[[Any], Any] = lambda batch: batch
-        """Given every batch that the script draws with gradients on; what it returns is drawn instead."""
+        """Called with every batch that the script draws with gradients enabled; its result is used instead."""
         self.find_objects: Callable[[], LiveObjects | None] = lambda: None
-        """Set by the hooks: looks for what trains, each time a batch is drawn."""
+        """Set by the hooks: searches for the objects that train, each time a batch is drawn."""
         self.runs = 0
-        """How often the script was begun."""
+        """How often the script was started."""
         self.start()
 
     def start(self) -> None:
-        """The script begins anew."""
+        """The script starts again."""
         self.objects: LiveObjects | None = None
         self.notes: list[str] = []
         self.draws_seen = 0
@@ -134,11 +136,11 @@ class FirstStep:
     # ---- what the script does -------------------------------------------------------------------------------------
 
     def loader_drew(self, batch: Any) -> Any:
-        """A loader hands out a batch: the captured one instead, if it is for the step."""
+        """A loader returns a batch: it is replaced with the captured one if it is for the step."""
         return self.feed(self.drawing(batch) if torch.is_grad_enabled() else batch, "drawn")
 
     def feed(self, batch: Any, kind: str) -> Any:
-        """What to hand to the script in place of `batch`."""
+        """The batch to use instead of `batch`."""
         if self.is_over or not self.feeds or batch is self._last_fed or not torch.is_grad_enabled():
             return batch
         if self.objects is None and (found := self.find_objects()) is not None:
@@ -163,12 +165,12 @@ class FirstStep:
         return fed
 
     def play_again(self, microbatch: int) -> None:
-        """The next batch that is drawn is once more that of the captured step, from the captured state."""
+        """Use the batch of the captured step again for the next draw, from the captured state."""
         self.is_over = self.ready = False
         self._number, self._given, self._calls = microbatch, 0, 0
 
     def begin(self) -> None:
-        """Put the captured state in place, once."""
+        """Load the captured state, once."""
         if self.ready or self.objects is None:
             return
         self.ready = True
@@ -179,7 +181,7 @@ class FirstStep:
         self.begins()
 
     def replace_inputs(self, module: Any, args: Any, kwargs: Any) -> Any:
-        """The model is called: with what it was called with, where the script made something else."""
+        """The model is called: use the captured inputs if the script made other ones."""
         if not self.ready or self.is_over or not self.gives or not torch.is_grad_enabled():
             return None
         microbatch = self._microbatches[min(self._number, len(self._microbatches) - 1)]
@@ -194,12 +196,14 @@ class FirstStep:
             wanted = decode(captured[number], (args, kwargs))
             if _equal(wanted, (args, kwargs)):
                 return None
-        self.notes.append("the script made other inputs for the model than the captured ones, which took their place")
+        self.notes.append(
+            "the script computed other model inputs than the captured ones; the captured inputs were used"
+        )
         return wanted
 
     @property
     def is_last(self) -> bool:
-        """Whether the microbatch under way is the last captured one."""
+        """Whether the current microbatch is the last captured one."""
         return self._number + 1 >= len(self._microbatches)
 
     def next_microbatch(self) -> None:
@@ -207,14 +211,14 @@ class FirstStep:
         self._number, self._given, self._calls = self._number + 1, 0, 0
 
     def between_steps(self) -> None:
-        """A step of the script's own is over: where no batch is known, the moment to begin."""
+        """A step of the script is complete: if no batch is known, the captured step can begin."""
         if not self.feeds and not self.ready:
             self.begin()
             if self._start is not None and self.gives:
                 self.place_streams(self._start)
 
     def finish(self) -> None:
-        """The step is over, and so is the script."""
+        """The step is complete, and the script ends here."""
         self.is_over = True
         self.over()
 

@@ -1,7 +1,7 @@
-"""The hooks that tell a `FirstStep` what the script does: one set for a loop with a stabilizer, one for a bare loop.
+"""The hooks that inform a `FirstStep` about the script: one set for a loop with a stabilizer, one for a bare loop.
 
-Run logs, checkpoints and incidents of the script's own are turned off, or sent to a folder that is thrown away.
-Nothing is ever unwrapped: the process ends with the replay.
+Run logs, checkpoints and incidents of the script are disabled, or redirected to a temporary folder. Nothing is ever
+unwrapped: the process ends with the replay.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
-    """Put the hooks in place, those for the kind of loop that was captured.
+    """Install the hooks for the kind of loop that was captured.
 
-    `settings` take the place of those that the script gives to a stabilizer.
+    `settings` override those that the script passes to a stabilizer.
     """
     add_listener(first_step)
     _wrap(DrawnBatches, "__next__", lambda original: lambda self: first_step.loader_drew(original(self)))
@@ -56,7 +56,7 @@ def install(first_step: FirstStep, scratch: Path, **settings: Any) -> None:
 
 
 def _quieten(scratch: Path, made: Callable[[Any], None], settings: Mapping[str, Any]) -> None:
-    """Nothing that surefoot itself writes in this script goes where it would have gone."""
+    """Redirect or disable everything that surefoot writes in this script."""
 
     def init(original: Any) -> Any:
         def made_quiet(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +83,7 @@ def _quieten(scratch: Path, made: Callable[[Any], None], settings: Mapping[str, 
 
 
 class _GuardedLoop:
-    """A loop with a stabilizer: it knows the models, and says when it steps."""
+    """A loop with a stabilizer, which provides the models and the time of each step."""
 
     def __init__(self, first_step: FirstStep) -> None:
         self._first_step = first_step
@@ -102,7 +102,7 @@ class _GuardedLoop:
         _wrap(TrainingStabilizer, "run_microbatches", pieces)
 
     def made(self, stabilizer: TrainingStabilizer) -> None:
-        """A stabilizer is there; it is the one we want if the captured weights fit its models."""
+        """A stabilizer was created; it is used if the captured weights fit its models."""
         run = run_of(stabilizer)
         notes = None if run.capture is None else run.capture.notes.capture
         if (
@@ -207,7 +207,7 @@ class _BareLoop:
         self._optimizers.append(optimizer)
 
     def _find(self) -> LiveObjects | None:
-        """The models with the captured weights' names and shapes, and the optimizer of the record, or the newest."""
+        """The models that fit the captured weights, and the optimizer of the record, or the newest."""
         if self._turn is not None:
             known = self._optimizers[self._turn.optimizer : self._turn.optimizer + 1]
         else:
@@ -236,7 +236,7 @@ class _BareLoop:
         return [i for i, each in enumerate(self._optimizers) if _trains(each, model)] == self._turn.trained_by[place]
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A module is called and no step was made yet: if it is ours, the captured step begins here."""
+        """A module is called before any step: if it is the captured model, the captured step begins here."""
         first_step = self._first_step
         if first_step.ready or first_step.is_over or not torch.is_grad_enabled():
             return None
@@ -246,7 +246,7 @@ class _BareLoop:
             return None
         self._first_call.shut()
         first_step.begin()
-        replaced = first_step.replace_inputs(module, args, kwargs)  # its own hooks are on from the next call
+        replaced = first_step.replace_inputs(module, args, kwargs)  # its own hooks are active from the next call
         if replaced is not None:
             args, given = replaced
             kwargs.clear()
@@ -304,7 +304,7 @@ class _BareLoop:
             self._first_step.use(found)
         objects = self._first_step.objects
         if objects is not None and optimizer is self._step_before(objects):
-            objects.notes.moved_to(objects.step(), under_way=False)  # what was noted up to here is of another step
+            objects.notes.moved_to(objects.step(), under_way=False)  # what was recorded so far belongs to another step
             self._first_step.between_steps()
 
     def _step_before(self, objects: LiveObjects) -> Any:
@@ -316,7 +316,7 @@ class _BareLoop:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the captured step stands among those of several optimizers, which count in the order they were made."""
+    """The position of the captured step among those of several optimizers, which are numbered in order of creation."""
 
     optimizer: int
     after: int | None
@@ -326,7 +326,7 @@ class Turn:
 
     @classmethod
     def read(cls, said: Any) -> Turn | None:
-        """Out of an incident; `None` from one that does not say."""
+        """Read from an incident; `None` if it has no such entry."""
         try:
             after = None if said["after"] is None else int(said["after"])
             return cls(int(said["optimizer"]), after, [[int(n) for n in each] for each in said["trained_by"]])
@@ -341,7 +341,7 @@ def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
 
 def _model_for(state: Any, suits: Callable[[nn.Module], bool], taken: list[nn.Module]) -> nn.Module | None:
     for found in gc.get_objects():
-        if not issubclass(type(found), nn.Module):  # `isinstance` would wake lazy objects of other libraries
+        if not issubclass(type(found), nn.Module):  # `isinstance` would load lazy objects of other libraries
             continue
         if suits(found) and fits([found], [state]) and not any(found is other for other in taken):
             return found  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The JSON that a replay and the process of one pass exchange: the order of the pass, and its answer.
 
-`processes` writes the order and reads the answer, `worker` reads the order and writes the answer. An answer has
-`error` if its status is `failed`, and everything else if it is `ran`.
+`processes` writes the order and reads the answer, `worker` reads the order and writes the answer. An answer has `error`
+if its status is `failed`, and the other keys if it is `ran`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PassAnswer(TypedDict, total=False):
     status: Literal["failed", "ran"]
     """Whether the step was run."""
     notes: list[str]
-    """What could not be done as in the record."""
+    """What could not be done as recorded."""
     error: str
     """Why the step was not run."""
     prints: IncidentPrints

@@ -1,7 +1,7 @@
 """Start the passes of a replay, each in a fresh process, and read their answers.
 
-A pass works in a copy of the working directory, as an experiment does: a script that begins by emptying its log or
-by clearing away its last run does so to a copy.
+A pass works in a copy of the working directory, as an experiment does: a script that begins by emptying its log or by
+deleting its last run only changes the copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BEGIN = "import sys; sys.path[0] = sys.argv.pop(1); from surefoot.replay.worker
 
 @dataclass(frozen=True)
 class Order:
-    """What to run again, and with what."""
+    """What to run again."""
 
     incident: Path
     script: str | None = None
@@ -76,7 +76,7 @@ class ReplayPass:
     switches: Switches
     """The settings that decide which kernels run."""
     notes: list[str] = field(default_factory=list)
-    """What could not be done as in the record."""
+    """What could not be done as recorded."""
     origin: OriginData | None = None
     """The first bad operation, if it was looked for and found."""
     reproduction: ReproductionData | None = None
@@ -103,7 +103,7 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
         "writable": [str(each) for each in order.writable],
     }
     if order.export is not None:
-        order.export.mkdir(parents=True, exist_ok=True)  # the pass cannot, it may write inside only
+        order.export.mkdir(parents=True, exist_ok=True)  # the pass itself may write only inside the copy
     order_file = scratch / f"order-{number}.json"
     order_file.write_text(json.dumps(content))
     # Not with `-m`, which looks for modules in the working directory first.
@@ -122,8 +122,7 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
     as_real = _RealPaths(str(work), str(Path.cwd()))
     if code is None:
         raise UsageError(
-            f"the step was not reached within {order.seconds:g} seconds. Give more with --seconds."
-            f"{as_real(_tail(output))}"
+            f"the step was not reached within {order.seconds:g} seconds. Increase --seconds.{as_real(_tail(output))}"
         )
     if not answer.is_file():
         raise UsageError(f"the replay ended with exit code {code} before the step.{as_real(_tail(output))}")
@@ -135,7 +134,7 @@ def run_pass(order: Order, scratch: Path, number: int, locate: bool) -> ReplayPa
 
 
 def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
-    """The exit code, or `None` if the time was over. Whatever it started goes with it."""
+    """The exit code, or `None` after a timeout. Child processes are ended too."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True, **settings
     )
@@ -159,7 +158,7 @@ def _below_here(script: str) -> str:
 
 
 class _RealPaths:
-    """What a pass printed, with the working directory in place of the scratch folder."""
+    """The output of a pass, with the working directory in place of the scratch folder."""
 
     def __init__(self, scratch: str, real: str) -> None:
         self._scratch, self._real = scratch, real
@@ -173,13 +172,13 @@ class _RealPaths:
 
 
 def _environment(temporary: Path, path: tuple[str, ...]) -> dict[str, str]:
-    """The same surefoot as here, wherever it is imported from; temporary files among those that are thrown away."""
+    """The environment of a pass: the same surefoot as here, and temporary files in a folder that is deleted."""
     own = {"PYTHONPATH": os.pathsep.join([_SOURCE, *path]), "TMPDIR": str(temporary)}
     return {**os.environ, **own, **missing_caches(str(temporary))}
 
 
 def _tail(output: Path) -> str:
-    with output.open("rb") as file:  # of a script that prints without end, only the end
+    with output.open("rb") as file:  # for a script that prints without end, only the last part
         file.seek(max(0, output.stat().st_size - _LONGEST_TAIL))
         lines = file.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_SHOWN:]
     return "" if not lines else "\n" + "\n".join(f"    {line}" for line in lines)

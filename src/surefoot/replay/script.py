@@ -1,9 +1,9 @@
-"""Run the user's script as far as its first step, as often as somebody asks, without ever letting it go on.
+"""Run the user's script up to its first step, as often as needed, without letting it continue.
 
-The first runs nest: when the step is over, the next run of the script begins inside the call of `step` that the last
-one is still in, and the process ends (`os._exit`) in the innermost of them. So no `finally`, no `except`, no exit hook
-of the script's runs, and nothing of a half-trained model is saved. Where the finder has to compare rival operations and
-needs an answer back, a run has a thread of its own, which then stays where it is.
+The first runs are nested: when the step is complete, the next run of the script begins inside the call of `step` of the
+last one, and the process ends (`os._exit`) in the innermost of them. So no `finally`, no `except` and no exit hook of
+the script runs, and nothing of a half-trained model is saved. If the finder has to compare several operations and needs
+a result back, a run has its own thread, which then stays blocked.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ class _ActiveRecording:
 
 
 class ScriptRuns:
-    """The script, run again and again."""
+    """The script, run repeatedly."""
 
     def __init__(self, target: Target, first_step: FirstStep) -> None:
         self._target, self._first_step = target, first_step
 
     def run(self, over: Callable[[], None], begins: Callable[[], None] = lambda: None) -> None:
-        """Run the script; `over` is called where its first step ends, and never returns. Returns if it never steps."""
+        """Run the script; `over` is called where its first step ends, and never returns.
+
+        Returns if the script never steps.
+        """
         self._first_step.start()
         self._first_step.over, self._first_step.begins = over, begins
         run(self._target, Ending())
@@ -67,7 +70,7 @@ class ScriptRuns:
         )
 
     def again(self, make: Callable[[Names], OperationRecorder]) -> OriginSearch:
-        """One more run, with a recorder; its thread stays at the end of the step indefinitely."""
+        """One more run, with a recorder; its thread stays blocked at the end of the step."""
         answer: list[OriginSearch] = []
         done = threading.Event()
 
@@ -87,7 +90,9 @@ class ScriptRuns:
         if answer:
             return answer[0]
         return OriginSearch(
-            OperationRecorder(Names(lambda: None, nn.Module()), ()), [], RuntimeError("the script did not do it again")
+            OperationRecorder(Names(lambda: None, nn.Module()), ()),
+            [],
+            RuntimeError("the script did not reach the step again"),
         )
 
     def _recorded(self, make: Callable[[Names], OperationRecorder], report: Callable[[OriginSearch], None]) -> None:

@@ -1,4 +1,4 @@
-"""Put the state of an incident into live objects."""
+"""Load the state of an incident into live objects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOST_NAMED = 4
 def put_in_place(
     incident: StoredIncident, models: Sequence[nn.Module], optimizer: Any, scheduler: Any = None
 ) -> list[str]:
-    """Load weights, buffers, moments and schedule; returns what could not be loaded and does not matter for a replay.
+    """Load weights, buffers, moments and schedule; returns what could not be loaded and is not needed for a replay.
 
     Raises `UsageError` that names what does not fit.
     """
     state, notes = incident.state, list[str]()
     if "models" not in state:
         raise UsageError(
-            f"the incident {incident.folder} has no weights: they did not fit in its size. It cannot be replayed"
+            f"the incident {incident.folder} has no weights: they exceeded its size limit. It cannot be replayed"
         )
     _check(models, state["models"])
     load_models(models, state["models"])
@@ -50,7 +50,7 @@ def put_in_place(
 
 
 def fits(models: Sequence[nn.Module], saved: Sequence[Mapping[str, object]]) -> bool:
-    """Whether the captured weights are those of these models, by name and shape."""
+    """Whether the captured weights belong to these models, by name and shape."""
     return len(models) == len(saved) and not any(
         _differences(model, state) for model, state in zip(models, saved, strict=True)
     )
@@ -58,7 +58,7 @@ def fits(models: Sequence[nn.Module], saved: Sequence[Mapping[str, object]]) -> 
 
 def _check(models: Sequence[nn.Module], saved: Sequence[Mapping[str, object]]) -> None:
     if len(models) != len(saved):
-        raise UsageError(f"the incident holds {len(saved)} models, and {len(models)} were built here")
+        raise UsageError(f"the incident has {len(saved)} models, and {len(models)} were built here")
     found = [each for model, state in zip(models, saved, strict=True) for each in _differences(model, state)]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
@@ -79,7 +79,7 @@ def _differences(model: nn.Module, saved: Mapping[str, object]) -> list[str]:
 
 
 def _load_buffers(models: Sequence[nn.Module], saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Buffers that are in no `state_dict`, where they are still of the same shape."""
+    """Buffers that are not in a `state_dict`, if their shapes are unchanged."""
     for model, buffers in zip(models, saved, strict=False):
         live = dict(model.named_buffers())
         for name, value in buffers.items():
@@ -89,7 +89,7 @@ def _load_buffers(models: Sequence[nn.Module], saved: Sequence[Mapping[str, torc
 
 
 def set_modes(models: Sequence[nn.Module], modes: Sequence[ModelModes]) -> None:
-    """Training mode and frozen parameters as they were, for a model that nobody has set up."""
+    """Training mode and frozen parameters as captured, for a model that has not been set up."""
     for model, mode in zip(models, modes, strict=False):
         evaluating, frozen = set(mode["eval"]), set(mode["frozen"])
         for name, module in model.named_modules():

@@ -1,8 +1,8 @@
-"""The step of an incident, rebuilt around what a function of the user's returns.
+"""The step of an incident, rebuilt from what a function of the user returns.
 
-The function is one that `surefoot doctor` takes: it returns model, loader, loss function and optimizer. It may also
+The function is one that `surefoot doctor` accepts: it returns model, loader, loss function and optimizer. It may also
 return the step itself, a function that takes a batch and returns its loss; or both, as a dict with `model` and `step`.
-Autocast, loss scale, accumulation and weights are those of the record, so that the gradients are those of the record.
+Autocast, loss scale, accumulation and weights are those of the record, so that the gradients are the recorded ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LossOfBatch = Callable[[Any], Tensor]
 
 
 class TargetStep:
-    """One step that can be run again and again."""
+    """One step that can be run repeatedly."""
 
     def __init__(self, target: str, incident: StoredIncident) -> None:
         if missing := incident.missing("models", "window"):
@@ -53,7 +53,9 @@ class TargetStep:
         self.microbatches: list[MicrobatchState] = incident.state["window"]["microbatches"]
         self.accumulate = int(self._facts["configuration"].get("accumulate") or 1)
         if not self.microbatches:
-            raise UsageError(f"the incident {incident.folder} holds no batch: it cannot be replayed with --target")
+            raise UsageError(
+                f"the incident {incident.folder} contains no batch, so it cannot be replayed with --target"
+            )
         self.loss_of: LossOfBatch = how if how is not None else _own_call()
         self._inputs: list[list[list[Print]]] = []
         self._losses: list[list[Tensor]] = []
@@ -61,7 +63,7 @@ class TargetStep:
             self.loss_of = self.loss_of.settled(self.batch(self.microbatches[0]))
 
     def put_back(self) -> list[str]:
-        """The captured state again; returns what could not be loaded."""
+        """Load the captured state again; returns what could not be loaded."""
         return put_in_place(self._incident, self.models, self.optimizer)
 
     def run(self) -> Tensor:
@@ -106,7 +108,9 @@ class TargetStep:
         if microbatch["calls"]:
             args, kwargs = decode(microbatch["calls"][0], device=self.home)
             return kwargs if kwargs and not args else args[0] if len(args) == 1 else args
-        raise UsageError(f"the incident {self._incident.folder} holds no batch: it cannot be replayed with --target")
+        raise UsageError(
+            f"the incident {self._incident.folder} contains no batch, so it cannot be replayed with --target"
+        )
 
     def _called(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
@@ -117,7 +121,7 @@ class TargetStep:
         return map_tensors(batch, lambda tensor: tensor.to(self.home))
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to `None`."""
         for parameter in self._parameters():
             parameter.grad = None
 
@@ -134,7 +138,7 @@ class TargetStep:
     # ---- what it left ---------------------------------------------------------------------------------------------
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients by the names that the record has."""
+        """The gradients by the names in the record."""
         if self.optimizer is not None:
             named = Layout(self.models, self.optimizer).parameters
         else:
@@ -152,11 +156,13 @@ class TargetStep:
 
 
 def _own_call() -> LossOfBatch:
-    raise UsageError("the target gives no way to a loss: return model, loader, loss_fn, optimizer, or a step")
+    raise UsageError(
+        "the target returns nothing to compute a loss from. Return model, loader, loss_fn, optimizer, or a step"
+    )
 
 
 def _built(function: Any, target: str) -> tuple[list[nn.Module], Any, Any, Any]:
-    """Models, optimizer, the way from a batch to its loss, and batches."""
+    """Models, optimizer, the function from a batch to its loss, and batches."""
     returned = function()
     if isinstance(returned, Mapping) and callable(returned.get("step")):
         return _models_in(returned["model"]), returned.get("optimizer"), returned["step"], returned.get("loader", ())
@@ -180,13 +186,13 @@ def _models_in(model: Any) -> list[nn.Module]:
 
 
 class _Guessed:
-    """How model and loss are called, found out with the captured batch."""
+    """How model and loss are called, determined with the captured batch."""
 
     def __init__(self, model: nn.Module, loss_fn: Any, loss_of: Any) -> None:
         self._model, self._loss_fn, self._loss_of = model, loss_fn, loss_of
 
     def settled(self, batch: Any) -> LossOfBatch:
-        """The first way of calling that gives a loss with a graph."""
+        """The first convention that returns a loss with a graph."""
         if self._loss_of is not None:
             tried = [loss_taker(self._loss_of)]
         else:
@@ -204,6 +210,6 @@ class _Guessed:
                 return lambda given: way.loss(self._loss_fn, way.forward(self._model, given), given)
         words = " ".join(str(failure).split())[:200]
         raise UsageError(
-            f"no way of calling model and loss suits the captured batch: {type(failure).__name__}: {words}. Return "
+            f"model and loss could not be called with the captured batch: {type(failure).__name__}: {words}. Return "
             "`loss_of=lambda model, batch: …` from the target, or a step"
         )

@@ -1,8 +1,8 @@
-"""The script that experiments run when there is none: a plain loop around what a function of the user's returns.
+"""The script that experiments run if there is none: a plain loop around what a function of the user returns.
 
 `python -m surefoot.replay.target_loop TARGET`, as a run of `surefoot replay --experiments`. The captured state and
-batch come first, then the target's own batches; where it has none, the captured batch again and again. Autocast and
-loss scale are those of the record. Clipping that a stabilizer did is not part of it.
+batch come first, then the target's own batches; if it has none, the captured batch is repeated. Autocast and loss scale
+are those of the record. Clipping by a stabilizer is not included.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def main(target: str) -> None:
     """Train until the experiment ends."""
     held = continued_run.current
     if held is None:
-        raise UsageError("this is a part of `surefoot replay INCIDENT --experiments --target`, and of no use alone")
+        raise UsageError("this module is only run by `surefoot replay INCIDENT --experiments --target`")
     step = TargetStep(target, held.incident)
     if step.optimizer is None:
-        raise UsageError(f"{target!r} gives no optimizer, which experiments need to go on after the step: return one")
+        raise UsageError(f"{target!r} returns no optimizer, which experiments need to continue after the step")
     used = held.incident.facts["configuration"].get("loss_scale")
     scale = 1.0 if used is None else number(used)
     scaler = torch.amp.GradScaler(step.home.type, init_scale=scale, enabled=used is not None)

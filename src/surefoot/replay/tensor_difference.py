@@ -1,4 +1,4 @@
-"""How two tensors of one name differ: how many values, where, by how many bits."""
+"""How two tensors of the same name differ: how many values, where, by how many bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_TENSORS = 50
 
 
 class TensorDifference(TypedDict, total=False):
-    """How one loss or gradient differs between two runs of a step. Lists of two hold the value of each run."""
+    """How one loss or gradient differs between two runs of a step. Lists of two contain the value of each run."""
 
     norms: list[float | str | None]
     """The norms of a gradient, or the values of a loss."""
@@ -44,7 +44,7 @@ class TensorDifference(TypedDict, total=False):
 
 
 def differences(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> dict[str, TensorDifference]:
-    """For every tensor that is not bit for bit the same: what differs. NaN is NaN, whatever its bits."""
+    """For every tensor that is not bitwise equal: what differs. All NaN values count as equal."""
     found: dict[str, TensorDifference] = {}
     for name, then in recorded.items():
         now = replayed.get(name)

@@ -1,4 +1,4 @@
-"""A replay's result for people."""
+"""The result of a replay as text."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def as_text(found: Replayed) -> str:
     if found.origin is not None:
         lines += ["", "First bad operation:", f"  {found.origin['text']}"]
     elif found.fails_again:
-        lines += ["", "The finder saw every value finite: the operation that made the bad one was not run as it was."]
+        lines += ["", "Every value was finite when the first bad operation was searched for: the step ran differently."]
     if found.reproduction is not None:
         lines += ["", *_reproduction(found.reproduction)]
     if found.surroundings:
-        lines += ["", "Not as it was:", *(f"  {each}" for each in found.surroundings)]
+        lines += ["", "Different from the record:", *(f"  {each}" for each in found.surroundings)]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return printable("\n".join(lines))
@@ -41,7 +41,7 @@ def as_text(found: Replayed) -> str:
 def _reproduction(about: ReproductionData) -> list[str]:
     if "error" in about:
         return [f"No reproduction was written: {about['error']}"]
-    return ["Reproduction, which needs torch alone:", f"  {about['text']}"]
+    return ["Reproduction, which needs only torch:", f"  {about['text']}"]
 
 
 def _tensors(found: Replayed) -> list[str]:

@@ -35,7 +35,7 @@ LossValue: TypeAlias = float | str | None
 Kind: TypeAlias = Literal["reproduced", "silent-corruption", "nondeterministic", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"reproduced": 0, "silent-corruption": 3, "nondeterministic": 4, "inconclusive": 5}
 NOT_EXPORTED = 1
-"""The exit code where a reproduction was asked for and none could be written."""
+"""The exit code if a reproduction was requested and could not be written."""
 CORRUPTION = "hw.silent-corruption"
 
 
@@ -63,23 +63,23 @@ class Replayed:
     different: dict[str, TensorDifference] = field(default_factory=dict)
     """By tensor: recorded and replayed, or the first and the second pass."""
     surroundings: list[str] = field(default_factory=list)
-    """What is not as it was: versions, device, threads, settings."""
+    """What differs from the record: versions, device, threads, settings."""
     notes: list[str] = field(default_factory=list)
     origin: OriginData | None = None
-    """The first operation that made a value which is not finite."""
+    """The first operation that made a non-finite value."""
     losses: ReplayLosses = field(default_factory=ReplayLosses)
     reproduction: ReproductionData | None = None
     """The exported script, or under `error` why there is none; `None` if none was asked for."""
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with."""
+        """The exit code of the command."""
         if self.reproduction is not None and "error" in self.reproduction:
             return EXIT_CODES[self.kind] or NOT_EXPORTED
         return EXIT_CODES[self.kind]
 
     def as_json(self) -> dict[str, object]:
-        """For other programs."""
+        """The result as JSON."""
         return {"schema": REPLAY.version, **{name: getattr(self, name) for name in self.__dataclass_fields__}}
 
 
@@ -111,8 +111,12 @@ def judge(facts: IncidentFacts, first: ReplayPass, second: ReplayPass) -> Replay
     if not from_record and comparable and same_inputs is not False:
         if same_inputs is None and facts["inexact"] and _all_alike(second.prints):
             return replace(undecided, summary=_another_batch_perhaps(facts["inexact"]))
-        again = "The same failure again" if undecided.fails_again else "The same numbers again, all of them finite"
-        what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients bit for bit as recorded."
+        again = (
+            "The failure is the same"
+            if undecided.fails_again
+            else "The numbers are the same, and all of them are finite"
+        )
+        what = f"{again}: every loss and all {len(second.prints['gradients'])} gradients are bit for bit as recorded."
         return replace(undecided, kind="reproduced", summary=f"{what} The failure is deterministic.")
     obstacles = _obstacles(facts, comparable, same_inputs, changed)
     details: dict[str, TensorDifference] = {
@@ -131,7 +135,7 @@ def _comparable(record: IncidentPrints) -> bool:
 
 
 def _all_alike(prints: IncidentPrints) -> bool:
-    """Whether no value of any loss or gradient is finite: any other batch that fails has the same prints."""
+    """Whether no value of any loss or gradient is finite: any other failing batch has the same fingerprints."""
     losses = map(number, _losses(prints))
     gradients = prints["gradients"].values()
     return not any(map(math.isfinite, losses)) and all(
@@ -146,21 +150,21 @@ def _obstacles(facts: IncidentFacts, comparable: bool, same_inputs: bool | None,
         found.append("the record has no gradients to compare with")
     if same_inputs is False:
         found.append(
-            "the model was called with other inputs than then: the loop prepares its batches in a way that depends on "
+            "the model's inputs differ from the recorded ones: the loop prepares its batches in a way that depends on "
             "more than the batch and the random streams"
         )
     elif same_inputs is None:
-        found.append("the record does not say what the model was called with, so it may have been something else")
+        found.append("the record has no inputs of the model, so they may have been different")
     if facts["hardware"].get("device", "cpu") != "cpu" and not facts["switches"].get("deterministic"):
         found.append(
             "deterministic algorithms were off, and on a device two passes may agree by chance (set "
             "`torch.use_deterministic_algorithms(True)` in the run)"
         )
-    return found + [f"not as it was: {each}" for each in changed]
+    return found + [f"different from the record: {each}" for each in changed]
 
 
 def _same_inputs(record: IncidentPrints, now: IncidentPrints) -> bool | None:
-    """Whether the model was called with the same as then; `None` if that was not noted."""
+    """Whether the model's inputs are those of the record; `None` if they were not recorded."""
     pairs = zip(_input_prints(record), _input_prints(now), strict=False)
     same = [then == here for then, here in pairs if then]
     return all(same) if same else None
@@ -171,7 +175,7 @@ def _input_prints(prints: IncidentPrints) -> list[list[list[str]]]:
 
 
 def _different(one: IncidentPrints, other: IncidentPrints) -> dict[str, TensorDifference]:
-    """Losses and gradients whose prints differ, with both norms."""
+    """Losses and gradients whose fingerprints differ, with both norms."""
     found: dict[str, TensorDifference] = {}
     ours = [each for losses in one.get("losses", []) for each in losses]
     theirs = [each for losses in other.get("losses", []) for each in losses]
@@ -205,7 +209,7 @@ def _losses(prints: IncidentPrints) -> list[LossValue]:
 
 
 def _surroundings(facts: IncidentFacts, now: ReplayPass) -> list[str]:
-    """What is not as it was, in words."""
+    """What differs from the record, as text."""
     found = []
     for name, then, current in (
         *_pairs(facts["versions"], now.versions),
@@ -236,7 +240,7 @@ def _unsteady(between: Mapping[str, TensorDifference], second: ReplayPass) -> st
 
 def _unclear(obstacles: list[str], fails_again: bool) -> str:
     failing = "It fails again" if fails_again else "It does not fail again"
-    return f"{failing}, but bit for bit it is not the step of the record: {'; '.join(obstacles)}."
+    return f"{failing}, but it is not bitwise the recorded step: {'; '.join(obstacles)}."
 
 
 def _another_batch_perhaps(reasons: Sequence[object]) -> str:

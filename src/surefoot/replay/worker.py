@@ -1,7 +1,7 @@
-"""One pass of a replay, in a process of its own: `python -m surefoot.replay.worker ORDER.json`.
+"""One pass of a replay, in its own process: `python -m surefoot.replay.worker ORDER.json`.
 
-The order says which incident, which script or target, and where the answer goes. The process ends at once when the
-answer is written, whatever the script would still have done.
+The order names the incident, the script or target, and the file of the answer. The process ends as soon as the answer
+is written, whatever the script would still do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Answer:
-    """What one pass found; written once, and then the process ends."""
+    """The result of one pass; written once, and then the process ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,7 +79,7 @@ class Answer:
         }
 
     def located(self, found: tuple[OriginSearch, MemoryWrite] | None, again: Execute, export: str | None) -> None:
-        """The finder has looked; write the reproduction if one is wanted."""
+        """Add the first bad operation, and write the reproduction if one is wanted."""
         self.found["origin"] = None if found is None else as_data(result_of(*found))
         if export is None:
             return
@@ -95,7 +95,7 @@ class Answer:
 
 
 def main(order_path: str) -> NoReturn:
-    """Carry out one order."""
+    """Execute one order."""
     order: PassOrder = json.loads(Path(order_path).read_text())
     answer = Answer(Path(order["answer"]))
     files = Files(
@@ -119,8 +119,8 @@ def main(order_path: str) -> NoReturn:
     except BaseException as error:
         if files.refused:
             answer.fail(
-                f"the script writes to {files.refused}, which is outside of the working directory and was there "
-                "before; a replay would change it. Have it write elsewhere: its arguments may follow `--script`"
+                f"the script writes to {files.refused}, which existed before and is outside the working "
+                "directory; a replay would change it. Make it write elsewhere: its arguments may follow `--script`"
             )
         if isinstance(error, PermissionError):
             answer.fail(
@@ -135,7 +135,7 @@ def main(order_path: str) -> NoReturn:
 
 
 def _use_threads(incident: StoredIncident) -> None:
-    """As many threads as then: sums that are split over threads add up in another order."""
+    """Use the recorded number of threads: sums that are split over threads add up in another order."""
     threads = incident.facts["switches"].get("threads")
     if isinstance(threads, int) and 1 <= threads <= 4096:
         torch.set_num_threads(threads)
@@ -202,10 +202,10 @@ def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
 
 def _why(first_step: FirstStep) -> str:
     if first_step.objects is None:
-        return ": nothing in it trains a model with the names and shapes of the captured weights"
+        return ": it does not train a model with the names and shapes of the captured weights"
     if first_step.feeds and first_step.draws_seen == 0:
         return ": it drew no batch for training from a DataLoader or from stabilizer.resume"
-    return f": it drew {first_step.draws_seen} batches and did not come to the end of a step"
+    return f": it drew {first_step.draws_seen} batches and did not complete a step"
 
 
 if __name__ == "__main__":

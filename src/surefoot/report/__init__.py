@@ -1,1 +1,1 @@
-"""Show: the report page, the live page, and the view in the terminal."""
+"""Presentation: the report page, the live page, and the view in the terminal."""

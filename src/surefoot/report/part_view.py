@@ -1,7 +1,7 @@
-"""One optimizer of a run as the terminal shows it: its last numbers, its loss curve, its pace.
+"""One optimizer of a run in the terminal: its last numbers, its loss curve, its pace.
 
-The size is fixed however long the run lasts. A row may hold `None`, NaN, Inf or a step lower than the last one; none of
-it raises, and none of it spoils what comes after.
+The size is fixed, however long the run is. A row may contain `None`, NaN, Inf or a step lower than the last one; none
+of these raises or affects later rows.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from surefoot.record.messages import StepRow
 
 SMOOTHED_OVER = 31
-"""The smoothed loss is the median of so many: one spike does not move it, as it would an average."""
+"""The smoothed loss is the median of this many: unlike an average, it is not moved by one spike."""
 PACE_SECONDS = 10.0
 _PACE_GAP = 0.2
 _PACE_LEAST = 2.0
 
 
 class Pace:
-    """Steps per second over the last seconds, by the rows' own times: batches that arrive together do not matter."""
+    """Steps per second over the last seconds, from the times in the rows, so batching of rows has no effect."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=int(PACE_SECONDS / _PACE_GAP) + 2)
 
     def add(self, time: float, step: int) -> None:
-        """Note when a step was taken."""
+        """Record the time of a step."""
         if not math.isfinite(time):
             return
         if self._marks and (step <= self._marks[-1][1] or time < self._marks[-1][0]):
-            self._marks.clear()  # resumed, rolled back, or the clock was set: earlier marks are of no use
+            self._marks.clear()  # resumed, rolled back, or the clock was changed: earlier times are not comparable
         if len(self._marks) >= 2 and time - self._marks[-2][0] < _PACE_GAP:
             self._marks[-1] = (time, step)
         else:
             self._marks.append((time, step))
-        # The second condition keeps enough to go by; the first alone would let one long pause count for long after.
+        # The second condition keeps enough rows; the first alone would let one long pause count for a long time.
         while (
             len(self._marks) > 2 and time - self._marks[0][0] > PACE_SECONDS and time - self._marks[1][0] > _PACE_LEAST
         ):
             self._marks.popleft()
 
     def reset(self) -> None:
-        """Start over: time has passed in which nothing ran."""
+        """Start over after a pause."""
         self._marks.clear()
 
     @property
@@ -75,7 +75,7 @@ class PartView:
         self._clips = 0
 
     def add(self, row: StepRow) -> None:
-        """Take a step in. What it does not say stays as it was."""
+        """Add a step. Values that it does not have stay as they were."""
         self.step = row.step
         self.pace.add(row.time, row.step)
         self.skips += row.skipped

@@ -1,4 +1,4 @@
-"""The events of a run as the terminal shows them: counts of what went wrong, and the last few by name.
+"""Recent events of a run for the terminal: counts of problems, and the last few events.
 
 The size is fixed: only `MOST_EVENTS` groups are kept, and consecutive events of one kind share a group.
 """
@@ -28,7 +28,7 @@ class EventGroup:
 
     event: str
     step: int | None
-    """Of the latest."""
+    """The step of the latest event."""
     summary: str
     time: float
     severity: str
@@ -37,7 +37,7 @@ class EventGroup:
     times: int = 1
 
     def is_like(self, other: EventGroup) -> bool:
-        """Whether both are of one kind, so that one line can show them."""
+        """Whether both can be shown on one line."""
         return (self.event, self.part, self.cause) == (other.event, other.part, other.cause)
 
 

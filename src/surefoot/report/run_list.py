@@ -1,4 +1,4 @@
-"""The run folders below a directory, newest first: for `surefoot runs`, and for commands that are given no folder."""
+"""The run folders below a directory, newest first: for `surefoot runs`, and for commands without a folder argument."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUNS = Path("runs")
-"""Where `surefoot run` puts its folders, below the working directory."""
+"""Where `surefoot run` creates its folders, below the working directory."""
 _WORST_FIRST = ("broken", "unstable", "unknown", "unfinished", "not diagnosed", "healthy")
 DEPTH = 3
 """How many levels below a directory are searched: `runs/`, an experiment, a trial."""
 
 
 class ListedRun(NamedTuple):
-    """A run folder, and what its files say in short."""
+    """A run folder and a summary of its files."""
 
     folder: Path
-    """That of the whole run, whose ranks may have folders in it."""
+    """The folder of the whole run, which may contain folders of ranks."""
     last_write: float
     """When something was last written, in seconds since 1970."""
     verdict: str
-    """Of the diagnosis; without one, "unfinished" or "not diagnosed". "not readable" where a file is of no use."""
+    """The verdict of the diagnosis; without one "unfinished" or "not diagnosed"; "not readable" if a file is invalid.
+    """
     steps: int | None
     cause: str
-    """That of the first finding above a remark; empty without one."""
+    """The cause of the first finding above severity `info`; empty if there is none."""
 
 
 def newest_run(root: Path = RUNS) -> Path:
-    """The run folder that was written to last. Raises `UsageError` where there is none."""
+    """The run folder that was written to last. Raises `UsageError` if there is none."""
     found = max(_run_folders(root), key=_last_write, default=None)
     if found is None:
-        raise UsageError(f"no run folder was given, and there is none below {root}{os.sep}. Give the folder of a run.")
+        raise UsageError(f"no run folder given, and none found below {root}{os.sep}. Pass the folder of a run.")
     return found
 
 
 def list_runs(root: Path) -> list[ListedRun]:
     """Every run below a directory, the newest first. Raises `UsageError` if there is no such directory."""
     if not root.is_dir():
-        raise UsageError(f"there is no directory {root}: give the one that holds your run folders.")
+        raise UsageError(f"there is no directory {root}. Pass the directory that contains your run folders.")
     return sorted(map(_listed, _run_folders(root)), key=lambda run: run.last_write, reverse=True)
 
 
@@ -81,15 +82,15 @@ def _last_write(folder: Path) -> float:
 
 
 def _is_report(entry: os.DirEntry[str]) -> bool:
-    """Whether this was written by someone who looked at the run, not by the run."""
+    """Whether this file was written by `surefoot report`, not by the run."""
     return entry.name.endswith(".html")
 
 
 def _listed(folder: Path) -> ListedRun:
-    """The entry of a run: that of the rank with the worst verdict, if it has several."""
+    """The entry of a run; for several ranks, that of the rank with the worst verdict."""
     try:
         return min((_entry(folder, place) for place in rank_folders(folder) or [folder]), key=_gravity)
-    except (OSError, UsageError):  # it was deleted meanwhile, or a newer version wrote it
+    except (OSError, UsageError):  # deleted in the meantime, or written by a newer version
         return ListedRun(folder, _last_write(folder), "not readable", None, "")
 
 
@@ -104,5 +105,5 @@ def _entry(folder: Path, place: Path) -> ListedRun:
 
 
 def _gravity(run: ListedRun) -> int:
-    """The worst verdict comes first."""
+    """Sort key: the worst verdict comes first."""
     return _WORST_FIRST.index(run.verdict) if run.verdict in _WORST_FIRST else len(_WORST_FIRST)

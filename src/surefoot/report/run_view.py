@@ -1,11 +1,11 @@
-"""The state of a run at this moment, from the rows and events it has sent so far.
+"""The current state of a run, from the rows and events received so far.
 
-`RunView` is fed by whoever has them: `ProgressSink` in the training process, `surefoot watch` in another one. It
-draws nothing and reads no clock; functions elsewhere turn it into lines. Its size does not grow with the run: curves
-have a fixed number of slots, windows a fixed length, and only so many parts and events are kept by name.
+`ProgressSink` in the training process, or `surefoot watch` in another one, adds rows and events to a `RunView`. It
+draws nothing and reads no clock; other functions turn it into lines. Its size does not grow with the run: curves have a
+fixed number of slots, windows a fixed length, and the number of parts and events is limited.
 
-A row may hold anything: `None`, NaN, Inf, 1e300, a step that is lower than the last one (the run was resumed, or rolled
-back), a time that does not advance. None of it raises, and none of it spoils what comes after.
+A row may contain anything: `None`, NaN, Inf, 1e300, a step lower than the last one (after a resume or rollback), a time
+that does not advance. None of these raises or affects later rows.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ State = Literal["waiting", "running", "ended", "halted"]
 
 @dataclass
 class RunView:
-    """A run as it stands. Feed it with `add`; nothing else changes it."""
+    """The current state of a run. Only `add` changes it."""
 
     total_steps: int | None = None
-    """How many steps are planned, if known: the remaining time follows from it."""
+    """How many steps are planned, if known; used for the remaining time."""
     parts: dict[str, PartView] = field(default_factory=dict)
     parts_left_out: bool = False
     state: State = "waiting"
     started: float | None = None
-    """When the first row or event was made; after a resume, the first one of the new process."""
+    """The time of the first row or event; after a resume, of the first one of the new process."""
     last_time: float | None = None
     last_step_time: float | None = None
     events: RecentEvents = field(default_factory=RecentEvents)
     _ended_at: float | None = None
 
     def add(self, batch: Batch) -> None:
-        """Take in what has happened since, rows and events in the order of their times."""
+        """Add new rows and events, in the order of their times."""
         rows = iter(batch.steps)
         row = next(rows, None)
         for event in batch.events:
@@ -56,12 +56,12 @@ class RunView:
             row = next(rows, None)
 
     def add_row(self, row: StepRow) -> None:
-        """Take a step in."""
+        """Add a step."""
         self._note_time(row.time)
         self.last_step_time = self.last_time
         if (
             self._ended_at is None or row.time > self._ended_at
-        ):  # rows are read separately from events, and may come late
+        ):  # rows are read separately from events, and may arrive late
             self.state, self._ended_at = "running", None
         part = self.parts.get(row.part)
         if part is None:
@@ -72,7 +72,7 @@ class RunView:
         part.add(row)
 
     def add_event(self, event: Event) -> None:
-        """Take an event in."""
+        """Add an event."""
         self._note_time(event.time)
         if event.event in ("start", "resume"):
             self._begin(event)
@@ -84,17 +84,17 @@ class RunView:
 
     @property
     def lead(self) -> PartView | None:
-        """The part that stands for the run: the one that was seen first."""
+        """The part that represents the run: the first one."""
         return next(iter(self.parts.values()), None)
 
     @property
     def step(self) -> int | None:
-        """The last step of the part that is furthest."""
+        """The last step of the part with the highest step."""
         return max((part.step for part in self.parts.values()), default=None)
 
     @property
     def tallies(self) -> dict[str, int]:
-        """What has gone wrong so far, and how often. Skips: by the rows or by the events, whichever are more."""
+        """Counts of problems so far. Skips are counted from rows or from events, whichever are more."""
         counts = self.events.counts
         return {
             "skips": max(counts["skips"], sum(part.skips for part in self.parts.values())),
@@ -111,19 +111,19 @@ class RunView:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The pace of the part that stands for the run."""
+        """The pace of the part that represents the run."""
         return self.lead.pace.steps_per_second if self.lead else None
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present pace; `None` if the pace or the number of planned steps is not known."""
+        """At the current pace; `None` if the pace or the number of planned steps is not known."""
         pace = self.steps_per_second
         if not pace or self.total_steps is None or self.step is None or self.state != "running":
             return None
         return max(0, self.total_steps - self.step - 1) / pace
 
     def elapsed(self, now: float) -> float | None:
-        """Seconds since the run began; of a run that is over, until its last row."""
+        """Seconds since the run began; for a run that has ended, until its last row."""
         if self.started is None:
             return None
         until = self.last_time if self.over else now
@@ -135,7 +135,7 @@ class RunView:
         return None if since is None or self.over else max(0.0, now - since)
 
     def is_stalled(self, now: float, after_seconds: float = 30.0) -> bool:
-        """Whether the next step takes far longer than steps have been taking."""
+        """Whether the next step takes much longer than recent steps."""
         quiet, pace = self.quiet_for(now), self.steps_per_second
         return quiet is not None and quiet > max(after_seconds, _STALLED_STEPS / pace if pace else 0.0)
 

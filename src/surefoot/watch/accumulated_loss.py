@@ -1,8 +1,8 @@
-"""The loss of a step that takes several backwards: of microbatches that the script has divided, or has not.
+"""The loss of a step with several backward calls: of microbatches that the script has divided, or has not.
 
-`loss / 4` before backward makes four values that add up to the loss; undivided ones have it as their mean. Which it is
-can be read off the graph: the last operations before backward divide or multiply by a number, and a sum over targets
-knows how many there were. The loss of the step is then the sum of the values over the sum of their shares.
+`loss / 4` before backward makes four values whose sum is the loss; the mean of undivided values is the loss. The graph
+shows which case applies: the last operations before backward divide or multiply by a number, and a sum over targets has
+a known number of them. The loss of the step is the sum of the values divided by the sum of their shares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUM = 2
 """torch's number for `reduction="sum"`."""
 _CLOSE = 0.02
 MOST_BACKWARDS = 10_000
-"""The losses of so many backwards since the last step are kept. A loop that never steps has more."""
+"""The maximum number of losses since the last step that are kept. A loop that never steps has more."""
 
 
 def share_of(root: Tensor, scaled: bool) -> float | None:

@@ -1,4 +1,4 @@
-"""Facts that are complete but for numbers which are still on their way from a device."""
+"""Facts that are complete except for numbers that are still being copied from a device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Reading an autograd graph, from the tensor `backward` is called on down to the leaves. Nothing in it is changed.
+"""Reads an autograd graph, from the tensor that `backward` is called on down to the leaves.
 
-Who holds a node holds the whole graph under it, with all that it saved. So between the forward and the backward no node
-is held: one that is to be found again gets a number (`mark`), which lives and dies with it.
+Nothing in it is changed.
+
+A reference to a node keeps the whole graph below it alive, with all saved tensors. So no node is referenced between the
+forward and the backward pass: a node that must be found again gets a number (`mark`), which has the lifetime of the
+node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Observes every `backward`: the loss and its graph before it, and what came of it after it.
+"""Observes every `backward` call: the loss and its graph before it, and the gradients after it.
 
-In a script without an optimizer each backward counts as a step.
+In a script without an optimizer, each backward call counts as a step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Describes the first bad step of a watched run, to be written as every incident is (`guard/captured_step.py`).
+"""Describes the first bad step of a watched run, to be written like every incident (`guard/captured_step.py`).
 
-What only a watched run knows: which models are part of the step, whose turn it was, and what the loop did in between.
+Only a watched run can provide which models are part of the step, which optimizer was stepping, and what the loop did in
+between.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from surefoot.watch.optimizer_record import OptimizerRecord
 
 LOOKED_UP_EVERY = 64
-"""Which buffers a model has is looked up again after so many steps."""
+"""The buffers of a model are looked up again after this many steps."""
 
 NAMES_KEPT = 20
 
@@ -178,7 +179,7 @@ class BadStep:
         }
 
     def _names(self, models: Sequence[nn.Module]) -> list[str]:
-        """Of several models each with its number, which the names of its parameters begin with."""
+        """The names of several models with their numbers, which are the prefixes of their parameters' names."""
         if len(models) == 1:
             return [type(models[0]).__name__]
         return [f"{number}: {self._label(model)}" for number, model in enumerate(models)]

@@ -1,7 +1,7 @@
-"""Numbers about one batch, its inputs and its targets, taken where the batch is.
+"""Numbers about one batch, its inputs and its targets, computed on the device of the batch.
 
-On a CPU they are known at once. On a GPU they are put into one vector that is copied without waiting, and become facts
-when it has arrived.
+On a CPU they are available immediately. On a GPU they are collected in one vector that is copied asynchronously, and
+become facts when it has arrived.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import AsyncCopy
 
 ENDS, SUMMED = 8, 1 << 12
-"""A fingerprint is made of so many numbers at either end, and of the sum of the first ones."""
+"""A fingerprint consists of this many numbers at either end, and of the sum of the first ones."""
 MOST_LABELS, MOST_SAMPLED = 64, 512
 NAN = -1.5e308
 """Stands for NaN in fingerprints: each NaN has a hash of its own."""

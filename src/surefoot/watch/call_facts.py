@@ -1,7 +1,7 @@
 """What a sampled step records about single calls of torch functions.
 
-`loss_calls`, `layer_calls` and `numeric_calls` each know one kind of call. What is recorded are numbers and names;
-conclusions are drawn elsewhere. A call is looked at right after it returned, while its tensors are alive.
+`loss_calls`, `layer_calls` and `numeric_calls` each handle one kind of call. They record numbers and names, not
+conclusions. A call is examined right after it returned, while its tensors are alive.
 """
 
 from __future__ import annotations

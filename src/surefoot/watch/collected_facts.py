@@ -1,9 +1,10 @@
-"""Puts the facts of a run together: everything that the parts of a watcher have recorded. Nothing is judged here."""
+"""Assembles the facts of a run from everything that the parts of a watcher have recorded. Nothing is judged here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.core.user_code import source_lines
 from surefoot.record.facts import Permutation, RunFacts, Seeds
 from surefoot.watch.deferred import read_each
 
@@ -49,6 +50,7 @@ def assemble(watcher: Watcher) -> RunFacts:
         trainer=state.trainer,
         eager_looks=watcher.context.options.eager_looks,
         problems=watcher.probes.problems,
+        source_lines=source_lines(),
         guard=watcher.steps.guard.as_facts(),
     )
 

@@ -1,12 +1,12 @@
-"""What goes into the calls of compiled models and functions, so that bad data is named when a loss turns bad.
+"""The inputs of compiled models and functions, so that bad data can be named when a loss becomes bad.
 
-The graph under the loss of a compiled model is one node that shows nothing of its inputs. So when a compiled call
-begins, the range of each float tensor that it is given is taken. On a CPU it is two numbers at once, on a GPU one
-launch per tensor and one copy that nothing waits for. The ranges are read when a loss is not finite, which on a GPU may
-be some steps later. On a CPU the rows of the first tensor that is not finite are noted at once. On a GPU they are
-looked at when the loss is known, if the tensor is still there and was not written to since.
+The graph below the loss of a compiled model is one node that shows nothing of its inputs. So when a compiled call
+begins, the range of each of its float tensors is computed: two numbers on a CPU, one launch per tensor and one
+asynchronous copy on a GPU. The ranges are read when a loss is not finite, on a GPU possibly some steps later. On a CPU,
+the rows of the first non-finite tensor are recorded immediately. On a GPU, they are examined when the loss is known, if
+the tensor still exists and has not been written to since.
 
-Left out: whole numbers, which are always finite; tensors that gradients flow into, which are no data; calls without
+Not covered: integers, which are always finite; tensors that require gradients, which are not data; calls without
 gradients; and what compiled code reads from elsewhere, such as attributes and globals.
 """
 
@@ -81,7 +81,7 @@ class _Call:
 
 
 class CompiledInputs:
-    """Remembers the inputs of the last compiled calls, and says which of them explains a loss that is not finite."""
+    """Records the inputs of the last compiled calls, and finds the one that explains a non-finite loss."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state

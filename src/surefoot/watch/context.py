@@ -1,4 +1,4 @@
-"""What the parts of the watcher share: the options of the run, its state, and the records they all add to."""
+"""Shared by the parts of the watcher: the options of the run, its state, and the records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WatchOptions:
     open_log: Callable[[], RunLog | None] | None = None
     """Opens the run log, at the first step; `None`: no log is written."""
     save: Callable[[RunFacts], None] | None = None
-    """Writes the facts while the run goes on; `None`: they are only returned at the end."""
+    """Writes the facts during the run; `None`: they are only returned at the end."""
     folder: Callable[[], Path] | None = None
     """The run folder, where the first bad step is kept; `None`: it is not kept."""
     rank: int = 0

@@ -1,4 +1,4 @@
-"""Describes the error that ended a script: its innermost frames still hold the tensors of the call that failed."""
+"""Describes the error that ended a script: its innermost frames still hold the tensors of the failed call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Where the data of a step came from: the operations that ran without a graph before a tensor entered the graph.
+"""The origin of a step's data: the operations that ran without a graph before a tensor entered the graph.
 
-The graph under a loss begins where gradients begin. A `log` of the batch, or its standardisation, is done before that,
-so the graph holds only the result, which looks like data. The recorder of a sampled step knows the operations on the
-way. Those of the last sampled step are used for a later one, together with what is known of that step's own batch.
+The graph below a loss begins where gradients begin. A `log` of the batch, or its standardisation, is computed before
+that, so the graph contains only the result, which looks like data. The recorder of a sampled step has the operations in
+between. Those of the last sampled step are used for a later one, together with what is known about that step's own
+batch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _UNREADABLE = frozenset({"tensor", "as_tensor", "from_numpy", "frombuffer", "asa
 """Calls that take values from outside torch: whether those were finite is not known later."""
 _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "logit"})
 _NEARLY_AS_MANY = 0.25
-"""A batch of so many values, against those of the tensor in question, can be what the tensor was made from."""
+"""A tensor can have been computed from a batch if their numbers of values differ by at most this factor."""
 
 
 @dataclass

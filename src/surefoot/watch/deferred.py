@@ -1,12 +1,12 @@
 """Numbers that are measured on a device and read later, many in one copy.
 
-Reading a number of a tensor on a GPU makes the host wait for all work before it. A sampled step needs thousands of
-them. `number`, `numbers` and `later` return plain values at once for tensors on the CPU. For others they return a
-`Deferred`, which may stand in the facts in place of the value. `begin_copy` puts everything that was asked for so far
-into one buffer per device and starts one asynchronous copy of it; `read` puts the values in their places. Code that
-would branch on a value gives the branch to `later` as a function, which runs on the host when the value is there.
+Reading a number from a GPU makes the host wait for all earlier work, and a sampled step needs thousands of them.
+`number`, `numbers` and `later` return plain values for tensors on the CPU. For others they return a `Deferred`, which
+takes the place of the value in the facts. `begin_copy` collects everything requested so far in one buffer per device
+and starts one asynchronous copy of it; `read` fills in the values. Code that would branch on a value passes the branch
+to `later` as a function, which runs on the host when the value has arrived.
 
-A device that has failed (after a device-side assert, for instance) never returns its numbers: `read` raises `Lost`.
+A failed device (for example after a device-side assert) never returns its numbers: `read` raises `Lost`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READ_AT_ONCE = {"cpu"}
 """The kinds of devices whose numbers are read without waiting."""
 MOST_BYTES = 1 << 23
-"""A copy begins by itself when so much waits for one."""
+"""A copy begins automatically when this much is waiting."""
 SMALL_BYTES = 1 << 12
 """So much more than a tensor itself may be kept alive with it."""
 ABSENT: Any = object()
@@ -74,7 +74,7 @@ class _OnDevice(Deferred):
         self._place: tuple[Copy, int, torch.Size, torch.dtype] | None = None
 
     def copied(self, copy: Copy, offset: int) -> None:
-        """Its bytes will be at `offset` of a copy; the tensor is let go."""
+        """Its bytes will be at `offset` of a copy; the tensor is released."""
         if self.tensor is not None:
             self._place = copy, offset, self.tensor.shape, self.tensor.dtype
             self.tensor = None
@@ -155,7 +155,7 @@ def _leave(tensor: Tensor) -> _OnDevice:
 
 
 def later(function: Callable[..., _T], *values: Any) -> _T:
-    """`function` of some values, at once if all can be read at once.
+    """`function` of some values, immediately if all are available.
 
     A tensor without dimensions is given to the function as a number, another one as a tensor on the CPU. The tensors
     must be surefoot's own: the script may write into its own before they are copied.
@@ -210,7 +210,7 @@ def begin_copy() -> Copy | None:
 
 
 def _begin(sources: list[_OnDevice]) -> Copy | None:
-    """One copy of tensors on one device. Larger numbers come first, so that each lies at a multiple of its size."""
+    """One copy of tensors on one device. Larger numbers come first, so that each is aligned to its size."""
     by_type: dict[torch.dtype, list[tuple[_OnDevice, Tensor]]] = {}
     for source in sources:
         if source.tensor is not None:

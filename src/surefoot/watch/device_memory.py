@@ -1,7 +1,7 @@
-"""How much memory of the accelerator is held after steps: what grew, and since when, if it runs out.
+"""The memory of the accelerator after steps: what grew, and since when, if it runs out.
 
-The numbers are counters that torch's allocator keeps on the host: nothing waits for the device. The first steps are
-noted, then each one a tenth farther away than the one before.
+The numbers are counters of torch's allocator on the host: nothing waits for the device. The first steps are recorded,
+then each one a tenth further into the run than the one before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`surefoot run --eager-looks`: sampled steps run without compiled code, so that the operations inside are seen.
+"""`surefoot run --eager-looks`: sampled steps run without compiled code, so that the operations inside are observed.
 
-While a step is sampled, the stance of torch's compiler is `force_eager`; compiled code stays where it is and is used
-again afterwards, without being compiled again. Eager kernels round in another way than compiled ones do, so such a run
-has other bits than the script alone. That is why it must be asked for.
+While a step is sampled, the stance of torch's compiler is `force_eager`; compiled code is kept and used again
+afterwards, without recompilation. Eager kernels round differently from compiled ones, so such a run is not bitwise
+equal to the script alone. Therefore it is an option.
 
-The stance that was there is put back when the step is over. If the script sets a stance itself, it is put back before,
-so that the script never sees this one. With other processes no step runs eagerly: the ranks would not do the same at
-the same step. Neither does a step that begins inside of compiled code.
+The previous stance is restored when the step ends, or earlier if the script sets a stance itself, so that the script
+never sees this one. With several processes, no step runs eagerly, because the ranks would not do the same at the same
+step. Neither does a step that begins inside compiled code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EagerStance:
         return True
 
     def release(self) -> None:
-        """Put the stance back as it was."""
+        """Restore the stance."""
         before, self._before = self._before, None
         if before is not None:
             self._set(before)

@@ -1,7 +1,8 @@
-"""Blocks without gradients, between the steps: which model, in which mode, on what data, with which losses.
+"""Blocks without gradients, between the steps: which model, in which mode, on which data, with which losses.
 
-In some of the blocks the recorder is on as well, until models were called a few times: it sees the losses with their
-targets, and what drops at random. These blocks have a time budget of their own, a part of that of sampled steps.
+In some of the blocks the recorder is also active, until models have been called a few times: it records the losses with
+their targets, and operations that drop at random. These blocks have their own time budget, a part of that of sampled
+steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_CALLS = 400
 CALLS_OF_BLOCK = 16
 """Model calls of one block that are kept."""
 PART = 0.25
-"""How much of the budget of sampled steps the recorder may take in blocks without gradients."""
+"""The share of the budget of sampled steps for the recorder in blocks without gradients."""
 
 
 class Evaluations:
@@ -69,7 +70,7 @@ class Evaluations:
         self._sampled.begin()
 
     def close(self) -> bool | None:
-        """The block is over; returns whether a model was called in it, or `None` if it was not watched or goes on."""
+        """The block ended; returns whether a model was called in it, or `None` if it was not watched or continues."""
         self._depth = max(0, self._depth - 1)
         if self._depth or self._sampled is None:
             return None

@@ -1,10 +1,10 @@
-"""The losses of evaluation passes, each averaged over its rows: what the curve of a validation set is made of.
+"""The losses of evaluation passes, each averaged over its rows: the points of a validation curve.
 
-`patches.losses` reports every call of torch's loss functions without gradients. Calls between two training steps that
-belong to one block without gradients are a pass. Where each batch has a block of its own, all calls between the two
-steps are one. A loss on a device is added up there and read when the facts are collected: nothing waits for it.
+`patches.losses` reports every call of torch's loss functions without gradients. Calls between two training steps in one
+block without gradients form a pass. If each batch has its own block, all calls between the two steps form one. Losses
+on a device are accumulated there and read when the facts are collected: nothing waits for them.
 
-Left out: losses written by hand, losses that are not one number, and functions inside compiled code.
+Not covered: losses written by hand, losses that are not scalars, and functions inside compiled code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Questions that cost an extra backward: what each term of the loss brings, and whether a model sees the future.
+"""Measurements that need an extra backward pass: the gradient of each term of the loss, and whether a model sees the
+future.
 
-Each runs over the script's own graph, keeps it, and writes into no `grad`. They run at a few steps only, and
-never where it would call a hook of the script. The terms of graphs of more than 3,000 nodes are not computed.
+Each runs over the script's own graph, keeps it, and writes to no `grad`. They run at a few steps only, and never if
+they would call a hook of the script. The terms of graphs with more than 3,000 nodes are not computed.
 """
 
 from __future__ import annotations

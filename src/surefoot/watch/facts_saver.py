@@ -1,4 +1,4 @@
-"""Writes the facts while the run goes on, so that a run that is killed can be diagnosed too."""
+"""Writes the facts during the run, so that a killed run can also be diagnosed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
 
 FIRST_SAVE_S = 15.0
-"""After so long the facts are written for the first time."""
+"""The time until the facts are first written."""
 LONGEST_WAIT_S = 300.0
 GROWTH = 1.5
-"""Each wait is so much longer than the one before …"""
+"""Each interval is longer than the one before by this factor …"""
 SHARE = 0.01
 """… or so long that saving takes no more than this share of the time."""
 
 
 class FactsSaver:
-    """Saves the facts less and less often."""
+    """Saves the facts at growing intervals."""
 
     def __init__(self, context: WatchContext, facts: Callable[[bool], RunFacts]) -> None:
-        """`facts(at_end)` returns all that is known so far."""
+        """`facts(at_end)` returns the facts so far."""
         self._save, self._safely, self._facts = context.options.save, context.probes.safely, facts
         self._wait_s = FIRST_SAVE_S
         self._due_at = time.monotonic() + FIRST_SAVE_S
 
     def save_if_due(self) -> None:
-        """Save unless it was done a short while ago."""
+        """Save unless it was done recently."""
         if self._save is not None and time.monotonic() >= self._due_at:
             began = time.monotonic()
             self._safely("saving", self.save)

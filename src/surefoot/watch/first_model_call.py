@@ -1,11 +1,11 @@
-"""Notice the first call of a model in a step, without a hook on any model.
+"""Detects the first call of a model in a step, without a hook on any model.
 
-A hook that a model carries between steps would be in its copies, in its files, and in the way of `torch.jit.script`. So
-torch's own list for all modules gets one entry instead, until a step's first call has come; from there to the backward
-the models carry a hook of their own. A step costs this one call. While no model is known, which is so up to the first
-updates, every call of every module comes by here.
+A hook that a model has between steps would be in its copies and files, and would prevent `torch.jit.script`. So torch's
+global list of module hooks gets one entry instead, until the first call of a step; from there to the backward pass, the
+models have hooks of their own. A step costs this one call. While no model is known, that is, up to the first updates,
+every call of every module passes through here.
 
-Calls of compiled models are not observed: what is compiled depends on the hooks that exist.
+Calls of compiled models are not observed: compilation depends on the existing hooks.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class CallNotes:
     divisor: Any = None
     """What the call divided by, if it is a tensor of one element without a gradient; perhaps to be read later."""
     domain: DomainFacts | None = None
-    """Of a call without a graph that is not defined everywhere."""
+    """For a call without a graph whose function has a restricted domain."""
 
 
 @dataclass

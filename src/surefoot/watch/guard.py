@@ -115,7 +115,7 @@ class SkippedSteps:
         )
 
     def label(self, number: str) -> str:
-        """The name of a parameter that the guard knows by its number."""
+        """The name of a parameter, by its number in the guard."""
         return self._registry.label(self._registry.parameters[int(number)])
 
 
@@ -195,7 +195,7 @@ class OptimizerGuard:
             self._probes.always(lambda: self.attachment(record_of(optimizer), optimizer))
 
     def _protect(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook that protects the weights. One that fails ends the guard of its optimizer, and says so."""
+        """Run a hook that protects the weights. If it fails, the guard of its optimizer ends with a message."""
         record = ref()
         if is_compiling() or not self._state.active or record is None or record.number in self._ended:
             return None
@@ -229,7 +229,7 @@ class OptimizerGuard:
         self.measured.changes.append(change)
 
     def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision, refused: bool) -> None:
-        """The step under way is decided; `refused` if the host knows that it is not to be applied."""
+        """The current step is decided; `refused` if the host has decided not to apply it."""
         record = ref()
         optimizer = record.ref() if record is not None else None
         if record is None or optimizer is None:

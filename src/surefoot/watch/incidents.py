@@ -1,16 +1,17 @@
-"""Incidents under `surefoot run`: the first step whose loss or gradient is not finite is kept for `surefoot replay`.
+"""Incidents under `surefoot run`: the first step whose loss or gradient is not finite is captured for `surefoot
+replay`.
 
-A bad loss is known right after its backward, bad gradients right before the optimizer applies them. In both cases the
-weights are still those before the step, so nothing has to be copied until then. Which batch it was and where the random
-streams stood is noted at every step as for a guarded run (`guard/step_notes.py`); `bad_step` writes the incident.
+A bad loss is known right after its backward pass, bad gradients right before the optimizer applies them. In both cases
+the weights are still those before the step, so nothing has to be copied earlier. The batch and the random streams are
+recorded at every step, as for a guarded run (`guard/step_notes.py`); `bad_step` writes the incident.
 
-Some things differ from a guarded run. Which models there are is found out by their calls. Buffers that the forward
-itself writes, batch norm's running statistics, are as they were after it; a forward in training mode does not read
-those. Where another buffer was written to, the replay is not exact, and the incident says so. Where several optimizers
-take turns, a step is what lies between two calls of `step`: the models that take part in it are kept, and the optimizer
-that the bad loss or gradient is for. Only the first bad step is kept: it is applied unless there is a guard, and every
-step after it is bad because of it. Where a GPU is behind the host, so that without a guard a bad loss is known when its
-step has been applied, no step could be kept, and none is noted.
+Some things differ from a guarded run. The models are found through their calls. Buffers that the forward pass itself
+writes, such as batch norm's running statistics, are those after it; a forward pass in training mode does not read them.
+If another buffer was written to, the replay is not exact, and the incident has a note. If several optimizers take
+turns, a step is what happens between two calls of `step`: the models that take part in it are captured, and the
+optimizer of the bad loss or gradient. Only the first bad step is captured: without a guard it is applied, and every
+later step is bad because of it. If a GPU lags behind the host, so that without a guard a bad loss is known only after
+its step has been applied, no step can be captured, and none is recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.watch.optimizer_record import OptimizerRecord
 
 _ALL_CALLED = 2
-"""After so many steps every model that is part of one is taken to have been called."""
+"""After this many steps, every model that is part of a step is assumed to have been called."""
 
 
 class IncidentWriter:
@@ -121,7 +122,7 @@ class IncidentWriter:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
     def drawn(self) -> list[list[Tensor]]:
-        """The tensors of the batches that data loaders handed out for this step, unless they were written to since."""
+        """The tensors of the data loaders' batches for this step, unless they were written to since."""
         capture, window = self._notes.capture, self._notes.window(self._state.steps)
         if capture is None or window is None:
             return []
@@ -150,7 +151,7 @@ class IncidentWriter:
             self._keep(optimizer, "", "step")
 
     def skipped(self, step: int, optimizer: int | None) -> None:
-        """The guard has skipped a step: if it is the one that was kept, its folder says so."""
+        """The guard has skipped a step: if it is the captured one, this is recorded in its folder."""
         if self._kept is not None and self._kept[1:] == (step, optimizer):
             note_action(self._kept[0], "skip")
             self._kept = None

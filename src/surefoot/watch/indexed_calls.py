@@ -1,15 +1,15 @@
-"""Ids, labels and probabilities on a device, on the host before the kernel that may fail because of them.
+"""Copies ids, labels and probabilities from a device to the host before the kernel that may fail because of them.
 
-An id beyond its table, or a label beyond the classes, ends in a device-side assert: an error that comes later, from
-another line, after which no value can be read from the device any more. So before such a call one asynchronous copy
-brings the indices to pinned memory; of very many, only the lowest and the highest. Work on a stream is done in order:
-whenever the kernel that fails has run, its indices lie on the host. Nothing waits for the device, and nobody looks at
-the indices unless it fails. That they have arrived is told by their memory alone, which held `_ABSENT` before. Of the
-values that `binary_cross_entropy` takes for probabilities, the lowest and the highest are copied in the same way.
+An id outside its table, or a label above the classes, causes a device-side assert: an error that is raised later, at
+another line, after which no value can be read from the device. So before such a call, one asynchronous copy brings the
+indices to pinned memory; of very many, only the lowest and the highest. Work on a stream is done in order: when the
+failing kernel has run, its indices are on the host. Nothing waits for the device, and the indices are read only after a
+failure. Memory that still contains `_ABSENT` has not arrived. The lowest and the highest of the values that
+`binary_cross_entropy` takes as probabilities are copied in the same way.
 
-Only calls of `torch.nn.functional` are known (`patches/indexing.py`). Indexing by `table[ids]`, `gather`, `scatter` and
-`one_hot` is written in C and not seen, nor is what happens inside a compiled function or a CUDA graph. Of a compiled
-model, whole numbers that go in are compared with its largest table: what is beyond that fits none.
+Only calls of `torch.nn.functional` are covered (`patches/indexing.py`). `table[ids]`, `gather`, `scatter` and `one_hot`
+are implemented in C and not observed, nor is anything inside a compiled function or a CUDA graph. Integer inputs of a
+compiled model are compared with its largest table: larger ones fit none.
 """
 
 from __future__ import annotations

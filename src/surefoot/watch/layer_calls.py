@@ -218,7 +218,7 @@ class LayerCalls:
 
 
 def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a layer multiplies, in their order. What `addmm` and its kin add to the product is left out."""
+    """The tensors that a layer multiplies, in order. What `addmm` and similar functions add is omitted."""
     if name in ADDED_PRODUCTS:
         args, kwargs = args[1:], {key: value for key, value in kwargs.items() if key != "input"}
     return [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]

@@ -1,7 +1,7 @@
-"""What `surefoot run` writes into the run log: the numbers of each step, layers of sampled steps, and events.
+"""What `surefoot run` writes to the run log: the numbers of each step, layers of sampled steps, and events.
 
-The log is the same that a `TrainingStabilizer` writes, so everything that shows a run shows both. It begins with the
-first step: a script that does not train leaves none.
+The log has the same format as that of a `TrainingStabilizer`, so all views of a run support both. It begins with the
+first step: a script that does not train has no log.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class WatchLog:
         log = self.log
         if log is not None:
             evidence = {"incident": str(folder), "replay": command}
-            log.event("alarm", step, "the first bad step is kept", cause="incident", evidence=evidence)
+            log.event("alarm", step, "the first bad step was captured", cause="incident", evidence=evidence)
 
     def overflow(self, step: int, scale: float | None) -> None:
         """A gradient scaler has skipped a step."""

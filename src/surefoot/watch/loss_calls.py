@@ -276,7 +276,7 @@ class _Bounds(TypedDict):
 
 
 def _bounds(given: Tensor, target: Tensor) -> _Bounds:
-    """Which share of the targets lies outside the range the predictions have."""
+    """The share of the targets outside the range of the predictions."""
     low, high = torch.aminmax(given.detach())
     goals = sampled(target).float()
     return {"above": number((goals > high).float().mean()), "below": number((goals < low).float().mean())}

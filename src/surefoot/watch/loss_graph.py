@@ -1,7 +1,7 @@
-"""Reading the graph and the recorder under a backward: sign, factor, pairs, breaks, and the first bad node.
+"""Reads the graph and the recorder behind a backward call: sign, factor, pairs, breaks, and the first bad node.
 
-The graph shows what the loss depends on, the recorder which lines of the script made it. Nothing is computed on the
-graph itself; hooks on its nodes only add up what passes. Graphs of more than 4,000 nodes go without hooks.
+The graph shows what the loss depends on, the recorder shows which lines of the script computed it. Nothing is computed
+on the graph itself; hooks on its nodes only accumulate values. Graphs with more than 4,000 nodes get no hooks.
 """
 
 from __future__ import annotations

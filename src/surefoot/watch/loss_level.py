@@ -1,12 +1,12 @@
-"""The level of the loss, and losses that stand far out of it.
+"""The level of the loss, and losses far above it.
 
-Each line of the script that calls `backward` has a level of its own: the last forty losses that were no spikes. What
-goes on for long therefore becomes the level. After forty spikes in a run no more are reported.
+Each line of the script that calls `backward` has its own level: the last forty losses that were not spikes. A loss that
+stays high therefore becomes the level. After forty spikes in a run, no more are reported.
 
-The rule differs from `detect.Spike` on purpose. That one decides whether a step is refused: it wants the gradient norm
-to agree, waits for fifty steps, and accepts what comes back three times. This one acts on nothing. It marks losses for
-the diagnosis, which looks for data that recurs in them, so that every spike counts: also an early one, one of a line
-that is called rarely, one whose gradients are clipped, and one that comes back each epoch.
+The rule differs from `detect.Spike` on purpose. That one decides whether a step is refused: it requires the gradient
+norm to agree, waits for fifty steps, and accepts what occurs three times. This one has no effect on training. It marks
+losses for the diagnosis, which searches for data that recurs in them, so every spike counts: also an early one, one at
+a line that is called rarely, one with clipped gradients, and one that recurs each epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LossLevels:
         self._began: dict[Any, float] = {}
 
     def is_spike(self, value: float, line: Any) -> bool:
-        """Whether a loss stands far out of the last ones from the same line. It is not judged by a level it is in."""
+        """Whether a loss is far above the last ones from the same line, which do not include it."""
         self._key = line
         level = self._last = self._levels.setdefault(line, [])
         if len(level) < 20:

@@ -1,11 +1,12 @@
-"""Reads losses off a device without waiting for it.
+"""Reads losses from a device without waiting for it.
 
-A loss on a CPU is a number at once. On a GPU it is copied without waiting. Where the host is the slower of the two, the
-copy arrives within a fraction of a millisecond, and the loss is known before its backward begins. Where the GPU is, it
-arrives a few steps later; then the loss is judged late, when its graph is gone and its step is taken.
+A loss on a CPU is available immediately. On a GPU it is copied asynchronously. If the host is slower than the GPU, the
+copy arrives within a fraction of a millisecond, and the loss is known before its backward pass begins. If the GPU is
+slower, it arrives a few steps later; the loss is then judged late, when its graph no longer exists and its step has
+been taken.
 
-The host does wait at the first steps, when most mistakes show and the device has no lead yet, and for some steps after
-a loss that was not finite: what comes next is then known in time.
+The host does wait at the first steps, when most mistakes are visible and the device has no backlog, and for some steps
+after a non-finite loss, so that what follows is known in time.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 FIRST_STEPS = 64
-"""Losses of so many steps are waited for."""
+"""The number of first steps whose losses are waited for."""
 STEPS_AFTER_TROUBLE = 64
-"""And of so many steps after a loss that was not finite."""
+"""The number of steps after a non-finite loss whose losses are waited for."""
 PATIENCE_SECONDS = 100e-6
 """How long a copy may take to be there in time."""
 PAUSE = 32
-"""After a copy that was not there in time, so many backwards are judged late before it is tried again."""
+"""After a late copy, this many losses are judged late before another attempt."""
 
 
 @dataclass(frozen=True, slots=True)

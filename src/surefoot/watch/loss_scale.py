@@ -1,8 +1,8 @@
-"""What a gradient scaler does, read without waiting for the device: its scale after each update, and skipped steps.
+"""The state of a gradient scaler, read without waiting for the device: its scale after each update, and skipped steps.
 
 A fused optimizer is called for every step and skips those with an overflow in its kernel: only the scaler's `found_inf`
-tells. On a device the scale and `found_inf` are copied and read when they have arrived, so that the scale in use is
-known with a delay; on the CPU they are read at once.
+shows it. On a device, the scale and `found_inf` are copied and read when they have arrived, so the current scale is
+known with a delay; on the CPU they are read immediately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LossScale:
         self._state: LossScalerState = context.state.scaler
         self._run, self._events = context.state, context.events
         self._waiting: deque[tuple[ArrivingNumber | KnownNumber, Callable[[float], None]]] = deque()
-        """Numbers under way, and what takes each."""
+        """Numbers that are being copied, and the function that receives each."""
         self._held: weakref.ref[Tensor] | None = None
         """The scale of the last scaler, which keeps the one tensor for as long as it lives."""
 
@@ -103,7 +103,7 @@ class LossScale:
         del self._state.skip_steps[:-MOST_SKIPS]
 
     def _read(self, number: Tensor, take: Callable[[float], None]) -> None:
-        """Have a number taken: at once on the CPU, else when it has arrived."""
+        """Pass on a number: immediately on the CPU, otherwise when it has arrived."""
         self._waiting.append((begin_reading_number(number), take))
         while self._waiting and self._waiting[0][0].has_arrived():
             self._take_first()
@@ -113,7 +113,7 @@ class LossScale:
         take(number.wait())
 
     def read(self) -> None:
-        """Take all that is under way. Waits for the device."""
+        """Read everything that is being copied. Waits for the device."""
         if isinstance(self._state.unscale_by, ScaleOnDevice):
             pending, self._state.unscale_by = self._state.unscale_by, None
             self._state.unscale_by = float(pending)

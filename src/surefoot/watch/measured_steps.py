@@ -1,10 +1,10 @@
-"""How much of a step is measured: everything, its gradient norm alone, or nothing.
+"""How much of a step is measured: everything, only its gradient norm, or nothing.
 
-On a device `measuring_budget` decides which steps are measured. On a CPU every step is, and the norm of its gradients
-is known before it is applied. If that is finite, and so are the loss and the settings, the step is healthy: what else
-the guard would measure and decide changes nothing that is recorded, and is left out. Otherwise the step is measured and
-decided as every guarded step is, in time for an incident. So are the first steps, sampled ones, and those of an
-experiment, of a closure, or with a gradient scaler.
+On a device, `measuring_budget` decides which steps are measured. On a CPU, every step is, and the norm of its gradients
+is known before it is applied. If the norm, the loss and the settings are finite, the step is healthy: further
+measurements and decisions of the guard would change nothing that is recorded, and are omitted. Otherwise the step is
+measured and decided like every guarded step, in time for an incident. The same holds for the first steps, for sampled
+ones, and for those of an experiment, of a closure, or with a gradient scaler.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class MeasuredSteps:
             self._on_host.add(number)
 
     def measures(self, number: int) -> bool:
-        """Whether the gradients of the step under way are measured at all, by the number of its optimizer."""
+        """Whether the gradients of the current step are measured at all, by the number of its optimizer."""
         if self._budget.measures or number not in self._on_device:
             return True
         return self._state.sampled is not None or bool(self.changes)
 
     def may_be_healthy(self, record: OptimizerRecord, loss: Any) -> bool:
-        """Whether the step under way needs no more than its gradient norm, if that is finite."""
+        """Whether the current step needs only its gradient norm, if that is finite."""
         state = self._state
         if record.number not in self._on_host or record.series.count < FIRST_STEPS or state.sampled is not None:
             return False

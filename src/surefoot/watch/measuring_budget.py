@@ -1,10 +1,10 @@
 """Which steps on a device are measured in full: their gradients layer by layer, and the numbers of their data.
 
-The loss, the learning rate and the norm that the script clips by are known of every step. Measuring all gradients takes
-the device next to nothing, but the host a millisecond or more, and where the host is the slower of the two that makes
-the step longer. So the first steps are all measured, and so are those after something went wrong; in between, as many
-as one percent of the run's time allows, and never fewer than one in seven. With `--guard` every step is measured, since
-every step is judged. On a CPU every step is measured (`measured_steps`).
+The loss, the learning rate and the norm that the script clips by are known for every step. Measuring all gradients
+takes the device almost no time, but the host a millisecond or more, and if the host is slower than the device, this
+makes the step longer. So the first steps are all measured, and those after a problem; in between, as many as one
+percent of the run's time allows, and at least one in seven. With `--guard`, every step is measured, because every step
+is judged. On a CPU, every step is measured (`measured_steps`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 FIRST_STEPS = 64
 """So many steps are measured whatever it costs."""
 STEPS_AFTER_TROUBLE = 64
-"""And so many after a loss that was not finite, or far above the others."""
+"""The number of steps measured after a loss that was not finite, or far above the others."""
 SPIKES_FOLLOWED = 3
-"""After so many spikes of the loss more is looked at than usual. The losses of some runs are always spiky."""
+"""The number of loss spikes after which more is measured than usual. Some runs always have spikes."""
 SECONDS_AT_FIRST = 0.25
 SHARE = 0.01
 LONGEST_GAP = 7
-"""Of so many steps at least one is measured. An odd number: what recurs every second, fourth or eighth step is seen."""
+"""At least one of this many steps is measured. Odd, so that effects at every 2nd, 4th or 8th step are observed."""
 
 
 class MeasuringBudget:
@@ -28,7 +28,7 @@ class MeasuringBudget:
 
     def __init__(self) -> None:
         self.measures = True
-        """Whether the step under way is measured."""
+        """Whether the current step is measured."""
         self.measured_all = True
         """Whether every step so far was measured."""
         self._spent = 0.0
@@ -38,7 +38,7 @@ class MeasuringBudget:
         self._spikes = 0
 
     def spend(self, seconds: float) -> None:
-        """Measuring a step on a device has taken so long, or a part of it."""
+        """Add the time that measuring a step on a device, or a part of it, has taken."""
         self._spent += seconds
 
     def expect_trouble(self, step: int) -> None:

@@ -1,6 +1,6 @@
-"""surefoot's own words, on the stderr that was there when the run began.
+"""Prints surefoot's messages to the stderr that existed when the run began.
 
-A script may replace, close or capture `sys.stderr`; what surefoot says must neither end up there nor fail for it.
+A script may replace, close or capture `sys.stderr`; surefoot's messages must neither go there nor fail because of it.
 """
 
 from __future__ import annotations

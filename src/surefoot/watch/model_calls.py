@@ -1,8 +1,8 @@
-"""What is recorded about one call of a model: what went in, what came out, and in which mode it ran.
+"""What is recorded about one call of a model: its inputs, its outputs, and its mode.
 
-No tensor of the script's is kept alive. A few values of the first input are copied, as long as the step has only one
-call of a model; outputs are found again by the numbers that their autograd nodes are given.
-Only the first few tensors of a call are described; the recorder follows what happens inside the model.
+No tensor of the script is kept alive. A few values of the first input are copied, if the step has only one call of a
+model; outputs are found again by the numbers of their autograd nodes. Only the first few tensors of a call are
+described; the recorder follows what happens inside the model.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ModelCalls:
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
     def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Note a call that is over."""
+        """Record a completed call."""
         if len(self.calls) >= MOST_CALLS or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
@@ -239,5 +239,5 @@ def _few(tensor: Tensor) -> list[list[float]] | None:
 
 
 def rounded_rows(digits: int, rows: Tensor) -> list[list[float]]:
-    """A matrix as lists of numbers of so many digits."""
+    """A matrix as lists of numbers with this many digits."""
     return [[round(v, digits) for v in row] for row in rows.float().nan_to_num().tolist()]

@@ -1,10 +1,10 @@
-"""Which modules take the memory of the accelerator: how much each call leaves held, in the steps that are sampled.
+"""The accelerator memory of modules: how much each call leaves allocated, in sampled steps.
 
-The numbers are counters that torch's allocator keeps on the host, read where a module is entered and where it is left:
-nothing waits for the device, and nothing is reset, since a script may read the same counters. What a call leaves held
-is its result and what autograd saved for the backward; what the modules inside it leave is theirs. The highest
-level inside a call is known where the allocator's own maximum rose meanwhile; else it is at least that of the two ends.
-The backward is not followed: what it needs besides belongs to no call of a module.
+The numbers are counters of torch's allocator on the host, read when a module is entered and when it is left: nothing
+waits for the device, and nothing is reset, because a script may read the same counters. A call leaves its result and
+what autograd saved for the backward pass; what inner modules leave is attributed to them. The peak inside a call is
+known if the allocator's own maximum rose during it; otherwise it is at least that of the two ends. The backward pass is
+not covered: its memory belongs to no call of a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_MODULES = 8
-"""Of each step so many are kept, those that leave most held."""
+"""The number of modules kept for each step: those that leave the most memory allocated."""
 Level = tuple[float, float]
 """Bytes that are given out, and the most that ever were."""
 

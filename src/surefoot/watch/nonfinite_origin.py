@@ -1,8 +1,8 @@
-"""Where the first non-finite value came from, read off the autograd graph of a loss that is not finite.
+"""The origin of the first non-finite value, from the autograd graph of a non-finite loss.
 
-The graph of a forward pass still holds what its operations saved. Walking it from the leaves upwards, the first node
-that holds or must have made something non-finite is the origin: a parameter that was already bad, a tensor from
-outside the graph (data), or an operation outside the range where it is defined.
+The graph of a forward pass still holds the tensors that its operations saved. Going from the leaves upwards, the first
+node that holds or must have made a non-finite value is the origin: a parameter that was already bad, a tensor from
+outside the graph (data), or an operation outside its domain.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ _AT_ONCE = 1 << 24
 """Values that are tested at the same time."""
 MOST_OVERFLOWS = 20
 MOST_CANDIDATES = 1_000
-"""Calls of one step that may have overflown, where it is not known at once."""
+"""Calls of one step that may have overflowed, if this is not known immediately."""
 MOST_ORDERS = 4
-"""Indices of one step that may be permutations, where it is not known at once."""
+"""Indices of one step that may be permutations, if this is not known immediately."""
 
 
 class _Order(NamedTuple):

@@ -27,7 +27,7 @@ class OptimizerOrder:
         self._streaks: dict[int, int] = {}
 
     def is_rare_next(self, watched: OptimizerRecord, optimizers: list[OptimizerRecord]) -> bool:
-        """Whether another optimizer, which steps once for many of this one's, comes next and was seldom looked at."""
+        """Whether another optimizer, which steps once for many of this one's, comes next and was rarely sampled."""
         if len(optimizers) < 2:
             return False
         number, count = self._streak

@@ -1,7 +1,7 @@
-"""The record of each optimizer: its settings, the numbers of its steps, and what was found wrong on the way.
+"""The record of each optimizer: its settings, the numbers of its steps, and problems that were found.
 
-The optimizer itself is never held, so that it dies when the script lets it go. Only the first eight groups of
-parameters are described.
+The optimizer itself is not referenced, so its lifetime does not change. Only the first eight parameter groups are
+described.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class OptimizerRecord:
         """
 
     def is_in_flight(self, row: SeriesRow, taken: int) -> bool:
-        """Whether the guard, having taken in so many steps, will report that of a row; else nobody waits for it."""
+        """Whether the guard, after this many steps, will still report the step of a row."""
         index = next((number for number, (each, _) in self.in_flight.items() if each is row), None)
         if index is None or taken > index:
             return index is not None

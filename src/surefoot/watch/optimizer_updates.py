@@ -1,7 +1,7 @@
-"""What an optimizer's step does: the gradients it is given, its own state, and how far each parameter moves.
+"""The effect of an optimizer's step: the gradients, the optimizer's state, and how far each parameter moves.
 
-Before a step a thin sample of each parameter is put aside; after it the two are compared. Large tensors are judged by a
-sample, and only at the steps that are looked at. Whether an update is too large or too small is decided elsewhere.
+Before a step, a small sample of each parameter is copied; after it, the two are compared. Large tensors are judged by a
+sample, and only at sampled steps. Whether an update is too large or too small is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""What surefoot calls in the script's process is what was there before the script ran.
+"""Makes surefoot call the functions that existed before the script ran.
 
-A script may replace anything: `torch.Tensor.to`, `torch.no_grad`, `float`, `time.monotonic`. What it puts there is for
-its own calls, and may count, print or draw random numbers: surefoot must not call it. Two things see to that.
+A script may replace anything: `torch.Tensor.to`, `torch.no_grad`, `float`, `time.monotonic`. Its replacements are for
+its own calls, and may count, print or draw random numbers: surefoot must not call them. Two mechanisms ensure that.
 
-- `Originals.bind` gives surefoot's modules their own names for builtins and for the functions of other modules, taken
-  when torch had just been imported. Modules are stood in for by a copy of the functions that surefoot's code names;
-  everything else, such as `sys.stderr`, is looked up in the module when it is asked for.
-- Methods are found through the class, which all share. `Originals.call` compares the classes of torch with what they
-  were. Normally nothing has changed, and that is all. Otherwise the original methods are put back for as long as the
-  call takes, the same for methods that a tensor subclass of the script's overrides. Other threads of the script would
-  see that: while any runs, methods of subclasses stay as they are, and with replaced methods of torch's own classes the
-  call is not made at all.
+- `Originals.bind` gives surefoot's modules their own names for builtins and for functions of other modules, taken right
+  after torch was imported. Modules are replaced with a copy of the functions that surefoot uses; everything else,
+  such as `sys.stderr`, is looked up in the module on access.
+- Methods are found through the class, which is shared. `Originals.call` compares the classes of torch with their
+  original state. Normally nothing has changed. Otherwise the original methods are restored during the call, and so are
+  methods that a tensor subclass of the script overrides. Other threads of the script would see that: while any runs,
+  methods of subclasses stay as they are, and with replaced methods of torch's own classes the call is not made at all.
 
-Attributes set on single objects, and what the libraries surefoot calls look up by themselves, are left out.
+Not covered: attributes set on single objects, and what the libraries that surefoot calls look up themselves.
 """
 
 from __future__ import annotations

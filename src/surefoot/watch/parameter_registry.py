@@ -179,7 +179,7 @@ class ParameterRegistry:
         return record
 
     def let_go(self, tensors: Iterable[Tensor]) -> list[tuple[Parameter, Tensor]]:
-        """Drop the weak references to parameters, which `hold_again` makes anew: torch swaps no tensor that has one."""
+        """Drop the weak references to parameters until `hold_again`: torch does not swap tensors that have one."""
         held = []
         for tensor in tensors:
             record = self.get(tensor)
@@ -189,12 +189,12 @@ class ParameterRegistry:
         return held
 
     def hold_again(self, held: list[tuple[Parameter, Tensor]]) -> None:
-        """Refer to parameters again that were let go."""
+        """Create weak references to the parameters again."""
         for record, tensor in held:
             record.tensor = weakref.ref(tensor)
 
     def see_again(self, seen: list[tuple[Parameter, Tensor]]) -> None:
-        """Before their first update: since they were entered they may have been drawn anew, loaded, or converted."""
+        """Before their first update: since registration they may have been reinitialised, loaded, or converted."""
         for (record, tensor), now in zip(seen, weight_facts([tensor for _, tensor in seen]), strict=True):
             record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             before, record.first = record.first, now

@@ -1,8 +1,8 @@
-"""Runs the probes, so that a probe that fails never affects the script.
+"""Runs the probes, so that a failing probe never affects the script.
 
-Every observation of the script goes through `ProbeRunner.safely`. A probe that raises is switched off, one line on
-stderr reports it, and everything else goes on. Inside `safely`, surefoot calls the functions that existed before the
-script ran (`originals`), and the compiler does not see surefoot's code.
+Every observation of the script runs through `ProbeRunner.safely`. A probe that raises is disabled, one line on stderr
+reports it, and everything else continues. Inside `safely`, surefoot calls the functions that existed before the script
+ran (`originals`), and the compiler does not see surefoot's code.
 """
 
 from __future__ import annotations

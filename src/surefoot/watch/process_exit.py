@@ -1,10 +1,10 @@
-"""Hearing of `os._exit`, the one function that `surefoot run` replaces.
+"""Observes `os._exit`, the only function that `surefoot run` replaces.
 
-It is written in C and ends the process at once: without a stand-in, a script that leaves by it has no diagnosis. The
-stand-in says of itself what the original does (type, name, signature, documentation, pickle), takes its place under
-both of its names, and like the original does not become a method when a class holds it.
+It is implemented in C and ends the process immediately: without a replacement, a script that calls it has no diagnosis.
+The replacement has the same type, name, signature, documentation and pickle as the original, is installed under both of
+its names, and like the original does not become a method when it is a class attribute.
 
-Nothing is imported here that the interpreter has not loaded by itself (see `execute`).
+This module imports nothing that the interpreter has not already loaded (see `run_script`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What one of several ranks records for a comparison with the others, at steps that all of them choose alike.
+"""What each rank records for a comparison with the others, at steps that all of them choose in the same way.
 
-At a look, right before an optimizer steps, fingerprints of its parameters, their gradients and the optimizer's state
-are taken, then those of the parameters after the step and before the next one. The steps are chosen by their number
-alone, so that every rank looks at the same ones. Nothing is exchanged: `surefoot diagnose` compares what the ranks have
-written (`record.rank_file`). No collective is started, and nothing waits for a device.
+At such a step, right before an optimizer steps, fingerprints of its parameters, their gradients and the optimizer's
+state are computed, then those of the parameters after the step and before the next one. The steps are chosen by their
+number alone, so that every rank chooses the same ones. Nothing is exchanged: `surefoot diagnose` compares what the
+ranks have written (`record.rank_file`). No collective is started, and nothing waits for a device.
 
-Compared are parameters that every rank holds whole. Shards of FSDP and DTensor differ between ranks, and so do
-parameters that DDP was told to ignore.
+Parameters that every rank holds completely are compared. Shards of FSDP and DTensor differ between ranks, and so do
+parameters that DDP ignores.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RankNotes:
         self.append(look)
 
     def _batch_of(self, backwards: int) -> StepBatch | None:
-        """What the last of so many backwards was trained on."""
+        """The data of the last of this many backward calls."""
         for batch in reversed(self._context.data.batches):
             if batch.backward == backwards:
                 return batch

@@ -1,7 +1,7 @@
-"""Graphs of steps long past that the script still holds, such as losses summed up without `item()`.
+"""Graphs of earlier steps that the script still holds, such as losses summed without `item()`.
 
-A token is tied to a node near the leaves of a graph: while anything made from it is held by anyone, the token lives.
-Counting the living ones costs nothing; what refers to them is not searched for.
+A token is attached to a node near the leaves of a graph: it exists while anything made from the node is referenced.
+Counting the tokens costs nothing; their referrers are not searched.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Running somebody's script as `python SCRIPT` or `python -m MODULE` would, inside this process.
+"""Runs a script as `python SCRIPT` or `python -m MODULE` would, inside this process.
 
 The script gets a fresh `__main__` (so that pickling, multiprocessing and `if __name__ == "__main__"` work), its own
-`sys.argv` and `sys.path[0]`. What it raises goes on up to the interpreter, which does with it what it always does:
-exit codes, `sys.excepthook`, waiting for threads, `atexit`, dying of SIGINT. Only surefoot's frames are taken out of
-the traceback first.
+`sys.argv` and `sys.path[0]`. What it raises propagates to the interpreter, which handles it as usual: exit codes,
+`sys.excepthook`, waiting for threads, `atexit`, death by SIGINT. Only surefoot's frames are removed from the traceback
+first.
 
-Nothing is imported here that the interpreter has not loaded by itself: a file of the script's own may have the name of
-a module of the standard library, and must win as it would under `python`.
+This module imports nothing that the interpreter has not already loaded: a file of the script may have the name of a
+module of the standard library, and must take precedence as it would under `python`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ending:
 
 
 def run(target: Target, ending: Ending) -> None:
-    """Run the target to its end. What it raises is noted in `ending` and goes on."""
+    """Run the target to its end. An exception is recorded in `ending` and propagates."""
     try:
         if target.is_module:
             _run_module(target, ending)

@@ -1,10 +1,9 @@
 """How much of a run's time sampled steps may take.
 
 The first few are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
-the first step, and half a second at the beginning, so that short runs are sampled as well. Evaluations have a smaller
-budget of their own. A single step that took very
-long (garbage was collected, or the machine was busy) counts as a few usual ones. Beyond this budget a step is sampled
-whenever the number of steps has doubled (`step_sampler`).
+the first step, plus half a second at the beginning, so that short runs are sampled as well. Evaluations have their own,
+smaller budget. A single step that took very long (garbage collection, a busy machine) counts as a few usual ones.
+Beyond this budget, a step is sampled whenever the number of steps has doubled (`step_sampler`).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ SECONDS_AT_FIRST = 0.5
 ALWAYS = 4
 """So many steps are sampled whatever they cost."""
 MOST_USUAL = 4.0
-"""A step counts as so many usual ones at most."""
+"""A step counts as at most this many usual ones."""
 REMEMBERED = 9
 EXTRA = 3.0
-"""When something new begins, steps are sampled up to so many times the budget."""
+"""When something new begins, steps are sampled up to this multiple of the budget."""
 
 
 class SamplingBudget:
@@ -40,14 +39,14 @@ class SamplingBudget:
             self._began = time.perf_counter()
 
     def pay(self, seconds: float) -> None:
-        """A step was sampled for so many seconds."""
+        """Add the seconds that sampling a step took."""
         self._last = [*self._last[-REMEMBERED + 1 :], seconds]
         self._paid += 1
         if self._paid > ALWAYS:
             self.spent += min(seconds, MOST_USUAL * self._usual())
 
     def allows(self, times: float = 1.0, cost: float = 1.0) -> bool:
-        """Whether a step may be sampled that costs so many times what they usually do, within so many budgets."""
+        """Whether a step with this multiple of the usual cost may be sampled within this multiple of the budget."""
         if self._paid < ALWAYS:
             return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began

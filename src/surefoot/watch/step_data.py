@@ -1,15 +1,15 @@
-"""What every step was trained on: a fingerprint of its inputs and targets, and the labels in it.
+"""The data of every step: a fingerprint of its inputs and targets, and its labels.
 
-A script that makes its batches itself has no data loader to observe, but the graph under the loss holds the data: the
-loss function saved its target, the first layer its input. At the first backward from a line of the script the whole
-graph is searched; from then on the way to those two nodes is known, and a step costs a walk down one path and a few
-numbers.
+A script that makes its batches itself has no data loader to observe, but the graph below the loss holds the data: the
+loss function saved its target, the first layer its input. At the first backward call from a line of the script, the
+whole graph is searched; from then on the path to those two nodes is known, and a step costs a walk along one path and a
+few numbers.
 
-On a device, once not every step is measured any more (`measuring_budget`), of the data that is not whole numbers only
-the largest value is taken: it tells whether all is finite.
+On a device, when not every step is measured any more (`measuring_budget`), only the largest value of data other than
+integers is computed, which shows whether all values are finite.
 
-Saved tensors are left alone once the script uses hooks on them (activation checkpointing, offloading): reading one
-would run its hook.
+Saved tensors are not read if the script uses hooks on them (activation checkpointing, offloading): reading one would
+run its hook.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROWS_OF = 300
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 MOST_PASSES = 2
-"""The beginnings of so many passes are announced: scripts evaluate there, some with gradients on."""
+"""The number of passes whose beginnings are announced: scripts evaluate there, some with gradients enabled."""
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
@@ -139,7 +139,7 @@ class StepData:
             self.batches.append(replace(batch, **numbers.as_fields()))
 
     def begins_pass(self, step: int) -> bool:
-        """Whether one of the first passes over the data begins after so many steps."""
+        """Whether one of the first passes over the data begins after this many steps."""
         length = self.pass_steps
         if length is None or length < 2 or step % length or self._passes >= MOST_PASSES:
             return False

@@ -137,7 +137,7 @@ class StepObserver:
     def _await_numbers(
         self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool = False
     ) -> None:
-        """The guard measures the step under way: give it the loss, and have its numbers complete the row."""
+        """The guard measures the current step: pass it the loss, and complete the row with its numbers."""
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None:
             return
@@ -229,7 +229,7 @@ class StepObserver:
             self._keep_incident(optimizer)
 
     def _step_arrived(self, record: OptimizerRecord, step: StepRecord) -> None:
-        """The guard knows the numbers of a step: on a GPU, some steps later."""
+        """The numbers of a step have arrived: on a GPU, some steps later."""
         row, divide_by = record.in_flight.pop(step.signals.step, ({"at": self._state.steps}, 1.0))
         norm = step.signals.grad_norm
         row["grad_norm"] = norm if norm is None else float(norm) / divide_by

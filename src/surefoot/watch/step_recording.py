@@ -1,9 +1,9 @@
 """One sampled step: every model call, every loss, every gradient and every update, with names.
 
 Global module hooks follow the model calls (`module_hooks`, `model_calls`), a recorder the operations
-(`function_recorder`, `call_facts`). Before each backward the autograd graph shows what the loss depends on
-(`loss_graph`), and at a few steps an extra backward answers more questions (`extra_backward`). `optimizer_updates`
-measures what a step changed. All hooks are removed when the step is over; other steps are only counted.
+(`function_recorder`, `call_facts`). Before each backward call, the autograd graph shows what the loss depends on
+(`loss_graph`), and at a few steps an extra backward pass measures more (`extra_backward`). `optimizer_updates` measures
+what a step changed. All hooks are removed after the step; other steps are only counted.
 """
 
 from __future__ import annotations

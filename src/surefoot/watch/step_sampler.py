@@ -35,16 +35,16 @@ FIRST_STEPS = 8
 """So many steps are sampled at the beginning."""
 SPACING = 1.35
 LONGEST_WAIT = 2
-"""Whatever it costs, a step is sampled before there are so many times as many steps as at the last one …"""
+"""Whatever it costs, a step is sampled before the number of steps has grown by this factor since the last one …"""
 FEWEST_BETWEEN = 16
-"""… but not within so many: what happens after the beginning is seen in short runs on slow machines, too."""
+"""… but not within this many steps, so that short runs on slow machines are also sampled after their beginning."""
 THOROUGH_STEPS = (1, 13, 144)
 """Sampled steps that also compute the gradient of each term and test causality: an extra backward each …"""
 THOROUGH_COST = 4.0
-"""… so that they cost about as much as so many others. The first is always thorough."""
+"""… so that they cost about as much as this many others. The first is always thorough."""
 MANY_EVALUATIONS = 4
 MOST_BACKWARDS = 64
-"""A sampled step ends after so many backwards, if no optimizer has stepped."""
+"""A sampled step ends after this many backward calls, if no optimizer has stepped."""
 EXTRA_STEPS = 3
 """So many steps are sampled when something new begins."""
 

@@ -1,9 +1,10 @@
-"""How the labels of a loss lie against token ids: at which offset they are the inputs, and where rows end in padding.
+"""How the labels of a loss correspond to token ids: at which offset they equal the inputs, and where rows end in
+padding.
 
-Labels often arrive flattened, so their rows are found through the ids that embeddings looked up before in the same
-step: with the same number of sequences, the rows of labels are as long as those of the ids, or one or two shorter (a
-model that shifts them itself drops the last ones). Everything is compared by value; large tensors are cut to their
-first rows. Ids that are not in a matrix of sequences, and labels of images, are left out.
+Labels are often flattened, so their rows are found through the ids that embeddings looked up earlier in the same step:
+with the same number of sequences, the rows of labels are as long as those of the ids, or one or two shorter (a model
+that shifts them drops the last ones). Everything is compared by value; large tensors are reduced to their first rows.
+Not covered: ids that are not in a matrix of sequences, and labels of images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Waiting for the script to import torch.
+"""Waits for the script to import torch.
 
-Importing torch ourselves would be too early: scripts set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first, and some
-never import it. So a finder stands at the front of `sys.meta_path`, lets the real ones find torch, and calls back once
-torch's own import has finished. Asking whether torch is there (`importlib.util.find_spec`) does not use it up.
+surefoot must not import torch itself: scripts set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first, and some never
+import it. So a finder at the front of `sys.meta_path` lets the real finders find torch, and calls back when torch's
+import has finished. Checking whether torch exists (`importlib.util.find_spec`) does not trigger it.
 """
 
 from __future__ import annotations

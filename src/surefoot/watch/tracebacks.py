@@ -1,8 +1,7 @@
-"""A traceback as it would read without surefoot.
+"""A traceback without surefoot's entries.
 
 In a sampled step, a call may pass through the recorder (`torch/overrides.py` and `function_recorder.py`) and through
-the branch of `nn.Module.__call__` that serves hooks. Those entries are taken out, or moved to the line of the ordinary
-branch.
+the branch of `nn.Module.__call__` for hooks. Those entries are removed, or moved to the line of the ordinary branch.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def test_a_new_an_empty_and_an_old_reproduction_may_be_used(tmp_path):
 
 def test_other_files_are_not_touched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         usable(tmp_path)
     with pytest.raises(UsageError, match="is a file"):
         usable(tmp_path / "notes.txt")

@@ -85,4 +85,4 @@ def test_a_folder_that_is_in_use_is_refused_before_anything_runs(trained, tmp_pa
     incident = incidents_in(trained / "out")[0]
     told = run(trained, "-m", "surefoot", "replay", str(incident), "--script", "train.py", "--export", str(tmp_path))
     assert told.returncode == 2
-    assert "holds other files" in told.stderr
+    assert "contains other files" in told.stderr

@@ -55,7 +55,7 @@ def test_the_sentence_says_where_what_and_which_way():
     assert "nonfinite_faults.py:" in said
     assert "score = probability.log()" in said
     assert "arg 0 float32 [8, 3] 0 (24 zeros)" in said
-    assert "From there: log -> mul -> mean -> neg -> loss" in said
+    assert "Passed on by: log -> mul -> mean -> neg -> loss" in said
 
 
 def test_backward_is_told_with_its_node_and_its_forward():

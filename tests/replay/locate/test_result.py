@@ -17,7 +17,7 @@ def test_an_operation_is_named_with_its_line_its_inputs_and_the_way():
     found = make_result(record, [record, end], ["loss", "the gradient of `w`"], ["rows"])
     assert str(found) == (
         "aten.log.default in `head` (forward) made 2 -Inf of 4 values at /nowhere/train.py:7 in `loss`; inputs: arg 0 "
-        "float32 [2] 0 .. 1 (1 zero) (rows). From there: log -> mean -> loss. Reached: loss, the gradient of `w`"
+        "float32 [2] 0 .. 1 (1 zero) (rows). Passed on by: log -> mean -> loss. Reached: loss, the gradient of `w`"
     )
     assert found.path == ("log", "mean", "loss")
 

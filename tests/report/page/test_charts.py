@@ -36,7 +36,7 @@ def test_what_clipping_left_is_drawn_at_the_clipped_steps():
     (chart,) = scalar_charts(table(grad_norm=norms, clip_factor=factors), [])
     clipped = chart["series"][-1]
     assert (clipped["role"], clipped["x"], clipped["y"]) == ("clipped", [7], [2.5])
-    assert "dots are what it left" in chart["caption"]
+    assert "Dots: after clipping" in chart["caption"]
 
 
 def test_each_part_has_its_own_series_and_nan_is_a_word():

@@ -80,7 +80,7 @@ def test_the_page_of_a_killed_run_says_that_the_log_does_not_end(open_page, tmp_
     report_runs.describe(folder, exit_code=None)
     opened = open_page(write_report(folder))
     assert opened.page.locator("h1").inner_text().startswith("Unfinished")
-    assert "it was killed" in opened.page.locator("#unfinished").inner_text()
+    assert "the run was killed" in opened.page.locator("#unfinished").inner_text()
 
 
 def test_every_chart_is_drawn(page):
@@ -314,15 +314,15 @@ def test_an_event_names_the_folder_that_its_step_is_kept_in(open_page, tmp_path)
         log.event("skip", 4, "left out", severity="error")
     page = open_page(write_report(tmp_path)).page
     (kept,) = page.locator("#events .kept").all_inner_texts()
-    assert kept == f"kept in {evidence['incident']} · run it again: {evidence['replay']}"
+    assert kept == f"captured in {evidence['incident']} · to run it again: {evidence['replay']}"
 
 
 def test_a_healthy_run_says_so_and_has_no_empty_sections(open_page, tmp_path):
     page = open_page(write_report(report_runs.quiet(tmp_path / "run"))).page
-    assert page.locator("h1").inner_text() == "Healthy: nothing to worry about"
+    assert page.locator("h1").inner_text() == "Healthy: no problem found"
     for section in ("findings", "event_cards", "maps", "histograms", "device", "events"):
         assert not page.locator(f"#{section}").is_visible(), section
-    assert "Learning rate 0.001 throughout" in page.locator("#charts").inner_text()
+    assert "Learning rate 0.001 (constant)" in page.locator("#charts").inner_text()
 
 
 def test_verdict_fix_and_loss_are_visible_without_scrolling(open_page, rough):
@@ -331,7 +331,7 @@ def test_verdict_fix_and_loss_are_visible_without_scrolling(open_page, rough):
     verdict = page.locator(".verdict").bounding_box()
     assert loss["x"] > verdict["x"] + verdict["width"]  # beside it
     assert loss["y"] + loss["height"] < 800
-    assert "Try first: Divide the rate by 10: lr=0.1." in page.locator(".verdict").inner_text()
+    assert "First fix: Divide the rate by 10: lr=0.1." in page.locator(".verdict").inner_text()
     narrow = open_page(rough, viewport={"width": 1000, "height": 800}).page
     assert narrow.locator('[data-chart="loss"]').bounding_box()["y"] > narrow.locator(".tiles").bounding_box()["y"]
 
@@ -360,7 +360,7 @@ def test_tiles_show_the_main_numbers_of_the_run(page):
         )
     )
     assert tiles["steps"] == "400"
-    assert tiles["ended with"] == "exit code 0"
+    assert tiles["exit status"] == "0"
     page.locator('[data-tile="steps skipped"]').wait_for()
 
 
@@ -372,7 +372,7 @@ def test_the_command_that_replays_the_kept_step_can_be_copied(browser, tmp_path)
         log.event("skip", 3, "skipped", severity="error", evidence={"incident": "runs/a", "replay": command})
     context = browser.new_context(offline=True, permissions=["clipboard-read", "clipboard-write"])
     page = Opened(context.new_page()).go(write_report(tmp_path).as_uri())
-    assert "Step 3 was kept" in page.locator(".incident").inner_text()
+    assert "Step 3 was captured" in page.locator(".incident").inner_text()
     page.locator(".incident .copy").click()
     page.locator(".incident .copy", has_text="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == command

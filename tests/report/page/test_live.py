@@ -36,7 +36,7 @@ def write(log, first, last):
 def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving, tmp_path):
     opened = open_page(serving.url, offline=False)
     page = opened.page
-    assert page.title() == "Waiting: no run here yet · run"
+    assert page.title() == "Waiting: no run recorded yet · run"
     with surefoot.RunLog(tmp_path / "run") as log:
         write(log, 0, 100)
         page.wait_for_function(f"() => ({LAST})() === 99")
@@ -69,7 +69,7 @@ def test_a_server_that_is_gone_is_told(open_page, tmp_path):
     server.server_close()
     thread.join()
     page.wait_for_selector(".live.gone")
-    assert page.title().startswith("Server gone")
+    assert page.title().startswith("No connection")
 
 
 def test_a_page_of_another_origin_cannot_read_the_run(browser, serving, tmp_path):

@@ -142,7 +142,7 @@ def test_findings_speak_first(tmp_path):
     report_runs.write_findings(folder, report_runs.FINDING)
     head = of(folder)["head"]
     assert (head["verdict"], head["headline"]) == ("broken", "At a learning rate of 1 the loss rises")
-    assert head["lead"] == "Try first: Divide the rate by 10: `lr=0.1`."
+    assert head["lead"] == "First fix: Divide the rate by 10: `lr=0.1`."
 
 
 def test_a_healthy_run_says_so(tmp_path):
@@ -161,7 +161,7 @@ def test_a_run_that_never_took_a_step_has_a_page(tmp_path):
     report_runs.describe(tmp_path, exit_code=1, error="ValueError: no data")
     found = of(tmp_path)
     assert found["head"]["state"] == "failed"
-    assert {"name": "ended with", "value": "ValueError: no data", "bad": True} in found["head"]["tiles"]
+    assert {"name": "exit status", "value": "ValueError: no data", "bad": True} in found["head"]["tiles"]
     assert (found["head"]["steps"], found["charts"], found["maps"]) == (0, [], [])
 
 

@@ -203,7 +203,7 @@ def test_it_says_where_it_is_waits_for_a_run_and_ends_quietly(tmp_path):
         assert "warning" in process.stderr.readline()  # anybody in the network may read it
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience.HANG_SECONDS)
         connection.request("GET", "/data")
-        assert json.load(connection.getresponse())["sections"]["head"]["headline"] == "no run here yet"
+        assert json.load(connection.getresponse())["sections"]["head"]["headline"] == "no run recorded yet"
         connection.close()
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=patience.HANG_SECONDS)[1].strip() == ""

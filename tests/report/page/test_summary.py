@@ -112,7 +112,7 @@ def test_remarks_are_no_alarm_in_the_headline(tmp_path):
         log.event("clip-burst", 0, "9 of the last 10 steps were clipped")
         log.event("overflow", 0, "fp16 gradients overflowed at loss scale 65536", action="skip")
     head = sections(read_source(tmp_path))["head"]
-    assert (head["headline"], head["tone"]) == ("no alarm was raised", "none")
+    assert (head["headline"], head["tone"]) == ("no alarms", "none")
     assert {"name": "overflows", "value": 1, "unit": "count"} in head["tiles"]
     assert not {"alarms", "spikes"} & {tile["name"] for tile in head["tiles"]}
 

@@ -36,7 +36,7 @@ def test_a_duration_is_readable_at_any_length(seconds, text):
 
 def test_slow_steps_are_given_by_the_time_of_one():
     assert pace(41.26) == "41.3 steps/s"
-    assert pace(1 / 80) == "1:20 a step"
+    assert pace(1 / 80) == "1:20 per step"
     assert pace(0.0) == "0 steps/s"
     assert (rate(3e-5), rate(None)) == ("3e-05", "–")
 

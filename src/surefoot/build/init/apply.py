@@ -1,7 +1,7 @@
-"""`init_for(model)`: look at the model, choose a recipe per parameter, write it, and say what was done and why.
+"""`init_for(model)`: inspect the model, choose a recipe per parameter, apply it, and report what was done and why.
 
 How it decides what surrounds a layer: `trace` (with an example input) or `guess` (without). What it does about it:
-`rules`. What it keeps its hands off: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
+`rules`. What it leaves unchanged: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
 those of modules that do not look as PyTorch made them, because then they were loaded, trained or set (`fresh`).
 
 Left out: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
@@ -55,7 +55,7 @@ def init_for(
         generator: Draws from this instead of the global stream.
     """
     if calibrate and example is None:
-        raise ValueError("`calibrate=True` measures layers on real data; got no `example`. Give a batch of it.")
+        raise ValueError("`calibrate=True` measures layers on real data; got no `example`. Pass a batch.")
     model = getattr(model, "_orig_mod", model)  # look inside torch.compile
     refuse_lazy(model)
     entries = entries_of(model)
@@ -81,7 +81,7 @@ def _write_all(
     generator: torch.Generator | None,
     calibrate: bool,
 ) -> dict[Tensor, float]:
-    """Write what the plan says; returns the scale that each calibrated parameter's output is to have."""
+    """Apply the plan; returns the target scale of each calibrated parameter's output."""
     aims: dict[Tensor, float] = {}
     for entry, rule in plan:
         if rule.fill is None:
@@ -133,7 +133,9 @@ def _spare_what_was_set(
         if verdict is Freshness.SET:
             return left("not PyTorch's default draw, so loaded, trained or set by hand (`overwrite=True` writes it)")
         if some_were_set and not named_by_user:
-            return left("other modules were loaded or trained, and this one cannot be told (name it in `only`)")
+            return left(
+                "other modules were loaded or trained, and this one cannot be distinguished (name it in `only`)"
+            )
         return rule
 
     return [(entry, spared(entry, rule)) for entry, rule in plan]

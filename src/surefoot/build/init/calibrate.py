@@ -1,4 +1,4 @@
-"""Hold each layer to the variance its recipe aims at, on a batch of real data.
+"""Scale each layer to the variance that its recipe aims at, on a batch of real data.
 
 A recipe is right on average over draws. In a deep plain network with few channels one draw can be far from the average,
 since deviations multiply from layer to layer, and zero padding takes a little at every border. So one forward

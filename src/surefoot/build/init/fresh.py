@@ -31,7 +31,7 @@ _ENOUGH = 256
 """Uniform values among which training that moved them by a tenth of their bound all but surely crossed the edge."""
 
 _SAMPLE = 65_536
-"""Values looked at in one tensor; enough to see a change of one per cent in scale."""
+"""Values sampled in one tensor; enough to detect a change of one percent in scale."""
 
 
 class Freshness(Enum):

@@ -1,7 +1,7 @@
-"""What surrounds each weight when there is no example to trace: read off the modules alone.
+"""What surrounds each weight, from the modules alone, if there is no example to trace.
 
-Only what the modules really say is used. Inside an `nn.Sequential` the order is the order of the calls. torch's own
-transformer layers are known from their source. Elsewhere, if the model holds one kind of activation, that is the one;
+Only what the modules show is used. Inside an `nn.Sequential` the order is the order of the calls. torch's own
+transformer layers have a known structure. Elsewhere, if the model holds one kind of activation, that is the one;
 otherwise the activation is `unknown`, the report says so, and an example settles it.
 """
 

@@ -52,7 +52,7 @@ class Role:
     """What surrounds one weight."""
 
     activation: str = "none"
-    """What its output meets before the next layer: an activation, `none`, or `unknown` when it could not be seen."""
+    """What follows its output before the next layer: an activation, `none`, or `unknown` if not observed."""
 
     slope: float = 0.0
     """The negative slope, for a leaky ReLU."""

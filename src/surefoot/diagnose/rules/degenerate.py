@@ -68,7 +68,9 @@ def degenerate_batch(run: RecordedRun) -> Claim | None:
     if 0 < len(alike) <= 0.1 * len(notes):
         label = next(iter(alike[0].labels or {}))
         share = labels[label] / total
-        words = f"All {sum((alike[0].labels or {}).values())} labels of the batch are {label}, which {share:.0%} are"
+        share_of_all = f"{share:.0%}" if share >= 0.005 else "under 1%"
+        count = sum((alike[0].labels or {}).values())
+        words = f"All {count} labels of the batch are {label}, which {share_of_all} of all labels are,"
         return _claim(alike, len(notes), words, {"label": label, "share": share})
     return None
 
@@ -81,7 +83,11 @@ def _is_unlikely(batch: dict[str, int], labels: Counter[str], total: int) -> boo
 
 def _claim(found: list[StepBatch], of: int, words: str, evidence: dict[str, object]) -> Claim:
     first = found[0]
-    more = f" (also at {len(found) - 1} more of {of:,} steps)" if len(found) > 1 else f" (the other {of - 1:,} are not)"
+    more = (
+        f" (also at {len(found) - 1} more of {of:,} steps)"
+        if len(found) > 1
+        else f" (not at the other {of - 1:,} steps)"
+    )
     return Claim(
         0.85,
         f"{words} at step {first.step}{more}: a step of the data loading produced it.",

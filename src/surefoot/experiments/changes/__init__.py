@@ -1,14 +1,14 @@
-"""One change, made to a script from outside: what `surefoot bisect` does to the runs it compares.
+"""One change, applied to a script from outside: what `surefoot bisect` does to the runs that it compares.
 
-A run under `surefoot bisect`, or under `surefoot replay --experiments`, finds an order in its environment: which change
-to make (none in the baseline), when to end, which folder to write in. `begin` reads it, before the watcher wraps
-anything, so that the changes lie inside of what is watched; `follow` comes after, so that the watcher sees gradients as
-the script made them. Every change says how often it could do something: one that found nothing to change is no
-experiment.
+A run under `surefoot bisect`, or under `surefoot replay --experiments`, finds its order in an environment variable:
+which change to make (none in the baseline), when to end, which folder to write to. `begin` reads it before the watcher
+wraps anything, so that the watcher observes the changed functions. `follow` is called afterwards, so that the watcher
+sees gradients as the script computed them. Every change counts how often it had an effect: a change that found nothing
+to change is not an experiment.
 
-`rates`, `gradients`, `state`, `precision`, `order`, `inputs`, `depth` and `kernels` hold the changes, `outputs` keeps
-the script's files safe, `experiment` counts and ends the run. Without the order in the environment nothing of this is
-imported.
+`rates`, `gradients`, `state`, `precision`, `order`, `inputs`, `depth` and `kernels` implement the changes, `outputs`
+protects the script's files, `experiment` counts steps and ends the run. Without the environment variable, nothing of
+this is imported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 ORDER = "SUREFOOT_EXPERIMENT"
-"""The environment variable that holds the order, as JSON. It is taken out before the script can see it."""
+"""The environment variable with the order, as JSON. It is removed before the script can see it."""
 
 
 def take_order() -> RunOrder | None:
-    """The order, if this run has one. It is removed from the environment."""
+    """The order of this run, if there is one. It is removed from the environment."""
     words = os.environ.pop(ORDER, None)
     return None if words is None else cast("RunOrder", json.loads(words))
 
@@ -35,13 +35,13 @@ def take_order() -> RunOrder | None:
 def options_for(order: RunOrder | None) -> ChangedOptions:
     """The options of a watched run that an order changes.
 
-    A run that continues from an incident is not diagnosed, and its bad step is kept already.
+    A run that continues from an incident is not diagnosed, and captures no incidents of its own.
     """
     return {"most_sampled_steps": 0, "folder": None} if order is not None and order.get("incident") else {}
 
 
 def begin(watcher: Watcher, order: RunOrder) -> Experiment:
-    """Make the change that was ordered. Called once, right after torch was imported."""
+    """Apply the ordered change. Called once, right after torch has been imported."""
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.experiments.changes.outputs import protect
     from surefoot.experiments.changes.table import install
@@ -49,7 +49,7 @@ def begin(watcher: Watcher, order: RunOrder) -> Experiment:
     experiment = Experiment(watcher, order)
     protect(experiment)
     made = False
-    if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the step of an incident
+    if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the captured step
         from surefoot.replay.continued_run import continue_from_incident
 
         made = continue_from_incident(experiment)

@@ -1,12 +1,12 @@
-"""A smaller model: half of its repeated blocks are left out.
+"""A smaller model: every second one of its repeated blocks is bypassed.
 
-A script builds its model in code of its own, and a width that is changed in one layer no longer fits the next one. What
-can be left out of any model is a block whose output has the shape of its input. Where a `ModuleList` or `Sequential`
-holds several blocks of one class with parameters of the same shapes, as the layers of a transformer or the blocks of a
-residual stage, every second one returns what it was given. Its parameters get no gradient, and so no update.
+A script builds its model in its own code, and changing the width of one layer makes it incompatible with the next. What
+can be removed from any model is a block whose output has the shape of its input. If a `ModuleList` or `Sequential`
+contains several blocks of one class with parameters of equal shapes, such as the layers of a transformer or the blocks
+of a residual stage, every second one returns its input. Its parameters get no gradient, so they are not updated.
 
-Left out: models without such blocks, blocks that return something else than one tensor of the shape of their input,
-the layers of `nn.LSTM` and its kin (one call computes all of them), and compiled models.
+Not covered: models without such blocks, blocks that return anything but one tensor with the shape of their input, the
+layers of `nn.LSTM` and similar modules (one call computes all of them), and compiled models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 def halve_blocks(experiment: Experiment) -> None:
-    """Every second one of the repeated blocks of a model returns its input."""
+    """Make every second one of a model's repeated blocks return its input."""
     known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
     chosen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
     skipped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -42,7 +42,7 @@ def halve_blocks(experiment: Experiment) -> None:
             chosen.update(group[1::2])
 
     def is_skipped(module: nn.Module, given: Any, result: Any) -> bool:
-        """Whether a chosen block can be skipped, by its first call."""
+        """Whether a chosen block can be bypassed, judged by its first call."""
         chosen.discard(module)
         if not isinstance(given, Tensor) or not isinstance(result, Tensor):
             return False

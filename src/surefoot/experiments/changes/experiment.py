@@ -1,10 +1,9 @@
-"""One run of `surefoot bisect`, from inside: what a change does to the script, how often it acted, and the end of the
-run.
+"""One run of `surefoot bisect`, inside its process: applies a change, counts its effects, and ends the run.
 
-The run ends as soon as it has shown enough: the ordered number of steps, the ordered time, or losses that are not
-finite for many steps in a row. It ends at a step's boundary, by a `SystemExit`: the script's `finally` blocks run,
-nothing after its loop does. The facts are written first, and a script that does not end is killed a few seconds
-later. So is one whose `surefoot bisect` is gone.
+The run ends after the ordered number of steps, after the ordered time, or when many consecutive losses are not finite.
+It ends at a step boundary with a `SystemExit`: the script's `finally` blocks run, nothing after its loop does. The
+facts are written first. A script that does not end is killed a few seconds later, and so is one whose `surefoot bisect`
+has ended.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 10.0
 """How long a script may take to end after the `SystemExit`."""
 BROKEN_STEPS = 25
-"""After so many losses in a row that are not finite, the run will not recover."""
+"""After this many consecutive non-finite losses, the run is not expected to recover."""
 
 
 class ChangeArguments(Protocol):
-    """Gives a call other arguments."""
+    """Changes the arguments of a call."""
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -50,37 +49,39 @@ class ChangeArguments(Protocol):
 
 
 class ChangeResult(Protocol):
-    """Gives a call another result."""
+    """Changes the result of a call."""
 
     def __call__(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result; `None` leaves it as it is."""
 
 
 class Enough(SystemExit):
-    """The run has shown what it had to show."""
+    """Raised when the run can end."""
 
 
 class Experiment:
-    """What was ordered, and what the run recorded."""
+    """The order of this run, and what the run recorded."""
 
     def __init__(self, watcher: Watcher, order: RunOrder) -> None:
         self.watcher, self.order = watcher, order
         self.acted = 0
-        """How often the change found something to change."""
+        """How often the change took effect."""
         self.patience: int | None = None
-        """After so many steps without having acted, the change does not apply. `None`: it may act at any time."""
+        """If the change has had no effect after this many steps, it does not apply. `None`: it may take effect at any
+        time.
+        """
         self.notes: list[str] = []
-        """What the change could not do, in words."""
+        """What the change could not do."""
         self.problem = ""
-        """Why the change was given up."""
+        """Why the change was abandoned."""
         self.skipped: list[int] = []
-        """Steps that were left out on purpose."""
+        """Steps that were skipped on purpose."""
         self.refused: str | None = None
-        """A file of the user's that the script wanted to write to."""
+        """A file of the user that the script tried to write to."""
         self.outside: list[str] = []
-        """New files outside of the scratch folder."""
+        """New files outside the scratch folder."""
         self.first_step = 0
-        """How many steps had gone by where the experiment began: at the captured step of an incident, or at 0."""
+        """The number of steps before the experiment: those before the captured step of an incident, otherwise 0."""
         self.ended = ""
         self.has_closure = False
         """Whether the optimizer that is about to step computes its gradients inside the step."""
@@ -90,17 +91,17 @@ class Experiment:
         self._before: list[Callable[[Optimizer], None]] = []
         self._after: list[Callable[[Optimizer], None]] = []
         self.wrapping = Hooks(watcher.probes)
-        """For changes that must stand around a call."""
+        """For changes that wrap a call."""
         self.wrapping.around(torch.autograd, "backward", self._around_backward)
 
-    # What changes use
+    # Used by the changes
 
     def before_step(self, call: Callable[[Optimizer], None]) -> None:
-        """Have something done before each step. Gradients are changed by `change_gradients`."""
+        """Call a function before each step. To change gradients, use `change_gradients`."""
         self._before.append(call)
 
     def change_gradients(self, call: Callable[[Optimizer, StepDecision], None]) -> None:
-        """Have gradients changed for each step, once the watcher has measured them."""
+        """Call a function that changes gradients at each step, after the watcher has measured them."""
 
         def change(optimizer: Optimizer, decision: StepDecision) -> None:
             if self.watcher.probes.here():
@@ -109,19 +110,19 @@ class Experiment:
         self.watcher.steps.guard.add_change(change)
 
     def after_step(self, call: Callable[[Optimizer], None]) -> None:
-        """Have something done after each step, after the watcher has looked at the result."""
+        """Call a function after each step, after the watcher has read the result."""
         self._after.append(call)
 
     def add_facts(self, call: Callable[[ExperimentFacts], ExperimentFacts]) -> None:
-        """Have the facts completed, each time they are written."""
+        """Register a function that completes the facts each time they are written."""
         self._add_facts.append(call)
 
     def number(self, optimizer: Optimizer) -> int:
-        """Which step of the experiment an optimizer is in, counted from 0."""
+        """The step of the experiment that an optimizer is in, counted from 0."""
         return self.watcher.steps.record_of(optimizer).series.count - self.first_step
 
     def alter(self, owner: Any, name: str, change: ChangeArguments) -> None:
-        """Let `change(args, kwargs)` give a function other arguments; `None` leaves them."""
+        """Let `change(args, kwargs)` return other arguments for a function; `None` keeps them."""
 
         def call(original: Any, args: Any, kwargs: Any) -> Any:
             args, kwargs = self.safely(change, args, kwargs) or (args, kwargs)
@@ -130,7 +131,7 @@ class Experiment:
         self.wrapping.around(owner, name, call)
 
     def replace(self, owner: Any, name: str, change: ChangeResult) -> None:
-        """Let `change(result, args, kwargs)` return something else in the place of a function's result."""
+        """Let `change(result, args, kwargs)` return another result for a function."""
 
         def call(original: Any, args: Any, kwargs: Any) -> Any:
             result = original(*args, **kwargs)
@@ -140,7 +141,7 @@ class Experiment:
         self.wrapping.around(owner, name, call)
 
     def safely(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a part of the change. If that fails, the change is given up and the script goes on without it."""
+        """Apply a part of the change. If it raises, the change is abandoned and the script continues without it."""
         if self.problem or not self.watcher.state.active:
             return None
         try:
@@ -153,7 +154,7 @@ class Experiment:
     # The end of the run
 
     def follow(self) -> None:
-        """From here on steps are followed. Called after the watcher has put its own hooks on."""
+        """Start to follow the steps. Called after the watcher has installed its own hooks."""
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self.watcher.probes.here():
@@ -187,7 +188,7 @@ class Experiment:
     def _due(self) -> str:
         order, state = self.order, self.watcher.state
         done = max(state.steps, state.backwards if not self.watcher.optimizers.all else 0)
-        # A scaler that skips every step leaves backwards without steps.
+        # If a scaler skips every step, backward passes are not followed by steps.
         done = max(done, state.backwards // 4 if not state.steps else 0)
         if order.get("parent") and os.getppid() != order["parent"]:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -212,7 +213,7 @@ class Experiment:
         raise Enough(0)
 
     def as_facts(self) -> ExperimentFacts:
-        """What the change did."""
+        """The effect of the change."""
         facts = ExperimentFacts(
             change=self.order.get("change"),
             acted=self.acted,
@@ -230,7 +231,7 @@ class Experiment:
 
 
 def _is_broken(watcher: Watcher) -> bool:
-    """Whether so many losses in a row are not finite that the run will not recover."""
+    """Whether so many consecutive losses are not finite that the run will not recover."""
     held = max(watcher.optimizers.all, key=lambda item: item.series.count, default=None)
     rows = (held.series if held is not None and held.series.count else watcher.backward.series).rows
     last = [row.get("loss") for row in rows[-BROKEN_STEPS:]]
@@ -238,7 +239,7 @@ def _is_broken(watcher: Watcher) -> bool:
 
 
 def _seen_in(optimizer: Optimizer, seen: ExperimentDevices) -> ExperimentDevices:
-    """What was seen so far, with the devices and types of an optimizer's parameters."""
+    """The devices and dtypes recorded so far, with those of an optimizer's parameters."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     devices = {*seen.devices, *(tensor.device.type for tensor in tensors)}
     dtypes = {*seen.dtypes, *(str(tensor.dtype) for tensor in tensors)}

@@ -1,7 +1,7 @@
-"""Gradients: clipped to norm 1, or not applied where a batch is the cause.
+"""Gradients: clipped to norm 1, or not applied for a suspected batch.
 
-Both act right before an optimizer steps, when a scaler has already unscaled (fused optimizers unscale inside the step:
-their scale is taken into account). Optimizers that compute gradients in a closure are out of reach.
+Both act right before an optimizer steps, after a scaler has unscaled. (Fused optimizers unscale inside the step: their
+scale is taken into account.) Optimizers that compute gradients in a closure are not supported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 1.0
 
 
 def clip(experiment: Experiment) -> None:
-    """The gradient norm of each optimizer is at most 1. What is not finite stays as it is."""
+    """Limit the gradient norm of each optimizer to 1. Non-finite gradients stay as they are."""
 
     def before(optimizer: Optimizer, decision: StepDecision) -> None:
         grads = [g for g in _gradients(optimizer) if g.layout is torch.strided]
@@ -44,7 +44,7 @@ def clip(experiment: Experiment) -> None:
 
 
 def skip_batches(experiment: Experiment) -> None:
-    """No step on a batch that failed in the baseline, nor on one whose loss or gradient is not finite."""
+    """Skip the steps on batches that failed in the baseline, and steps whose loss or gradient is not finite."""
     named = set(experiment.order.get("skip_steps") or ())
     hidden: list[list[tuple[Tensor, Tensor]]] = []
 

@@ -1,12 +1,12 @@
-"""Which files a run of `surefoot bisect` or `surefoot replay` may change, and the hook that watches over it.
+"""Which files a run of `surefoot bisect` or `surefoot replay` may change, and the hook that enforces it.
 
-The run works in a scratch folder that looks like the script's own (see `experiments.scratch_folder`): what it writes
-there is thrown away. What is only linked there, from beside or above the working directory, becomes a file of its own
-before it is written to. And a file elsewhere that was there before the experiments began is not written to, renamed or
-removed: the script gets a `PermissionError`, and `surefoot bisect` says why.
+The run works in a scratch folder that looks like the script's own (see `experiments.scratch_folder`); what it writes
+there is discarded. A file that is only linked there, from beside or above the working directory, is replaced with a
+copy before it is written to. A file elsewhere that existed before the experiments began cannot be written to, renamed
+or removed: the script gets a `PermissionError`, and `surefoot bisect` prints the reason.
 
-This is done by an audit hook, which is called for every file that Python opens. It is in place before the script
-begins, so nothing is imported here that takes long. Caches may be written.
+An audit hook does this; Python calls it for every file that it opens. The hook is installed before the script begins,
+so this module imports nothing that takes long. Caches may be written.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def free_folders() -> list[str]:
 
 
 def missing_caches(temporary: str) -> dict[str, str]:
-    """Settings that put caches into a temporary folder, for those whose own folder is not there.
+    """Settings that move caches whose folder does not exist into a temporary folder.
 
-    A run that may not write into the home folder could not make them.
+    A run that may not write to the home folder could not create them.
     """
     own = {"XDG_CACHE_HOME": "~/.cache", "CUDA_CACHE_PATH": "~/.nv", "TRITON_HOME": "~/.triton"}
     return {
@@ -50,13 +50,13 @@ class WriteRules(TypedDict, total=False):
     """Which files a run may change: a part of its order."""
 
     scratch: str
-    """The folder of the run's own copies, which may be written to."""
+    """The folder with the run's own copies, which may be written to."""
     out: str | None
     """The folder of the results, which may be written to."""
     writable: list[str]
     """Other folders that may be written to."""
     began: float
-    """When the runs began, in seconds since the epoch: older files elsewhere are the user's."""
+    """When the runs began, in seconds since the epoch: older files elsewhere belong to the user."""
 
 
 class Protected(Protocol):
@@ -73,7 +73,7 @@ class Protected(Protocol):
 
 
 class Files:
-    """What is known of a run's files before there is a run."""
+    """The state of the write protection before there is a run."""
 
     def __init__(self, order: WriteRules) -> None:
         self.order = order
@@ -82,11 +82,11 @@ class Files:
 
 
 _early: list[Guard] = []
-"""The guard that was there before torch was."""
+"""The guard that was installed before torch was imported."""
 
 
 def guard_early(order: WriteRules) -> None:
-    """Watch over the files from here on; `guard_for` says later whose they are."""
+    """Protect the files from now on; `guard_for` assigns the guard to a run later."""
     _early.append(Guard(Files(order)))
     sys.addaudithook(_early[0].on_audit)
 
@@ -103,7 +103,7 @@ def guard_for(run: Protected) -> Guard:
 
 
 class Guard:
-    """Knows which files are whose."""
+    """Decides which files may be written."""
 
     def __init__(self, run: Protected) -> None:
         order = run.order
@@ -116,18 +116,18 @@ class Guard:
         self._busy = False
 
     def belongs_to(self, run: Protected) -> None:
-        """Tell another run of what is refused, what has been so far included."""
+        """Report refused files to another run, including those refused so far."""
         run.refused, run.outside = self._run.refused, self._run.outside
         self._run = run
 
     def on_audit(self, event: str, args: Any) -> None:
-        """Called with each audit event, before Python does what it announces."""
+        """Called with each audit event, before Python performs the operation."""
         try:
             self._check_event(event, args)
         except PermissionError:
             raise
         except Exception:
-            return  # an odd path: the script will be told so by what it called
+            return  # an invalid path: the called function raises its own error
 
     def _check_event(self, event: str, args: Any) -> None:
         if event == "open":
@@ -143,7 +143,7 @@ class Guard:
                 self.before_writing(args[1], keeps=True, follow=False)
 
     def before_writing(self, path: Any, keeps: bool, follow: bool = True) -> None:
-        """Make a link a file of its own; refuse what is the user's."""
+        """Replace a link with a copy, or refuse if the file belongs to the user."""
         if self._busy or os.getpid() != self._process or not isinstance(path, (str, bytes, os.PathLike)):
             return
         self._busy = True
@@ -159,7 +159,7 @@ class Guard:
             self._busy = False
 
     def make_own(self, path: Any) -> None:
-        """Make a link of the scratch folder a file of its own, and leave everything else as it is."""
+        """Replace a link in the scratch folder with a copy. Other paths are not changed."""
         if not self._busy and os.getpid() == self._process and isinstance(path, (str, bytes, os.PathLike)):
             self._busy = True
             try:
@@ -183,13 +183,13 @@ class Guard:
         if max(found.st_ctime, found.st_mtime) < self._began:
             self._run.refused = self._run.refused or path
             raise PermissionError(
-                f"{path} was there before surefoot ran this script again, and must not be changed by that. Have the "
+                f"{path} existed before surefoot ran this script again, and must not be changed. Make the "
                 "script write inside its working directory."
             )
 
 
 def _make_own(link: str, keeps: bool) -> None:
-    """Put a copy of the file, or nothing, in the place of a link to it."""
+    """Replace a link with a copy of the file, or with nothing."""
     import shutil
 
     target = os.path.realpath(link)

@@ -1,7 +1,7 @@
-"""What the model is given: noise instead of its inputs, or labels that belong to other rows.
+"""The inputs of the model: noise instead of its inputs, or labels that belong to other rows.
 
-Both look at calls: of a model with parameters, and of torch's loss functions. Inputs that are whole numbers (tokens)
-and losses written by hand are out of reach. The noise has a stream of its own.
+Both change calls: those of a model with parameters, and those of torch's loss functions. Integer inputs (tokens) and
+losses written by hand are not supported. The noise has its own random stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_en
 
 
 def synthesize_inputs(experiment: Experiment) -> None:
-    """While it trains, a model sees numbers of mean 0 and deviation 1 in the place of what it was given."""
+    """During training, replace the inputs of a model with numbers of mean 0 and deviation 1."""
     own = torch.Generator().manual_seed(0)
     depth = 0
 
@@ -53,7 +53,7 @@ def synthesize_inputs(experiment: Experiment) -> None:
 
 
 def shuffle_labels(experiment: Experiment) -> None:
-    """The targets of each batch are shuffled among its rows."""
+    """Shuffle the targets of each batch among its rows."""
     own = torch.Generator().manual_seed(0)
 
     def shuffled(target: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels that give the same result every time. On the CPU torch's own are all but a few deterministic already."""
+"""Deterministic kernels. On the CPU, all but a few of torch's kernels already are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def use_deterministic_kernels(experiment: Experiment) -> None:
-    """Turn them on for the whole run; operations that have none only warn, and memory is not filled."""
+    """Use deterministic kernels for the whole run. Operations that have none only warn, and memory is not filled."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings: Any = torch.utils.deterministic
     settings.fill_uninitialized_memory = False

@@ -1,7 +1,7 @@
-"""Which data come when: other batches, another seed, or the same few rows again and again.
+"""The order of the data: other batches, another seed, or the same few rows repeated.
 
-Generators that the script makes for itself with NumPy or Python are out of reach, and so are orders that were drawn
-before the optimizer was made; whoever judges the run compares the batches.
+Not covered: generators that the script creates with NumPy or Python, and orders that were drawn before the optimizer
+was created. The comparison of the batches shows whether the change had an effect.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from surefoot.experiments.changes.experiment import Experiment
 
 OTHER = 7_919
-"""What is added to a seed, or seeds what had none."""
+"""Added to a seed, or used as the seed where there was none."""
 FEW = 8
 """Rows of the tiny batch."""
 
 
 def change_order(experiment: Experiment) -> None:
-    """The weights begin as in the baseline, the batches are others.
+    """Keep the initial weights of the baseline, but use other batches.
 
-    All shared random streams move on when the first optimizer is made: weights and data exist by then. Loaders that go
-    through the data in order are shuffled.
+    All shared random streams advance when the first optimizer is created: weights and data exist by then. Loaders that
+    read the data in order are shuffled.
     """
     own = torch.Generator().manual_seed(OTHER)
     seed_torch = torch.manual_seed
@@ -48,7 +48,7 @@ def change_order(experiment: Experiment) -> None:
         experiment.acted += 1
 
     def permuted(result: Any, args: Any, kwargs: Any) -> Any:
-        """A permutation from a generator of the script's own, permuted once more."""
+        """A permutation from one of the script's own generators, permuted once more."""
         if not made or kwargs.get("generator") is None or not isinstance(result, Tensor):
             return None
         return result[torch.argsort(torch.rand(len(result), generator=own)).to(result.device)]
@@ -64,7 +64,7 @@ def change_order(experiment: Experiment) -> None:
 
 
 def change_seed(experiment: Experiment) -> None:
-    """Every whole number that something is seeded with becomes another one."""
+    """Replace every integer seed with another one."""
 
     def other(value: Any) -> Any:
         return (value + OTHER) % 2**32 if isinstance(value, int) and not isinstance(value, bool) else value
@@ -82,7 +82,7 @@ def change_seed(experiment: Experiment) -> None:
 
 
 def repeat_tiny_batch(experiment: Experiment) -> None:
-    """Wherever rows are drawn in an order, the first few are drawn again and again, from the first step on."""
+    """Wherever rows are drawn in an order, draw the first few again and again, from the first step on."""
     kept: dict[int, Tensor] = {}
     made = False
 

@@ -1,8 +1,8 @@
-"""The script's files stay as they are while it is run again and again.
+"""Protects the script's files while it is run repeatedly.
 
-`guard` watches over every file that Python opens; here `torch.save` and safetensors are looked at too, which open files
-by themselves. Files that other native libraries open under absolute paths, and those of processes that the script
-starts, are not seen here: `surefoot bisect` has the kernel confine its runs where it can (`experiments`).
+`guard` checks every file that Python opens. This module also covers `torch.save` and safetensors, which open files
+themselves. Files that other native libraries open by absolute path, and files of processes that the script starts, are
+not seen here: `surefoot bisect` lets the kernel confine its runs where possible (`experiments.sandbox`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def protect(run: Protected) -> None:
-    """Watch over every file that is written from now on."""
+    """Check every file that is written from now on."""
     guard = guard_for(run)
 
     def saves(position: int, name: str) -> Callable[..., Any]:
@@ -34,5 +34,5 @@ def protect(run: Protected) -> None:
         return call
 
     around(torch.serialization, "save", saves(1, "f"))
-    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust, which no audit hook sees
+    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust: audit hooks do not see it
         around(module, "serialize_file", saves(1, "filename"))

@@ -1,9 +1,9 @@
-"""Number formats: float32 in the place of fp16 and bf16, or bf16 in the place of fp16.
+"""Number formats: float32 instead of fp16 and bf16, or bf16 instead of fp16.
 
-Autocast regions are entered with another format or not at all, casts and factories that ask for the format are given
-the other one, and gradient scalers are turned off (neither format needs one). Not reached: formats chosen inside
-compiled or scripted code, and tensors that come out of a file in half precision. If weights are still in the old
-format at the first step, the run says so.
+Autocast regions are entered with another format or not at all, casts and factories that ask for the format get the
+other one, and gradient scalers are disabled (neither format needs one). Not covered: formats chosen inside compiled or
+scripted code, and tensors that are loaded from a file in half precision. If weights still have the old format at the
+first step, the run records a note.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TYPE_WORDS = {"torch.HalfTensor": torch.float16, "torch.BFloat16Tensor": torch.
 
 
 def use_fp32(experiment: Experiment) -> None:
-    """Everything in float32."""
+    """Use float32 everywhere."""
     _replace(experiment, (torch.float16, torch.bfloat16), torch.float32)
 
 
 def use_bf16(experiment: Experiment) -> None:
-    """Bf16 wherever the script uses fp16."""
+    """Use bf16 wherever the script uses fp16."""
     _replace(experiment, (torch.float16,), torch.bfloat16)
 
 
@@ -72,7 +72,7 @@ def _replace(experiment: Experiment, old: tuple[torch.dtype, ...], new: torch.dt
 
 
 def _redirect(experiment: Experiment, owner: Any, name: str, instead: str) -> None:
-    """`model.half()` does what `model.float()` does."""
+    """Make `model.half()` do what `model.float()` does."""
     target = getattr(owner, instead)
 
     def call(original: Any, args: Any, kwargs: Any) -> Any:

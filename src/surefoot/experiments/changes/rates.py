@@ -1,7 +1,7 @@
 """The learning rate: divided, or warmed up.
 
-The rate is changed for the length of each step only, and put back as it was: schedulers, and scripts that set
-`group["lr"]` by hand, never see another value than their own. Updates without an optimizer are out of reach.
+The rate is changed only during each step and restored afterwards, so schedulers, and scripts that set `group["lr"]`,
+only see their own values. Updates without an optimizer are not supported.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def divide_rate(experiment: Experiment, by: float) -> None:
-    """Every step with a lower rate."""
+    """Take every step with a lower rate."""
     _scale_steps(experiment, lambda step: 1.0 / by)
 
 
 def warm_up(experiment: Experiment) -> None:
-    """A rate that grows linearly from nearly nothing over the first steps, on top of what the script does with it."""
+    """Increase the rate linearly from almost 0 over the first steps, on top of the script's own schedule."""
     length = int(experiment.order.get("warmup_steps") or 100)
     _scale_steps(experiment, lambda step: min(1.0, (step + 1) / length))
 
 
 def _scale_steps(experiment: Experiment, factor: Callable[[int], float]) -> None:
     stack: list[list[tuple[MutableMapping[str, Any], float | Tensor]]] = []
-    """The rates to put back; an optimizer that steps another one makes two levels."""
+    """The rates to restore. An optimizer that steps another one needs two levels."""
 
     def before(optimizer: Optimizer) -> None:
         changed = {id(group) for level in stack for group, _ in level}

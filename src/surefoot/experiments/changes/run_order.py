@@ -8,16 +8,16 @@ from surefoot.experiments.changes.guard import WriteRules
 
 
 class RunOrder(WriteRules, total=False):
-    """What a run is ordered to do. `Children` adds the parent and the folders."""
+    """The order of a run. `Children` adds the parent and the folders."""
 
     change: str | None
     """The name of the change, as in `experiments.plan`; `None` runs the script unchanged."""
     seconds: float
-    """The run ends after so much time."""
+    """The run ends after this time."""
     steps: int
-    """The run ends after so many steps."""
+    """The run ends after this many steps."""
     parent: int
-    """The process that started the run, without which it ends."""
+    """The process that started the run. The run ends if this process ends."""
     warmup_steps: int
     """`warm-up`: how many steps the learning rate takes to reach the script's own."""
     skip_steps: list[int]

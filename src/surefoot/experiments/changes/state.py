@@ -1,4 +1,4 @@
-"""The optimizer's memory: its moments forgotten, its eps moved."""
+"""The optimizer's state: its moments reset, its eps changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 USUAL_EPS = 1e-8
 LARGE_EPS = 1e-4
-"""Where eps is already usual: large enough to shorten steps whose second moment is near 0."""
+"""Used if eps already has a usual value: large enough to shorten steps whose second moment is near 0."""
 
 
 def reset_moments(experiment: Experiment) -> None:
-    """Moments and step counts start over right before the baseline's failing step, and after a state is loaded."""
+    """Reset moments and step counts right before the baseline's failing step, and after a state is loaded."""
     at = experiment.order.get("reset_at")
 
     def before(optimizer: Optimizer) -> None:
@@ -33,7 +33,7 @@ def reset_moments(experiment: Experiment) -> None:
 
 
 def _forget(optimizer: Optimizer) -> bool:
-    """Zero what the optimizer remembers of each parameter, in place: some never create it anew."""
+    """Set the optimizer's state of each parameter to zero, in place: some optimizers never create it again."""
     found = False
     with WithoutHooks():
         for state in optimizer.state.values():
@@ -47,7 +47,7 @@ def _forget(optimizer: Optimizer) -> bool:
 
 
 def change_eps(experiment: Experiment) -> None:
-    """An unusual eps becomes 1e-8; a usual one becomes 1e-4."""
+    """Replace an unusual eps with 1e-8, and a usual one with 1e-4."""
 
     def before(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -63,5 +63,5 @@ def change_eps(experiment: Experiment) -> None:
 
 
 def other_eps(eps: float) -> float:
-    """The eps to try instead."""
+    """The eps to try."""
     return LARGE_EPS if 1e-9 <= eps <= 1e-6 else USUAL_EPS

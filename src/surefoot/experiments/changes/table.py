@@ -1,4 +1,4 @@
-"""The changes by name. What they are called in full, and in which order they are tried: `experiments.plan`."""
+"""The changes by name. Their titles and the order in which they are tried are in `experiments.plan`."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ INSTALL: dict[str, Callable[[Experiment], None]] = {
 
 
 def install(name: str, experiment: Experiment) -> None:
-    """Make one change."""
+    """Apply one change."""
     experiment.safely(INSTALL[name], experiment)

@@ -1,1 +1,1 @@
-"""Checkpoints: one folder each, whole or not there, safe to load; when to save, what to keep, what to load."""
+"""Checkpoints: one folder each, complete or absent, safe to load; when to save, what to keep, what to load."""

@@ -1,12 +1,12 @@
-"""A checkpoint as one plain safetensors file, and back; and what `surefoot checkpoints` says about a folder.
+"""Export of a checkpoint to one plain safetensors file, import, and the listing of `surefoot checkpoints`.
 
-`export_state` puts the parts of all processes together and writes one file: every tensor whole under its path in the
-state, and the rest of the state as text in the file's header. Any program that reads safetensors reads the tensors;
-`import_state` makes a checkpoint of it again, which any number of processes can resume from. `export_weights` writes
-the weights of the models alone, under the names that `load_state_dict` expects.
+`export_state` combines the parts of all processes in one file: every tensor completely under its path in the state, and
+the rest of the state as text in the file's header. Any program that reads safetensors can read the tensors;
+`import_state` converts the file back to a checkpoint, which any number of processes can resume from. `export_weights`
+writes only the weights of the models, under the names that `load_state_dict` expects.
 
-Of what each process has for itself (random streams, place in the data, statistics of batch norm) the file has that of
-rank 0. The state is put together in host memory.
+Values that differ between processes (random streams, position in the data, batch norm statistics) are those of rank 0.
+The state is assembled in host memory.
 """
 
 from __future__ import annotations

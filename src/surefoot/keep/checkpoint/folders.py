@@ -1,12 +1,12 @@
-"""Folders that appear whole or not at all, and the leftovers of those that were being written.
+"""Folders that appear completely or not at all, and the cleanup of unfinished ones.
 
-A new folder is filled under a hidden name beside its place, synced to the disk and renamed. One that is already there
-is moved aside first, and put back by `sweep` should the process die in between. A folder that is deleted gets a hidden
-name first, so that half a folder is never visible.
+A new folder is written under a hidden name in the same directory, synced to disk and renamed. An existing one is moved
+aside first, and restored by `sweep` if the process dies in between. A folder that is deleted gets a hidden name first,
+so that half a folder is never visible.
 
-Hidden names say which process they belong to, by its number and when it started (numbers are used again, most of all in
-containers): leftovers of dead processes can be told from work in progress on the same machine. A process on another
-machine cannot be seen; give each rank its own names.
+Hidden names contain the id and the start time of their process (ids are reused, especially in containers), so that
+leftovers of dead processes can be distinguished from work in progress on the same machine. A process on another machine
+is not visible; give each rank its own names.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What lies in a folder of checkpoints: which steps are whole, which is best, which may go.
+"""The contents of a folder of checkpoints: which steps are complete, which is best, which may be deleted.
 
-Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it by itself.
-A step is whole when all parts are there, by the number of processes that each part's manifest names, and all are of one
-session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones. Nothing
-else is written down: what is last, good or best follows from the manifests every time, so there is no pointer that
-could be wrong.
+Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it
+independently. A step is complete if all parts exist, by the number of processes in each part's manifest, and all are of
+one session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones.
+Nothing else is stored: which step is last, good or best is derived from the manifests every time, so no pointer can be
+wrong.
 
-A save that is not good never takes the place of a good one of the same step: it goes beside it, under a name of its own
-(`step-00001000.evidence`), and is loaded by its path alone.
+A save that is not good never replaces a good one of the same step: it is written under another name
+(`step-00001000.evidence`), and loaded only by its path.
 
-Newest means saved last: after a rollback a lower step is the newer one. Saves are numbered, since clocks are set back.
+Newest means saved last: after a rollback, a lower step is the newer one. Saves are numbered, because clocks can be set
+back.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class CheckpointListing:
 
     @property
     def fault(self) -> str | None:
-        """Why the step is not whole, as far as can be told without reading the tensors."""
+        """Why the step is not complete, as far as is known without reading the tensors."""
         if self.faults:
             return self.faults[0]
         if missing := self.missing:
@@ -126,7 +127,7 @@ class CheckpointListing:
 
     @property
     def metric_given(self) -> bool:
-        """Whether somebody chose that metric; a makeshift does not compete with it."""
+        """Whether the user chose that metric; a default metric is not compared with it."""
         return self.first.facts.get("metric_given") is not False
 
 

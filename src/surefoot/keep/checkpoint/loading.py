@@ -1,8 +1,8 @@
-"""Choose a checkpoint and read it, every byte verified; pass over a damaged one with a warning.
+"""Choose a checkpoint and read it, verifying every byte; skip a damaged one with a warning.
 
-Of a step that several processes saved, each verifies every part, though it needs its own alone: a rank that found its
-part damaged and fell back by itself would train on with another state than the rest. That costs reading everything on
-every rank, and needs no communication between them. Ranks that agree afterwards on what they load share the work.
+Each process verifies every part of a step, although it only needs its own: a rank that found its part damaged and fell
+back alone would continue with another state than the rest. That means reading everything on every rank, but no
+communication. Ranks that agree afterwards on what they load share the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Loaded:
     tree: Any
     """The state as it was saved, its tensors on the CPU."""
     facts: SaveFacts
-    """What the manifest tells: `finite`, `quiet`, `reasons`, `metric`, versions."""
+    """The facts in the manifest: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
 
 @dataclass(frozen=True)

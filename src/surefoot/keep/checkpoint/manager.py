@@ -1,8 +1,8 @@
 """`CheckpointManager`: when to save, in the background, what to keep, and what to load.
 
-A save copies the state (training waits for that alone) and hands it to a short-lived thread, which writes one folder
-(`storage.py`) and then deletes what is no longer needed (`listing.py`). `writer.py` has that thread, `loading.py` the
-way back.
+A save copies the state (training waits only for that) and passes it to a short-lived thread, which writes one folder
+(`storage.py`) and then deletes what is no longer needed (`listing.py`). `writer.py` contains that thread, `loading.py`
+the loading.
 
 A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept separately as evidence: it
 is never the best, `load("good")` never returns it, and it never replaces a good one of the same step.
@@ -10,7 +10,7 @@ is never the best, `load("good")` never returns it, and it never replaces a good
 With a full disk or a vanished folder training continues, the save stays due, and a warning is logged at growing
 intervals (`failed_saves.py`). Only a state that cannot be saved at all raises, in the caller, at the first save.
 
-Of two processes that would save into one folder the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
+If two processes save into one folder, the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
 it is made, a manager alone at its first save. Loading needs no lock.
 
 With several processes every rank saves its part at the same step, by itself. So that they stay in step, saves fall on
@@ -63,13 +63,13 @@ _CLOCKS_DIFFER = (
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint, as its manifest tells it."""
+    """One checkpoint, as described by its manifest."""
 
     step: int
     path: Path
-    """The folder; of several processes, the part of this one."""
+    """The folder; with several processes, the part of this one."""
     good: bool
-    """Finite and quiet: something to go back to."""
+    """Finite, and no detector had raised an alarm: usable for a rollback."""
     finite: bool
     quiet: bool
     best: bool
@@ -121,13 +121,13 @@ class Due:
         return time.monotonic() - self._saved_at >= 60 * self._every_minutes
 
     def begin(self, step: int) -> int:
-        """A save of this step starts; gives what `end` must be told."""
+        """A save of this step starts; returns the argument for `end`."""
         self._take_in()
         self._under_way = self._begun = step
         return self._line
 
     def end(self, step: int, line: int, good: bool) -> None:
-        """The save is over; may be called from another thread."""
+        """The save has ended; may be called from another thread."""
         self._ended.append((step, line, good, time.monotonic()))
 
     def restart(self, step: int) -> None:
@@ -153,7 +153,7 @@ class Due:
 
 
 class CheckpointManager:
-    """Saves a training state every so often, keeps what is worth keeping, and loads what is whole.
+    """Saves a training state at intervals, keeps the good ones, and loads complete ones.
 
     >>> import tempfile, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -225,12 +225,12 @@ class CheckpointManager:
 
     @property
     def last_error(self) -> BaseException | None:
-        """What the last save failed of; `None` after one that worked."""
+        """The error of the last save; `None` after a successful one."""
         return self._writer.failed_saves.last_error
 
     @property
     def busy(self) -> bool:
-        """Whether a save would be put off, since another is being written. Several processes wait instead."""
+        """Whether a save would be postponed, because another is being written. Several processes wait instead."""
         return self.world_size == 1 and self._writer.is_busy
 
     @property
@@ -239,11 +239,11 @@ class CheckpointManager:
         return self._writer.following is not None
 
     def drop_next(self) -> None:
-        """Forget the state that waits for the one that is being written."""
+        """Drop the state that waits for the one that is being written."""
         self._writer.drop_next()
 
     def belong_to(self, owner: object) -> None:
-        """What is saved is the state of this owner from here on; `check_owner` refuses an earlier one."""
+        """From now on, the state of this owner is saved; `check_owner` refuses an earlier one."""
         self._owner = weakref.ref(owner)
 
     def check_owner(self, owner: object) -> None:
@@ -284,7 +284,7 @@ class CheckpointManager:
         after_busy: bool = False,
         session: str | None = None,
     ) -> bool:
-        """Save a state in the background. True if it is under way; if `blocking`, if it is on the disk.
+        """Save a state in the background. True if it has started; with `blocking`, if it is on disk.
 
         Args:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
@@ -321,7 +321,7 @@ class CheckpointManager:
         return self.last_error is None if blocking else True
 
     def wait(self) -> None:
-        """Return when nothing is being written any more."""
+        """Wait until nothing is being written."""
         self._writer.wait()
 
     def __enter__(self) -> CheckpointManager:
@@ -332,7 +332,7 @@ class CheckpointManager:
         self._claim.release()
 
     def set_aside(self, after_step: int) -> None:
-        """The run has gone back: what this rank saved of later steps becomes evidence, which is loaded by path alone.
+        """After a rollback: this rank's checkpoints of later steps become evidence, which is loaded only by its path.
 
         Waits for one that is being written. A folder that cannot be renamed is left as it is, with a warning.
         """
@@ -350,7 +350,7 @@ class CheckpointManager:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Those that are whole as far as manifests and sizes tell, newest first."""
+        """The checkpoints that are complete according to manifests and sizes, newest first."""
         newest_first = whole_ones(listed_steps(self._place))
         best = by_metric(newest_first)[:1]
         return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
@@ -364,7 +364,7 @@ class CheckpointManager:
         place: Callable[[SavedParts], Any] | None = None,
         shares_verifying: bool = False,
     ) -> Loaded | None:
-        """Read a state back, every byte verified. Waits for one that is being written.
+        """Read a state, verifying every byte. Waits for one that is being written.
 
         `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
         lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
@@ -395,11 +395,11 @@ class CheckpointManager:
         return loaded
 
     def newest_good_age(self, step: int) -> str:
-        """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
+        """A sentence with the age of the newest good checkpoint at this step: what a crash would cost."""
         return newest_good_age(self._place, step)
 
     def __reduce__(self) -> Any:
-        """A copy has the settings, and no writer."""
+        """A copy has the settings, but no writer."""
         settings = ("every_steps", "every_minutes", "keep_last", "keep_evidence", "signals")
         rank, world_size = self._given
         made = partial(type(self), rank=rank, world_size=world_size, **{name: getattr(self, name) for name in settings})

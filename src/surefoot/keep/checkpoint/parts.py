@@ -69,7 +69,7 @@ class SavedParts:
         self.same_ranks = self.count == world_size
         """Whether there are as many now."""
         self.base = rank % self.count
-        """The rank whose part this process goes on from."""
+        """The rank whose part this process continues from."""
         for each, path in sorted(listing.paths.items()):
             if not shares_verifying or each % world_size == rank:
                 verify(path)
@@ -77,7 +77,7 @@ class SavedParts:
 
     @property
     def facts(self) -> SaveFacts:
-        """The facts of the part that this process goes on from."""
+        """The facts of the part that this process continues from."""
         return self._part(self.base).facts
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Marked: TypeAlias = dict[str, object]
-"""A JSON object that stands for something JSON does not have: its kind under `MARK`, and what belongs to it."""
+"""A JSON object that represents a value of a kind that JSON lacks: its kind under `MARK`, and its contents."""
 MARK = "$"
 """The key by which an object is known to stand for something that JSON does not have."""
 
@@ -113,7 +113,7 @@ class _Reader:
 
 
 def as_noted(stored: Tensor, kind: Any, shape: Any) -> Tensor:
-    """A tensor as it was, from what is in the file and what was noted about it."""
+    """The original tensor, from the contents of the file and its description."""
     if kind == "complex":
         return torch.view_as_complex(stored)
     return stored if kind is None else stored.view(read_dtype(kind)).reshape(_shape(shape))

@@ -1,9 +1,9 @@
-"""Selects the checkpoint to load, when several processes have to load the same one.
+"""Selects the checkpoint to load if several processes have to load the same one.
 
-Ranks look at the folder at different times, and a disk that one of them sees may lag behind. So each reads what it
-finds, the first rank's choice counts, and it is taken if every rank can read it; else the next older one is tried.
-Ranks that cannot agree all stop with an error: one that went on by itself would train on another state than the rest,
-or wait for them indefinitely. A process that trains alone agrees with itself.
+Ranks read the folder at different times, and the disk of one may lag behind. So each reads what it finds, the first
+rank's choice counts, and it is used if every rank can read it; otherwise the next older one is tried. Ranks that cannot
+agree all stop with an error: one that continued alone would train with another state than the rest, or wait for them
+indefinitely.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CheckpointSelector:
             return error
 
     def _refuse_unless_new(self, found: Loaded | CheckpointError | None, passed_over: set[int]) -> None:
-        """The first rank has nothing to load. Fine if nobody has; else all stop, or each would train on alone."""
+        """The first rank has nothing to load. If others have, all stop; otherwise each would continue alone."""
         if not self._ranks.any(found is not None or bool(passed_over)):
             return
         if isinstance(found, Exception):

@@ -149,7 +149,7 @@ def _layout(
 
 
 def _split(indices: Tensor, count: int) -> list[Tensor]:
-    """The indices in so many parts, the last of which may be empty, as torch cuts a shard."""
+    """The indices in this many parts, the last of which may be empty, as torch splits a shard."""
     from torch.distributed.tensor import Shard
 
     return Shard(0)._split_tensor(indices, count, with_padding=False, contiguous=True)[0]
@@ -243,7 +243,7 @@ def _copy(target: Tensor, wanted: ShardLayout, held: ShardLayout, read: Callable
 
 
 def _checked(found: Tensor, expected: Tensor) -> Tensor:
-    """What was read, if it is what its layout says."""
+    """What was read, if it matches its layout."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise CheckpointError(
             f"a shard in the checkpoint is {found.dtype} of shape {tuple(found.shape)} where its layout says "

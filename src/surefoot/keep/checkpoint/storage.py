@@ -101,7 +101,7 @@ class Manifest:
 
 
 def write(folder: Path, tree: Any, facts: SaveFacts, *, step: int, unchecked: Collection[str] = ()) -> Manifest:
-    """Write a state as the checkpoint `folder`, at once or not at all.
+    """Write a state as the checkpoint `folder`, completely or not at all.
 
     What `unchecked` names may hold NaN and Inf: keys of the tree, or paths in it as "models.0.mask".
     """
@@ -163,7 +163,7 @@ def _checksum(content: dict[str, object]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest, if it is what was written. The other files must be there with the right size; no more is looked at.
+    """The manifest, if it is intact. The other files must exist with the right size; nothing else is checked.
 
     Raises `CheckpointError`.
     """

@@ -133,7 +133,7 @@ _DICTIONARIES: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict
 
 
 class Flattened:
-    """A state whose tensors have been taken out: `plain` is made at once, their names when they are asked for.
+    """A state without its tensors: `plain` is made immediately, their names on demand.
 
     Training waits for the first part alone. It takes all that can still change or be refused; naming many tensors and
     finding those that are one takes longer, and is done by the thread that writes.
@@ -271,7 +271,7 @@ def odd_kind(tensor: Tensor) -> str | None:
 
 
 def _storable(tensor: Tensor) -> tuple[Tensor, Marked]:
-    """The tensor in a dtype that the file format has, and what to note so that it comes back."""
+    """The tensor in a dtype that the file format supports, and the description needed to restore it."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype in STORED_AS_IS:

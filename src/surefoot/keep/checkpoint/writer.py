@@ -1,11 +1,11 @@
 """Writes checkpoints in the background, one at a time, and deletes what is no longer needed.
 
-A state that was copied is handed to a short-lived thread. The thread is not a daemon: a script that ends waits for its
-last checkpoint. One more state can wait for that thread; a newer one takes its place. Whatever fails there is logged
-(`failed_saves.py`), the save stays due, and training continues.
+A copied state is passed to a short-lived thread. The thread is not a daemon: a script that ends waits for its last
+checkpoint. One more state can wait for that thread; a newer one replaces it. Failures are logged (`failed_saves.py`),
+the save stays due, and training continues.
 
-`FolderClaim` keeps other processes from saving into the same folder, for as long as the manager or a thread that is
-writing for it exists.
+`FolderClaim` prevents other processes from saving into the same folder while the manager, or a thread that writes for
+it, exists.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ class SaveEvents:
 
 
 class FolderClaim:
-    """The locks of this process on a run folder, by rank. They are released when nobody refers to the claim."""
+    """The locks of this process on a run folder, by rank.
+
+    They are released when there are no references to the claim.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,7 +120,7 @@ class CheckpointWriter:
         self.events = SaveEvents()
         self.failed_saves = FailedSaves()
         self.has_saved = False
-        """Whether a state was flattened and handed to the disk before."""
+        """Whether a state has been flattened and written to disk before."""
         self._thread: threading.Thread | None = None
         self.following: SaveJob | None = None
         """The state that waits for the one that is being written."""
@@ -154,7 +157,7 @@ class CheckpointWriter:
         self._take(None)
 
     def start(self, job: SaveJob, blocking: bool) -> None:
-        """Write a state in a thread, after the one that is being written; at once if `blocking` or without threads."""
+        """Write a state in a thread, after the one being written; immediately if `blocking` or without threads."""
         # When the main thread is over, at exit, nobody waits for new threads any more.
         if blocking or not threading.main_thread().is_alive():
             self.wait()

@@ -1,1 +1,1 @@
-"""The place in the data: a restarted script goes on with the very next batch and the very next random number."""
+"""The position in the data: a restarted script continues with exactly the next batch and the next random number."""

@@ -1,4 +1,4 @@
-"""The data position: a restarted script goes on with the very next batch.
+"""The data position: a restarted script continues with exactly the next batch.
 
     for epoch in position.epochs(3):
         for batch in position.follow(loader):
@@ -153,7 +153,7 @@ class DataPosition:
         return Mark(passes, self._generators.read())
 
     def back_to(self, mark: Mark) -> bool:
-        """The draw was broken off: undo it. What it handed out, if anything, has reached nobody.
+        """The draw was interrupted: undo it. Its batch, if any, has not been used.
 
         Returns whether all of it is undone. If a pass has ended and the next begun since the mark, the position is
         before the first batch of that one, and the random numbers drawn for this batch stay drawn.
@@ -226,7 +226,7 @@ class DataPosition:
             self._streams_at_end = read_streams()
 
     def _reach(self, after_positioning: Callable[[], None] | None) -> None:
-        """The position is found: everything goes on from where it was saved."""
+        """The position is reached: everything continues from where it was saved."""
         self._target = None
         self._waiting = set()
         self._generators.put_back()
@@ -247,7 +247,7 @@ class Mark(NamedTuple):
     """A position between two batches."""
 
     passes: list[tuple[LoaderPass, int, int]]
-    """Each pass under way, with its batches handed out and failed."""
+    """Each active pass, with its used and failed batches."""
     generators: dict[int, Any]
 
 
@@ -382,7 +382,7 @@ def place_of(position: DataPosition) -> DataPlace:
 
 
 def why_not_again(position: DataPosition) -> str | None:
-    """Why the batches under way cannot be drawn once more; `None` if they can."""
+    """Why the current batches cannot be drawn again; `None` if they can."""
     owners = [owner for each in position._open.values() if (owner := each.owner()) is not None]
     if position.pending or not owners:
         return "batches are not drawn from `stabilizer.resume(loader)`"

@@ -1,8 +1,8 @@
-"""How far the loops over `epochs()` are, so that finished epochs are not entered again after a restart.
+"""The progress of loops over `epochs()`, so that completed epochs are not repeated after a restart.
 
-Loops are distinguished by their order. One that was broken out of counts as ended once something new begins; until then
-it is still under way, since the reason may be that the program is being stopped. A loop inside a loop is a plain
-`range`: the passes in it find their place by themselves.
+Loops are identified by their order. A loop that was left with `break` counts as ended when something new begins; until
+then it is still active, because the program may be stopping. A loop inside a loop is a plain `range`: its passes find
+their position themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LoopsState(TypedDict):
 
 
 class EpochLoops:
-    """The loops over epochs of a run: those that ended, and the one under way."""
+    """The loops over epochs of a run: those that ended, and the current one."""
 
     def __init__(self, state: LoopsState | None = None) -> None:
         self._ends: list[int] = [] if state is None else list(state["ends"])
@@ -34,7 +34,7 @@ class EpochLoops:
 
     @property
     def done(self) -> int:
-        """Epochs that the loop under way has behind it."""
+        """Completed epochs of the current loop."""
         return self._done
 
     def settle(self) -> None:

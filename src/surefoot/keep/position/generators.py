@@ -103,7 +103,7 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _in_globals(names: Mapping[str, Any], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Generators at the top level of a module, where scripts keep theirs; each module is looked at once."""
+    """Generators at the top level of a module, where scripts keep theirs; each module is searched once."""
     if id(names) in seen:
         return
     seen[id(names)] = names
@@ -111,7 +111,7 @@ def _in_globals(names: Mapping[str, Any], seen: dict[int, Any]) -> Iterator[tupl
 
 
 def read_generator(generator: Generator) -> list[Any]:
-    """The state of a generator as plain values; equal exactly when the generators would go on alike."""
+    """The state of a generator as plain values; equal exactly if the generators would continue equally."""
     if isinstance(generator, torch.Generator):
         return ["torch", generator.get_state().numpy().tobytes()]
     if isinstance(generator, random.Random):

@@ -54,7 +54,7 @@ class LoaderState:
             self.of_pass += [_NO_ENTRY] * (number - len(self.of_pass)) + [entry]
 
     def bind(self, entry: int, to: Any) -> None:
-        """From now on `entry` stands for something in this process; the oldest of very many are forgotten."""
+        """Bind `entry` to an object of this process; if there are very many, the oldest are dropped."""
         self.bound[entry] = to
         for oldest in sorted(self.bound)[:-_MOST_ENTRIES]:
             self.bound.pop(oldest)
@@ -90,7 +90,7 @@ class GeneratorState:
         self._entries = LoaderState(state)
 
     def meet(self, number: int, generators: Generators, epochs_done: int) -> None:
-        """A pass begins over a loader with these generators; those of a loaded state go on where they were saved."""
+        """A pass begins over a loader with these generators; those of a loaded state continue where they were saved."""
         entries = self._entries
         if not generators:
             entries.note(number, _NO_ENTRY)
@@ -142,7 +142,7 @@ class WorkerState:
         return entry
 
     def take(self, entry: int) -> WorkerPlan | None:
-        """How the workers of `entry` go on, if they were alive when the state was saved; once."""
+        """The state from which the workers of `entry` continue, if they were alive at the save; returned once."""
         saved = self._entries.saved.pop(entry, None)
         if saved is None:
             return None

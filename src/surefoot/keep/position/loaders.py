@@ -70,7 +70,7 @@ def _replicas(loader: Any) -> int | None:
 
 
 def loader_kind(loader: Any) -> str:
-    """How a pass over this loader is taken up again.
+    """How a pass over this loader is resumed.
 
     `"map"` by indices, `"stateful"` by itself, `"stream"` (an `IterableDataset`) and `"iterable"` by consuming.
     """

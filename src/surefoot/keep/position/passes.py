@@ -1,4 +1,4 @@
-"""One pass over a loader: begun, or taken up again at the batch after the last one that was handed out.
+"""One pass over a loader: new, or resumed at the batch after the last one that was used.
 
 Taking a pass up again means putting the random streams back to where the pass began, letting the loader make its
 iterator (it draws a seed, its sampler a permutation, exactly as then), and moving past what was handed out:
@@ -38,7 +38,7 @@ SLOW_SECONDS = 5.0
 
 
 class PassState(TypedDict):
-    """What is stored about a pass that is under way."""
+    """The stored state of an active pass."""
 
     number: int
     count: int
@@ -65,14 +65,14 @@ class LoaderPass:
     generators: GeneratorStates = field(default_factory=dict)
     """The states of the loader's own generators as the pass began."""
     count: int = 0
-    """Batches handed out."""
+    """Batches returned so far."""
     failed: int = 0
-    """Batches that raised since the last one handed out; they count once the loop goes on after them."""
+    """Batches that raised since the last returned one; they count if the loop continues after them."""
     plan: WorkerPlan | None = None
     reused_workers: bool = False
     """The workers were started in an earlier pass (`persistent_workers`)."""
     untracked_workers: bool = False
-    """The workers were started by somebody else, and their streams are not known."""
+    """The workers were started by other code, and their streams are not known."""
     workers_at_start: WorkerStreams | None = None
     """The workers' streams as the pass began, for a loader whose batches have to be loaded again."""
     watch: StreamWatch | None = None
@@ -80,7 +80,7 @@ class LoaderPass:
     """Streams that both the order of the data and the loop drew from, in turns, as far as an earlier process saw."""
 
     def handed_out(self) -> None:
-        """One more batch has been handed out."""
+        """One more batch has been returned."""
         self.count += 1 + self.failed
         self.failed = 0
 
@@ -212,7 +212,7 @@ def _prepare_workers(loader: Any, current: LoaderPass, sampler: Any, stack: Exit
 
 
 def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
-    """Consume what was handed out before."""
+    """Consume the batches that were returned before."""
     if skip:
         log.warning(
             "resuming: re-reading %d batches, because a %s cannot start in the middle. Use a loader with state_dict(), "

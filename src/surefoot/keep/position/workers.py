@@ -1,13 +1,13 @@
-"""Random streams inside the worker processes of a `DataLoader`, so that random augmentation goes on exactly.
+"""Random streams inside the worker processes of a `DataLoader`, so that random augmentation continues exactly.
 
-A worker draws from streams of its own, and the main process never sees them. So `collate_fn` is wrapped while the
-workers are started: a batch brings along those streams of its worker that have moved since that worker's last batch,
-and the loader's iterator takes them off again before anyone sees the batch. A data set without random numbers sends
-nothing extra. On resume, the first batch goes to the worker whose turn it would have been, with the seeds it had, and
-each worker's streams are set where they were after its last batch that was handed out.
+A worker draws from its own streams, which the main process never sees. So `collate_fn` is wrapped while the workers are
+started: a batch carries those streams of its worker that have changed since that worker's last batch, and the loader's
+iterator removes them before the batch is used. A data set without random numbers sends nothing extra. On resume, the
+first batch goes to the worker whose turn it would have been, with its seeds, and each worker's streams are set to their
+state after its last batch that was used.
 
-The iterator is a subclass of torch's own, put in its place while the loader makes it: batches stay in order, whoever
-iterates. Left out: state of the data set other than random generators, such as a counter.
+The iterator is a subclass of torch's own, which replaces it while the loader creates it: batches stay in order. Not
+covered: state of the data set other than random generators, such as a counter.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class StreamCarrier:
 
 @dataclass
 class WorkerPlan:
-    """What the main process knows of a set of workers, and where they are to start."""
+    """The state of a set of workers in the main process, and where they start."""
 
     states: WorkerStreams = field(default_factory=dict)
-    """Streams of each worker after its last batch that was handed out; only those that ever moved."""
+    """Streams of each worker after its last returned batch; only those that have been used."""
     base_seed: int | None = None
     """What the workers were seeded from; given: to be used instead of a newly drawn one."""
     first_worker: int = 0
@@ -94,7 +94,7 @@ class WorkerPlan:
     """Called once between starting the workers and asking the sampler."""
 
     def plain_states(self) -> WorkerStreams:
-        """A copy of the streams, which does not go on changing."""
+        """An independent copy of the streams."""
         return {worker: dict(states) for worker, states in self.states.items()}
 
     def receive(self, data: Any) -> Any:
@@ -106,7 +106,7 @@ class WorkerPlan:
 
 
 class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
-    """torch's iterator over worker processes, which also knows the streams of its workers."""
+    """torch's iterator over worker processes, which also tracks the streams of its workers."""
 
     surefoot_plan: WorkerPlan
 
@@ -141,7 +141,7 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             self._resetting = False
 
     def _try_get_data(self, *args: Any, **settings: Any) -> Any:
-        """As torch's; its error only says that a worker is gone, and this one also how it ended."""
+        """As torch's; torch's error only reports that a worker died, this one also how it ended."""
         try:
             return super()._try_get_data(*args, **settings)  # type: ignore[no-untyped-call]
         except RuntimeError as error:

@@ -276,6 +276,8 @@ class RunFacts(Facts):
     """Whether compiled models were to run eagerly in sampled steps (`--eager-looks`), which changes bits."""
     problems: dict[str, str] = item(factory=dict, always=True)
     """What is no longer observed, and why."""
+    source_lines: dict[str, str] = item(factory=dict)
+    """The text of the lines of the script that the facts name, by file and line."""
     guard: GuardFacts | None = item("guarded", default=None)
     """What `--guard` did; `None` without it."""
     experiment: ExperimentFacts | None = None

@@ -1,13 +1,13 @@
-"""Remembers the last calls before one that is known to fail, on two levels.
+"""Records the last calls before one that is known to fail, on two levels.
 
-Functions of torch's are seen as the program calls them (`F.cross_entropy(logits, target)`): that is what a person wants
-to read. Operations are seen as torch dispatches them (`aten.nll_loss_forward`): that is what there is inside of
-backward, and inside of functions that do a lot. Only the last few functions are held, and no operation is, so memory
-stays that of the step and autograd does what it does without a recorder.
+Torch functions are recorded as the program calls them (`F.cross_entropy(logits, target)`), which is the readable form.
+Operations are recorded as torch dispatches them (`aten.nll_loss_forward`), which is what exists inside backward and
+inside large functions. Only the last few functions are kept, and no operations, so memory stays that of the step and
+autograd behaves as without a recorder.
 
-The step is run twice with a recorder. The first run (`call=None`) finds out which function the bad operation belongs
-to; in backward that is the one that left the autograd node behind. The second takes copies right before that function
-runs, and, in backward, of the gradient that arrives at its outputs.
+The step is run twice with a recorder. The first run (`call=None`) finds the function that the bad operation belongs to;
+in backward, that is the one that created the autograd node. The second run copies the inputs right before that function
+runs, and, in backward, the gradient that arrives at its outputs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from surefoot.replay.locate.names import Names
 
 WINDOW = 10
-"""How many calls before the failure are remembered."""
+"""How many calls before the failure are kept."""
 _AUTOGRAD = frozenset(("backward", "grad"))
 
 
@@ -53,7 +53,7 @@ class CallRecorder(OperationRecorder):
         self.captured_call: CapturedCalls | None = None
         self.captured_operation: CapturedCalls | None = None
         self.came_from = 0
-        """Bytes of everything that was there before the step and was read: weights, batch, state."""
+        """Bytes of everything that existed before the step and was read: weights, batch, state."""
         self._listener = _Functions(self) if listens else None
         self._recent: deque[Ran] = deque(maxlen=WINDOW)
 
@@ -69,7 +69,7 @@ class CallRecorder(OperationRecorder):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, remembering it, and capture the one that is looked for."""
+        """Run and record an operation, and capture the one that is searched for."""
         number = len(self.calls)
         listener = self._listener
         with torch._C.DisableTorchFunction():
@@ -89,7 +89,7 @@ class CallRecorder(OperationRecorder):
         return out
 
     def _take(self, ran: Ran, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """The operation that is looked for is about to run."""
+        """Capture the inputs of the operation that is searched for, right before it runs."""
         node = autograd_node()
         self.in_backward = node is not None
         call = make_call(ran.func, 0, look(in_backward=False), node, args, kwargs)
@@ -107,7 +107,7 @@ class CallRecorder(OperationRecorder):
 
 
 class _Functions(FunctionMode):
-    """Sees the functions of torch's that the program calls."""
+    """Records the torch functions that the program calls."""
 
     def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Functions(FunctionMode):
         self._number: int | None = None
 
     def on_function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function, remembering it, and take copies before the one that is looked for."""
+        """Run and record a function, and copy the inputs of the one that is searched for."""
         if self.current is not None or getattr(func, "__name__", "") in _AUTOGRAD:
             return func(*args, **kwargs)
         number, self._count = self._count, self._count + 1
@@ -173,7 +173,7 @@ class _Functions(FunctionMode):
 def remember(func: Any, args: Any, kwargs: Mapping[str, Any], *, operation: bool) -> Ran:
     """A call that is about to run."""
     tensors = list(leaves((args, kwargs)))
-    # In backward, whether a tensor is held by somebody changes what autograd does with it.
+    # In backward, autograd behaves differently if a tensor has other references.
     hold: Callable[[Tensor], Callable[[], Tensor | None]] = TensorWeakRef if operation else _held
     inputs = {key_of(tensor): hold(tensor) for tensor in tensors}
     autocast = {}
@@ -196,7 +196,7 @@ def note_outputs(ran: Ran, out: Any) -> None:
 
 
 def names_of(calls: list[Ran], names: Names) -> dict[Key, str]:
-    """What the program calls the tensors of some calls: parameters by their path, others by a local variable."""
+    """The program's names of the tensors of some calls: parameters by their path, others by a local variable."""
     found: dict[Key, str] = {}
     for ran in calls:
         for key, held in ran.inputs.items():
@@ -212,7 +212,7 @@ def names_of(calls: list[Ran], names: Names) -> dict[Key, str]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Who is running, innermost first, without us."""
+    """The frames of the stack, innermost first, without surefoot's own."""
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("surefoot."):
             yield frame

@@ -1,7 +1,8 @@
-"""A call in words: `F.cross_entropy(logits, target)`, `hidden / norm`, `torch.ops.aten._softmax.default(x, 1, False)`.
+"""A call as source code: `F.cross_entropy(logits, target)`, `hidden / norm`, `torch.ops.aten._softmax.default(x, 1,
+False)`.
 
-What cannot be written down (an object of the program's own among the arguments, a generator) raises `Unspeakable`: then
-the operations inside are written instead. Arguments that are what they are by default are left out.
+What cannot be written (an object of the program among the arguments, a generator) raises `Unspeakable`: the operations
+inside are written instead. Arguments with default values are omitted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _REFLECTED = {
 
 
 class Unspeakable(Exception):
-    """Something that cannot be written down as a line of Python."""
+    """Something that cannot be written as a line of Python."""
 
 
 def spell(ran: Ran, of: Callable[[Key], str]) -> str:
@@ -49,7 +50,7 @@ def spell(ran: Ran, of: Callable[[Key], str]) -> str:
 
 
 def title(ran: Ran) -> str:
-    """What the call is called in a sentence: `torch.log`, `F.cross_entropy`, `aten._softmax.default`."""
+    """The name of the call in a sentence: `torch.log`, `F.cross_entropy`, `aten._softmax.default`."""
     if ran.is_operation:
         return str(ran.func)
     name = str(resolve_name(ran.func)).removesuffix(".__get__")
@@ -144,7 +145,7 @@ def _index(index: Any, of: Callable[[Key], str]) -> str:
 
 
 def value(given: Any, of: Callable[[Key], str]) -> str:
-    """One argument in words."""
+    """One argument as source code."""
     if isinstance(given, Key):
         return of(given)
     if given is None or isinstance(given, (bool, str)):

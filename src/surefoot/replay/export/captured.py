@@ -1,7 +1,7 @@
-"""Calls that were run, and the tensors that went into them, as they were then.
+"""Recorded calls, and the tensors that were passed to them, as they were at that time.
 
-A value is known by where it lies and how often that place had been written to (`Key`): an output and the input it
-becomes are one value, a tensor before and after `add_` are two.
+A value is identified by its memory and by how often that memory had been written to (`Key`): an output and the input it
+becomes are the same value, a tensor before and after `add_` are two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from surefoot.replay.locate.frames import Place
 
 _LARGEST_KEPT = 2**31
-"""Bytes of values that are kept at most; what is further from the failure is given up first."""
+"""The maximum bytes of stored values; those furthest from the failure are dropped first."""
 
 
 class Key(NamedTuple):
@@ -35,7 +35,7 @@ class Key(NamedTuple):
 
 
 def key_of(tensor: Tensor) -> Key:
-    """The value a tensor holds now."""
+    """The current value of a tensor."""
     try:
         return Key(
             tensor.untyped_storage()._cdata,
@@ -59,18 +59,18 @@ class Ran:
     """Its arguments, with a `Key` in place of every tensor."""
     kwargs: Mapping[str, Any]
     inputs: dict[Key, Callable[[], Tensor | None]]
-    """The tensors among them, as far as they are still there."""
+    """The tensors among the arguments, as far as they still exist."""
     place: Place | None
     autocast: dict[str, torch.dtype]
     """By kind of device, where it was on."""
     needs_gradient: list[Key]
     outputs: dict[Key, str] = field(default_factory=dict)
-    """Each tensor in the result with how to get at it: `""`, `[0]`, `[1][0]`."""
+    """Each tensor in the result with its access path: `""`, `[0]`, `[1][0]`."""
     written: list[Key] = field(default_factory=list)
     """Inputs that it overwrites, as they were before."""
     is_random: bool = False
     operations: int = 0
-    """How many operations it came to."""
+    """How many operations it consists of."""
 
     @property
     def is_operation(self) -> bool:
@@ -84,9 +84,9 @@ class CapturedCalls:
 
     calls: list[Ran]
     values: dict[Key, Tensor]
-    """Copies of what went in, where it had not been overwritten since."""
+    """Copies of the inputs that had not been overwritten since."""
     names: dict[Key, str]
-    """What the program calls them."""
+    """The program's names for them."""
     upstream: dict[str, Tensor] = field(default_factory=dict)
     """In backward: the gradients that arrived at the outputs of the last call."""
 
@@ -97,7 +97,7 @@ class CapturedCalls:
 
 
 def keep_values(calls: list[Ran]) -> dict[Key, Tensor]:
-    """Copies of everything that went into some calls and is still what it was, the nearest first."""
+    """Copies of all inputs of some calls that are unchanged, the nearest first."""
     values: dict[Key, Tensor] = {}
     room = _LARGEST_KEPT
     for ran in reversed(calls):
@@ -118,7 +118,7 @@ def _can_be_kept(tensor: Tensor) -> bool:
 
 
 def plain_copy(tensor: Tensor) -> Tensor:
-    """The values alone: no graph, no view, no subclass."""
+    """Only the values: no graph, no view, no subclass."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if type(tensor) is not Tensor:
         tensor = tensor.as_subclass(Tensor)

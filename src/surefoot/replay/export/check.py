@@ -1,4 +1,4 @@
-"""Run a reproduction in a fresh process that cannot import surefoot, and see whether it fails as it says."""
+"""Run a reproduction in a fresh process that cannot import surefoot, and check that it fails as recorded."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 def fails_alone(folder: Path, seconds: float = 300.0) -> tuple[bool, str]:
-    """Whether the script of a folder fails by itself exactly as recorded, and what it said last."""
+    """Whether the script of a folder fails exactly as recorded, and its last output."""
     command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), json.dumps(sys.path)]
     try:
         ended = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return False, f"it did not end within {seconds:g} seconds"
+        return False, f"it did not finish within {seconds:g} seconds"
     said = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
     exactly = said.startswith("reproduced: ") and ", recorded were " not in said
     return ended.returncode == 1 and exactly, said

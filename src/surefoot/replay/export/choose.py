@@ -1,8 +1,7 @@
-"""Choose how much of what came before goes into the script.
+"""Choose how many of the preceding calls go into the script.
 
-The call that fails is the smallest reproduction there is. A call that made one of its inputs is added if the tensors do
-not get much larger by it: so a script shows `relu`, `* 0` and `log`, and stops before the layer whose weights it would
-need.
+The failing call alone is the smallest reproduction. A call that made one of its inputs is added if the tensors do not
+get much larger: a script shows `relu`, `* 0` and `log`, and stops before the layer whose weights it would need.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 6
 _MOST_GROWTH = 1.5
-"""How many times the tensors of the failing call alone those of the script may be."""
+"""How many times larger the tensors of the script may be than those of the failing call alone."""
 
 
 @dataclass
 class Draft:
-    """A program, and what it makes here."""
+    """A program and its result in this process."""
 
     program: Program
     seen: TrialResult
 
 
 def drafts(captured: CapturedCalls, *, backward: bool, fixed: set[Key]) -> Iterator[Draft]:
-    """Reproductions of one failure, the best first: shrunk with what came before, shrunk alone, as it was.
+    """Reproductions of one failure, the best first: shrunk with the preceding calls, shrunk alone, unshrunk.
 
-    `fixed` are values that are no longer what the calls before had made.
+    `fixed` are values that are no longer those that the preceding calls had made.
     """
     alone = _draft(captured, [captured.bad], backward)
     if alone is None:
@@ -79,7 +78,7 @@ def _shrunk(draft: Draft, patience: Patience) -> Draft:
 def _with_one_more(
     captured: CapturedCalls, chosen: list[Ran], program: Program, refused: set[int], fixed: set[Key]
 ) -> list[Ran] | None:
-    """The chosen calls and the latest other one that made what they begin with."""
+    """The chosen calls, and the latest other one that made one of their inputs."""
     wanted = set(program.keys.values()) - fixed
     for ran in reversed(captured.calls[:-1]):
         # A random call gives way to its result; one without a place in the program is autograd's own.
@@ -94,7 +93,7 @@ def _with_one_more(
 
 
 def _closed(captured: CapturedCalls, chosen: list[Ran]) -> list[Ran] | None:
-    """With the calls that made what has been overwritten since; `None` if that cannot be had any more."""
+    """The calls, with those that made inputs which were overwritten later; `None` if these are no longer available."""
     waiting = list(chosen)
     while waiting:
         ran = waiting.pop()

@@ -1,14 +1,14 @@
-"""`export_reproduction`: the failure of a step as one script with its tensors, which needs torch alone.
+"""`export_reproduction`: the failure of a step as one script with its tensors, which needs only torch.
 
-1. The finder names the first operation that made a value which is not finite.
-2. The step runs twice more under a `CallRecorder`: once to learn which torch function that operation belongs to, once
-   to copy what goes into it (and, in backward, the gradient that arrives at it).
-3. The function alone is the smallest reproduction. Calls before it are added where the tensors do not grow by it, rows
-   and columns are taken away where it still fails (`choose`, `shrink`).
+1. `find_nonfinite` finds the first operation that made a non-finite value.
+2. The step runs twice more under a `CallRecorder`: once to find the torch function that this operation belongs to, once
+   to copy its inputs (and, in backward, the gradient that arrives at it).
+3. The function alone is the smallest reproduction. Preceding calls are added if the tensors do not grow, and rows and
+   columns are removed while it still fails (`choose`, `shrink`).
 4. The script is run in a fresh process that cannot import surefoot. If it does not fail there as it did here, a longer
    one is tried: less shrunk, or the operation itself instead of the function around it.
 
-Left out: code of the user's. The backward of a custom `autograd.Function` is written as the operations that it ran.
+Not covered: user code. The backward of a custom `autograd.Function` is written as the operations that it ran.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     Execute = Callable[[Callable[[Names], OperationRecorder]], OriginSearch]
 
 _MOST_OPERATIONS = 12
-"""A function that comes to more operations than this is opened: the operation in it is exported, not all of it."""
+"""A function with more operations than this is opened: only the failing operation in it is exported."""
 
 
 class _OtherStep(UsageError):
-    """The step did something else when it was run again."""
+    """The step behaved differently when it was run again."""
 
 
 class ReproductionData(TypedDict, total=False):
@@ -75,19 +75,19 @@ class Reproduction:
 
     folder: Path
     title: str
-    """What fails: `torch.log`, `the backward of torch.sqrt`."""
+    """The failing call: `torch.log`, `the backward of torch.sqrt`."""
     counts: Counts
-    """What is not finite in what the script makes."""
+    """The non-finite values that the script produces."""
     operations: int
-    """How many calls of torch's the script makes."""
+    """How many torch calls the script makes."""
     lines: int
     """How long the script is."""
     tensor_bytes: int
-    """Of all tensors in the folder, those written into the script included."""
+    """Of all tensors in the folder, including those written into the script."""
     came_from_bytes: int
-    """Of all tensors that were there before the step and were read by it: weights, batch, state."""
+    """Of all tensors that existed before the step and were read by it: weights, batch, state."""
     checked: str
-    """What the script said in a fresh process without surefoot; empty if it was not asked for."""
+    """The output of the script in a fresh process without surefoot; empty if it was not checked."""
     origin: NonFiniteOrigin
 
     @property
@@ -149,7 +149,7 @@ def export_reproduction(
             return None
         try:
             return export_found(*found, lambda make: run_step(step_fn, names, make(names)), folder, check=check)
-        except _OtherStep:  # some things are made when they are first used, such as the scale of a loss scaler
+        except _OtherStep:  # some objects are created on first use, such as the scale of a loss scaler
             if last_try:
                 raise
     return None
@@ -175,17 +175,17 @@ def export_found(
             )  # fmt: skip
     clear(place)
     raise UsageError(
-        f"no reproduction was written of {result.op}: alone it does not fail the same way ({said}). {result}"
+        f"no reproduction was written of {result.op}: alone it does not fail in the same way ({said}). {result}"
     )
 
 
 def _operation_of(run: OriginSearch, origin: MemoryWrite) -> MemoryWrite:
-    """The operation to write down: the origin, or the first that reads a tensor which was bad from the start."""
+    """The operation to export: the origin, or the first that reads a tensor which was already bad."""
     if origin.index >= 0:
         return origin
     way = way_of(run, origin)
     if len(way) < 2:
-        raise UsageError(f"the {origin.op} is not finite by itself, and no operation of the step carries it further")
+        raise UsageError(f"the {origin.op} was already not finite, and no operation of the step reads it")
     return way[1]
 
 
@@ -195,7 +195,7 @@ def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecor
     def play(**settings: Any) -> CallRecorder:
         ran = execute(lambda names: CallRecorder(names, at.index, **settings))
         if not isinstance(ran.recorder, CallRecorder):
-            raise _OtherStep(f"the step was not run again: {ran.error}")
+            raise _OtherStep(f"the step could not be run again: {ran.error}")
         return ran.recorder
 
     def same(recorder: CallRecorder) -> bool:
@@ -205,7 +205,9 @@ def _captured(run: OriginSearch, at: MemoryWrite, execute: Execute) -> CallRecor
     if not same(recorder):  # some code checks whether a function mode is active, and then behaves differently
         recorder = play(listens=False)
         if not same(recorder):
-            raise _OtherStep("the step does not do the same again: does it take its batch from an iterator?")
+            raise _OtherStep(
+                "the step behaves differently when run again. Check that it does not take its batch from an iterator."
+            )
     calls_it = recorder.found_call is not None and recorder.in_backward == (at.phase == "backward")
     return play(call=recorder.found_call) if calls_it else recorder
 
@@ -239,7 +241,7 @@ def _arrived_bad(captured: CapturedCalls) -> bool:
 
 
 def _own(captured: CapturedCalls, born: bool) -> set[Key]:
-    """Take out bad values that came in but are not what this failure is about; which inputs those were."""
+    """Replace bad inputs that are unrelated to this failure; returns which inputs those were."""
     fixed: set[Key] = set()
     if born:
         for key in captured.bad.inputs:

@@ -1,4 +1,4 @@
-"""Tensors in a script: a few values as a literal that can be read, constants as a constant, the rest in a file."""
+"""Tensors in a script: a few values as a literal, constants as a constant, the rest in a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_VALUES = 32
-"""A tensor of at most so many values is written into the script."""
+"""A tensor with at most this many values is written into the script."""
 _PLAIN = (torch.float32, torch.int64, torch.bool)
 
 
 def literal(tensor: Tensor) -> str | None:
-    """The tensor as an expression that makes it again bit for bit; `None` for one that belongs into a file."""
+    """The tensor as an expression that recreates it bitwise; `None` if it belongs in a file."""
     eight_bits = tensor.is_floating_point() and tensor.dtype.itemsize == 1
     if tensor.is_complex() or eight_bits or tensor.dtype not in STORED_AS_IS:
         return None
@@ -76,7 +76,7 @@ def _makes(words: str, tensor: Tensor) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """What has to agree: every bit, but one NaN is as good as another."""
+    """The bits that must agree; all NaN values count as equal."""
     tensor = tensor.detach().cpu()
     if not tensor.is_floating_point():
         return tensor

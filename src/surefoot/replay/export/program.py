@@ -1,8 +1,8 @@
 """Some of the captured calls as lines of Python, with the tensors that they start from.
 
-The lines are the only form there is: what is tried here, what is shrunk and what is written into the script is the same
-text. It begins with the calls that were chosen, in their order, and ends with a list `made` of what the last one made:
-its results, or in backward the gradients of its inputs.
+What is tried here, what is shrunk and what is written into the script is the same text. It begins with the chosen calls
+in their order, and ends with a list `made` with the result of the last one: its outputs, or in backward the gradients
+of its inputs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Program:
     """Lines, and the tensors they begin with."""
 
     title: str
-    """What the call that fails is called."""
+    """The name of the failing call."""
     lines: list[Line]
     leaves: dict[str, Tensor]
     made: list[str]
-    """The expressions whose values are looked at."""
+    """The expressions whose values are checked."""
     backward: bool
     keys: dict[str, Key] = field(default_factory=dict)
     """Which value each of the leaves is."""
@@ -64,7 +64,7 @@ class Program:
 
 
 def build(captured: CapturedCalls, chosen: list[Ran], *, backward: bool) -> Program:
-    """Lines for some calls; the last is the one that fails. Raises `Unspeakable` where there are none."""
+    """Lines for some calls; the last is the one that fails. Raises `Unspeakable` if a call cannot be written."""
     return _Writer(captured, backward).write(chosen)
 
 
@@ -97,7 +97,7 @@ class _Writer:
             self._expression(key)
 
     def _expression(self, key: Key) -> str:
-        """The variable that holds a value; a tensor the script begins with, if nothing before made it."""
+        """The variable with a value; a tensor the script begins with, if no earlier line made it."""
         if key not in self._known:
             tensor = self._captured.values.get(key)
             if tensor is None:
@@ -161,14 +161,14 @@ class _Writer:
 
 
 def _results(ran: Ran) -> list[str]:
-    """Those of a call's results that can hold a value which is not finite."""
+    """The results of a call that can contain a non-finite value."""
     kinds = {path: key.dtype for key, path in ran.outputs.items()}
     able = {path: kind for path, kind in kinds.items() if kind and (kind.is_floating_point or kind.is_complex)}
     return [_readable(f"result{path}", kind) for path, kind in able.items()]
 
 
 def _readable(expression: str, kind: dtype | None) -> str:
-    """An expression as real numbers of a kind that every question can be asked about."""
+    """An expression as real numbers of a dtype that supports every check."""
     if kind is not None and kind.is_complex:
         return f"torch.view_as_real({expression}.resolve_conj())"
     return f"{expression}.float()" if kind is not None and kind.itemsize == 1 else expression

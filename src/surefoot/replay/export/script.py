@@ -1,4 +1,4 @@
-"""The files of a reproduction: `reproduce.py`, its tensors where they are too many to be read, and a README."""
+"""The files of a reproduction: `reproduce.py`, its tensors if they are too large for a literal, and a README."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ sys.exit(f"reproduced: {subject} made {{said}}")
 
 
 def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: str) -> str:
-    """Write the folder; the text of the script."""
+    """Write the folder; returns the text of the script."""
     redact = Redactor()
     folder.mkdir(parents=True, exist_ok=True)
     large = {name: leaf for name, leaf in program.leaves.items() if literal(leaf) is None}
@@ -77,7 +77,7 @@ def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOr
 
 
 def subject(program: Program) -> str:
-    """Who made the bad values, in words."""
+    """What made the bad values, as a phrase."""
     return f"the backward of {program.title}" if program.backward else program.title
 
 
@@ -86,7 +86,7 @@ def _script(
 ) -> str:
     words = stored(large)[1]
     lines = [_headline(program, seen), "", *_where(origin, redact), ""]
-    lines += ["Needs torch alone. Exit code 1: it failed as recorded; 0: it did not."]
+    lines += ["Needs only torch. Exit code 1: it failed as recorded; 0: it did not."]
     lines = [*(f"# {_printable(line)}".rstrip() for line in lines), ""]  # no text of the program's can end a comment
     body = "\n".join(line.text for line in program.lines)
     imports = ["sys"] + (["json"] if large else [])
@@ -125,7 +125,7 @@ def _headline(program: Program, seen: TrialResult) -> str:
 
 
 def _settings() -> list[str]:
-    """What a process may have set that changes how operations compute."""
+    """Settings of a process that change how operations compute."""
     lines = []
     if torch.get_default_dtype() != torch.float32:
         lines.append(f"torch.set_default_dtype({torch.get_default_dtype()})")
@@ -141,7 +141,7 @@ def _annotated(line: Line, redact: Redactor) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what ends a line, ends the file (a zero byte) or turns the way it is read."""
+    """Without characters that end a line, end the file (a zero byte) or change the reading direction."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
@@ -150,7 +150,7 @@ def _place(place: Place, redact: Redactor) -> str:
 
 
 def _where(origin: NonFiniteOrigin, redact: Redactor) -> list[str]:
-    """Where in the program it was."""
+    """Where in the program it happened."""
     if origin.phase == "input":
         return textwrap.wrap(redact(f"The {origin.op} was not finite before any operation."), 110)
     found = []

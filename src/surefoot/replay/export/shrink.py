@@ -1,8 +1,8 @@
-"""Take rows, columns and the like away from the tensors of a reproduction, as long as it fails in the same way.
+"""Remove rows, columns and other slices from the tensors of a reproduction while it fails in the same way.
 
-Which dimensions belong together is not known, so it is tried: first all that have the same place and size (the rows of
-the batch), then all of the same size wherever they are (the inner dimension of a product), then each alone. The indices
-that are needed are found by halving, as in delta debugging: parts are kept or left out, and the parts get smaller.
+Which dimensions belong together is not known, so it is tried: first all with the same position and size (the rows of
+the batch), then all of the same size at any position (the inner dimension of a product), then each alone. The required
+indices are found by bisection, as in delta debugging: parts are kept or removed, and the parts get smaller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 2
 _FINEST = 64
-"""Into how many parts the indices are divided at most."""
+"""The maximum number of parts into which the indices are divided."""
 
 
 class Axis(NamedTuple):
@@ -34,7 +34,7 @@ class Axis(NamedTuple):
 
 
 def shrink(program: Program, wanted: TrialResult, patience: Patience) -> Program:
-    """The program with the smallest tensors found that make the same kinds of value."""
+    """The program with the smallest tensors found that produce the same kinds of values."""
     leaves = dict(program.leaves)
     for _ in range(_ROUNDS):
         before = {name: leaf.shape for name, leaf in leaves.items()}
@@ -47,7 +47,7 @@ def shrink(program: Program, wanted: TrialResult, patience: Patience) -> Program
 
 
 def _groups(leaves: dict[str, Tensor]) -> Iterator[list[Axis]]:
-    """Dimensions to cut together; asked anew after each cut, since the sizes change."""
+    """Dimensions to reduce together; recomputed after each reduction, because the sizes change."""
     for key_of in (lambda axis, size: (axis.dim, size), lambda _, size: size, lambda axis, _: axis):
         done: set[object] = set()
         while True:
@@ -76,7 +76,7 @@ def _fewer(
 
 
 def _relabelled(text: str, leaves: dict[str, Tensor], wanted: TrialResult, patience: Patience) -> dict[str, Tensor]:
-    """Without the rows of a table that no index names: the indices are numbered anew."""
+    """Remove rows of a table that no index uses, and renumber the indices."""
     for name, indices in list(leaves.items()):
         if indices.dtype not in (torch.int64, torch.int32) or indices.numel() == 0 or int(indices.min()) < 0:
             continue
@@ -102,7 +102,7 @@ def _cut(leaves: dict[str, Tensor], axes: Iterable[Axis], kept: list[int]) -> di
 
 
 def fewest(items: list[int], fails: Callable[[list[int]], bool]) -> list[int]:
-    """A part of the items that still fails and that no smaller one of the parts tried does."""
+    """A subset of the items that still fails, and of which no smaller tried subset fails."""
     parts = 2
     while len(items) > 1:
         width = -(-len(items) // parts)

@@ -1,4 +1,4 @@
-"""Run the lines of a reproduction here, and count what is not finite in what they make."""
+"""Run the lines of a reproduction here, and count the non-finite values in their result."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 class TrialResult(NamedTuple):
-    """What some lines made."""
+    """The result of some lines."""
 
     counts: Counts
     numel: int
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Which kinds of value that is not finite there are."""
+        """Which kinds of non-finite values there are."""
         return tuple(number > 0 for number in self.counts)
 
 
 @dataclass
 class Patience:
-    """How much may still be tried."""
+    """A limit for the number of attempts."""
 
     trials: int = 600
     seconds: float = 20.0
@@ -49,7 +49,7 @@ class Patience:
 
 
 def attempt(text: str, leaves: Mapping[str, Tensor]) -> TrialResult | None:
-    """What the lines make of the tensors; `None` if they raise."""
+    """The result of the lines for these tensors; `None` if they raise."""
     risky = any(leaf.device.type != "cpu" for leaf in leaves.values()) and any(
         leaf.dtype in _INTEGERS for leaf in leaves.values()
     )
@@ -67,12 +67,12 @@ def _run(text: str, leaves: dict[str, Tensor]) -> TrialResult | None:
         try:
             exec(compile(text, "<reproduction>", "exec"), names)
             return _count(names["made"])
-        except Exception:  # whatever it is, it is not the failure that is looked for
+        except Exception:  # whatever it is, it is not the failure that is searched for
             return None
 
 
 def _neutral(leaves: Mapping[str, Tensor]) -> ExitStack:
-    """As in a fresh process, wherever we are called from."""
+    """The settings of a fresh process, whatever the caller has set."""
     stack = ExitStack()
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
-"""One operation as it is about to run: its arguments by name, and which of them it reads and writes.
+"""One operation before it runs: its arguments by name, and which of them it reads and writes.
 
-The operation's schema says what is written. Batch normalisation is the exception: its running statistics are written
+The operation's schema says what is written. Batch normalisation is the exception: it writes its running statistics
 although the schema does not say so.
 """
 
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
     name: str
     value: Tensor
     reads: bool
-    """Whether its contents matter; false for `out=` and for what `fill_` and its like overwrite."""
+    """Whether its contents matter; false for `out=` and for what operations such as `fill_` overwrite."""
 
     writes: bool
 
@@ -79,7 +79,7 @@ class Call:
 
     bad: list[BadInput] = field(default_factory=list)
     before: dict[str, Tensor] = field(default_factory=dict)
-    """Copies of what it is about to overwrite, to say later what went in."""
+    """Copies of what it is about to overwrite, to describe its inputs later."""
 
     @property
     def has_nonfinite_number(self) -> bool:
@@ -92,7 +92,7 @@ class Call:
         return [(each.name, self.before.get(each.name, each.value)) for each in self.arguments if each.reads]
 
     def keep_what_it_overwrites(self) -> None:
-        """Copy inputs that will be gone when it has run."""
+        """Copy inputs that the operation overwrites."""
         self.before = {
             each.name: each.value.clone()
             for each in self.arguments
@@ -100,7 +100,7 @@ class Call:
         }
 
     def find_own(self, results: list[Tensor]) -> list[Tensor | None] | None:
-        """Where each result is bad although no bad input accounts for it; `None` if it is nowhere.
+        """Where each result is bad although no bad input explains it; `None` if nowhere.
 
         The operation is run again with the bad values among its inputs replaced: what is still bad is its own.
         """
@@ -112,7 +112,7 @@ class Call:
             return None
         try:
             again = self._run_without_bad_values()
-        except RuntimeError:  # it does not take other values; then this question stays open
+        except RuntimeError:  # it does not accept other values: the question stays open
             return None
         if len(again) != len(results) or not any(count(value).total for value in again):
             return None
@@ -127,7 +127,7 @@ class Call:
         return False
 
     def written(self, out: Any) -> list[Tensor]:
-        """What it wrote: tensors it writes in place, then new ones, but no views of what it was given."""
+        """The tensors that it wrote: those written in place, then new ones, but no views of its inputs."""
         written = [each.value for each in self.arguments if each.writes]
         for value in leaves(out):
             if not any(same_storage(value, each.value) for each in self.arguments):
@@ -176,7 +176,7 @@ def base_name(op: str) -> str:
 
 
 def make_call(func: Any, index: int, scene: Scene, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Call:
-    """Sort the arguments of an operation."""
+    """Classify the arguments of an operation."""
     op = str(func)
     call = Call(func, op, base_name(op), index, scene, node, [], {}, args, kwargs)
     schema = getattr(func, "_schema", None)

@@ -1,7 +1,7 @@
-"""What a tensor holds, in a few numbers: how many values are not finite, and the range of those that are.
+"""A summary of a tensor: how many values are not finite, and the range of those that are.
 
-Counting starts with a sum, which is finite only if every value is: one pass and no second tensor for the many healthy
-ones. Only what is then in doubt is counted value by value.
+Counting starts with a sum, which is finite only if every value is: one pass without a second tensor for healthy ones.
+Only other tensors are counted value by value.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FINITE = Counts()
 
 @dataclass(frozen=True)
 class TensorDescription:
-    """One tensor that went into, or came out of, an operation."""
+    """One input or output of an operation."""
 
     name: str
-    """Which argument it was (`arg 0`), or what the program calls the tensor."""
+    """The argument (`arg 0`), or the program's name of the tensor."""
 
     dtype: str
     """Its type without `torch.`, such as `float16`."""
@@ -66,7 +66,7 @@ class TensorDescription:
     """How many are exactly 0."""
 
     subnormals: int
-    """How many are so small that they have lost digits."""
+    """How many are so small that they have lost precision."""
 
     def __str__(self) -> str:
         text = f"{self.name} {self.dtype} {list(self.shape)}"
@@ -80,7 +80,7 @@ class TensorDescription:
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
-    """The stored numbers of a tensor that can hold a non-finite one; `None` for integers and what cannot be read."""
+    """The stored numbers of a tensor that can contain a non-finite one; `None` for integers and unreadable tensors."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return None
     tensor = tensor.detach()
@@ -104,14 +104,14 @@ def count(tensor: Tensor) -> Counts:
         values = values_of(tensor)
         if values is None or values.numel() == 0 or math.isfinite(float(values.sum())):
             return FINITE
-        # The sum of finite values may overflow: now look at each.
+        # The sum of finite values may overflow: check each value.
         return Counts(int(values.isnan().sum()), int(values.isposinf().sum()), int(values.isneginf().sum()))
-    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be read: nothing is known against it
+    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be read counts as finite
         return FINITE
 
 
 def describe(name: str, tensor: Tensor) -> TensorDescription:
-    """Everything a reader wants to know about a tensor, integers included."""
+    """A description of a tensor, integers included."""
     counts, low, high, zeros, subnormals = FINITE, None, None, 0, 0
     values: Tensor | None = tensor.detach()
     if tensor.is_floating_point() or tensor.is_complex():

@@ -1,4 +1,4 @@
-"""What can be said about an operation that made a bad value: its inputs, and the reason if it can be seen in them."""
+"""Evidence about an operation that made a bad value: its inputs, and the reason if it is visible in them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inputs_of(call: Call) -> tuple[TensorDescription, ...]:
 
 
 def notes_on(call: Call, results: list[Tensor], own: list[Tensor | None] | None) -> tuple[str, ...]:
-    """What explains the bad values; `own` says where they are this operation's own."""
+    """The explanation of the bad values; `own` marks those that this operation made itself."""
     notes = [*_masked_rows(call), *_limits(results), *_empty(call)]
     return (*notes, *_first_value(call, results, own))
 
@@ -78,7 +78,7 @@ def _empty(call: Call) -> list[str]:
 
 
 def _first_value(call: Call, results: list[Tensor], own: list[Tensor | None] | None) -> list[str]:
-    """The first bad value of a pointwise operation, with the inputs at the same place."""
+    """The first bad value of a pointwise operation, with the inputs at the same position."""
     if torch.Tag.pointwise not in getattr(call.func, "tags", ()) or len(results) != 1:
         return []
     bad = results[0]

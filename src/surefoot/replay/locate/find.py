@@ -1,15 +1,15 @@
-"""`find_nonfinite`: run one step, and name the first operation that made a value which is not finite.
+"""`find_nonfinite`: run one step, and find the first operation that made a non-finite value.
 
-1. The step runs under a recorder that sees every operation. If it returns a finite loss and has not called
-   `backward()` itself, backward is run as well.
-2. Only what went wrong in the end counts: the loss, the gradients, the weights, what the step returns. A NaN that
-   `where` leaves out, or the -Inf of a mask that softmax turns into 0, is no fault.
-3. From there it goes back through the operations that carried the value to those where it began.
-4. Where several could have begun it, the step runs again with all but one repaired: the earliest that alone breaks the
-   outcome is the answer.
+1. The step runs under a recorder that sees every operation. If it returns a finite loss and has not called `backward()`
+   itself, backward is run as well.
+2. Only bad results count: the loss, the gradients, the weights, what the step returns. A NaN that `where` masks out, or
+   the -Inf of a mask that softmax turns into 0, is not a fault.
+3. From there, the search goes back through the operations that passed the value on, to those where it began.
+4. If several operations could be the origin, the step runs again with all but one repaired: the earliest that alone
+   makes the result bad is reported.
 
-Nothing is left behind: parameters, buffers, gradients, optimizers, random streams and every tensor the step overwrites
-are bitwise as before, also if the step raises. Compiled modules run eagerly.
+Everything is restored: parameters, buffers, gradients, optimizers, random streams and every tensor that the step
+overwrites are bitwise as before, also if the step raises. Compiled modules run eagerly.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class OriginSearch:
 
     @property
     def level(self) -> int:
-        """The first kind of outcome that is bad: a bad loss explains the gradients."""
+        """The first kind of result that is bad: a bad loss explains the gradients."""
         return next((level for level in LEVELS if self.candidates(level)), OTHER)
 
     def candidates(self, level: int) -> list[MemoryWrite]:
-        """Where the bad outcomes of a kind may have begun, earliest first."""
+        """Where the bad results of a kind may have begun, earliest first."""
         return origins(self._ends(level), meant_too=level != OTHER)
 
     def is_unsure(self, level: int) -> bool:
-        """Whether even a single candidate may not be what broke the outcome."""
+        """Whether even a single candidate may not be the cause of the bad result."""
         return unsure(self._ends(level))
 
     def _ends(self, level: int) -> list[MemoryWrite]:
@@ -94,7 +94,7 @@ def find_nonfinite(
 
 
 def origin_of(execute: Callable[[Container[int]], OriginSearch]) -> NonFiniteOrigin | None:
-    """The first bad operation of a step that `execute` runs, with some operations repaired if asked to."""
+    """The first bad operation of a step that `execute` runs, with some operations repaired if requested."""
     found = first_bad(execute)
     return None if found is None else result_of(*found)
 
@@ -117,7 +117,7 @@ def result_of(run: OriginSearch, origin: MemoryWrite) -> NonFiniteOrigin:
     reached = _reached(run, origin)
     notes = []
     if origin.meant:
-        notes.append("this infinity was asked for, and went through to the end")
+        notes.append("the program requested this infinity, and it reached the end of the step")
     if run.recorder.loss_scale is not None and origin.phase == "backward":
         notes.append(f"the loss had been multiplied by {run.recorder.loss_scale:g}")
     if run.error is not None:
@@ -126,7 +126,7 @@ def result_of(run: OriginSearch, origin: MemoryWrite) -> NonFiniteOrigin:
 
 
 def way_of(run: OriginSearch, origin: MemoryWrite) -> list[MemoryWrite]:
-    """The operations a bad value went through, from where it began to the first thing it reached."""
+    """The operations that a bad value passed through, from its origin to the first result it reached."""
     return path(origin, [end for each in _reached(run, origin)[:1] for end in each.ends])
 
 
@@ -160,7 +160,7 @@ def run_step(step_fn: Callable[[], Any], names: Names, recorder: OperationRecord
 
 
 def _wants_backward(loss: Tensor, recorder: OperationRecorder) -> bool:
-    """A step that did its own backward gets no second one; a bad loss needs none to be explained."""
+    """A step that ran its own backward gets no second one; a bad loss needs none."""
     if not loss.requires_grad or was_run(loss, recorder.ran):
         return False
     with _disable_current_modes():
@@ -168,7 +168,7 @@ def _wants_backward(loss: Tensor, recorder: OperationRecorder) -> bool:
 
 
 def _behind(recorder: OperationRecorder) -> list[StepOutput]:
-    """A step that raised right after it had looked at a bad value probably raised because of it."""
+    """A step that raised right after it read a bad value probably raised because of it."""
     recent = len(recorder.calls) - recorder.last_bad_at <= _RECENT_OPERATIONS
     if recorder.refused is False:  # the operation would have raised anyway
         return []
@@ -176,7 +176,7 @@ def _behind(recorder: OperationRecorder) -> list[StepOutput]:
 
 
 def _guard(stack: ExitStack, names: Names) -> None:
-    """Everything is put back at the end, optimizers that are only met on the way included."""
+    """Restore everything at the end, including optimizers that are only found during the step."""
     modules = list(names.modules.values()) or [nn.Module()]
     for module in modules:
         stack.enter_context(untouched(module, generators=names.generators))
@@ -195,7 +195,7 @@ def _guard(stack: ExitStack, names: Names) -> None:
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Run compiled modules eagerly; nothing is compiled where the compiler has not been loaded."""
+    """Run compiled modules eagerly; does nothing if the compiler has not been loaded."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

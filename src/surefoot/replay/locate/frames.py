@@ -1,11 +1,11 @@
-"""Where an operation was called: the user's line, the module it runs in, and what is being done there.
+"""Where an operation was called: the user's line, the module it runs in, and the current phase.
 
-All is read off the Python stack at the moment of the operation, so no hook is set and nothing is left behind. In
-backward the stack is cut where autograd was entered: a line of the user's inside of it belongs to a custom function, a
-hook or a recomputed forward; without one, the caller looks up the forward operation instead.
+Everything is read from the Python stack at the time of the operation, so no hooks are needed. In backward, the stack is
+cut where autograd was entered: a user's line inside it belongs to a custom function, a hook or a recomputed forward;
+without one, the caller uses the forward operation instead.
 
-A file belongs to the user if it is neither torch's nor surefoot's nor in the standard library or `site-packages`. In a
-program that has no such file (all is in a package), the innermost line outside torch is taken.
+A file belongs to the user if it is not part of torch, surefoot, the standard library or `site-packages`. If a program
+has no such file (all code is in a package), the innermost line outside torch is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The text of the line; empty where the source cannot be read."""
+        """The text of the line; empty if the source cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """What the stack says about an operation."""
+    """What the stack shows about an operation."""
 
     place: Place | None
     """The user's line; in backward only if it is inside of backward."""

@@ -1,10 +1,10 @@
-"""Which operation put a bad value into which memory.
+"""Which operation wrote a bad value into which memory.
 
 Views share memory and in-place operations write to it, so writes are recorded per storage, not per tensor. A storage
-that nobody in the step has written to was there before: a parameter, the batch, a constant. No activation is kept
-alive: a storage is known by a weak reference, which also keeps its address from being given to another.
+that the step has not written to existed before: a parameter, the batch, a constant. No activation is kept alive: a
+storage is identified by a weak reference, which also prevents reuse of its address.
 
-Only operations with a bad output are recorded; of the others it is only known that their storage is sound.
+Only operations with a bad output are recorded; for the others it is only known that their storage is finite.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Phase: TypeAlias = Literal["forward", "backward", "optimizer", "input"]
 
 @dataclass(eq=False)
 class MemoryWrite:
-    """An operation whose output was not finite, or a tensor that was not from the start."""
+    """An operation whose output was not finite, or a tensor that was not finite before the step."""
 
     index: int
-    """The how-manieth operation of the step; -1 for a tensor that was there before."""
+    """The index of the operation in the step; -1 for a tensor that existed before."""
 
     op: str
     """Its name, such as `aten.log.default`; of a tensor, what the program calls it."""
@@ -56,7 +56,7 @@ class MemoryWrite:
     """Whether it makes bad values also when the bad ones among its inputs are replaced."""
 
     meant: bool = False
-    """An infinity the program asked for, such as a mask."""
+    """An infinity that the program requested, such as a mask."""
 
     mask_like: bool = False
     """A tensor from outside that holds -Inf and may be a mask."""
@@ -66,29 +66,29 @@ class MemoryWrite:
 
     @property
     def makes_nan(self) -> bool:
-        """Whether NaN came into being here, be it of infinities."""
+        """Whether NaN was produced here, possibly from infinities."""
         return self.counts.nan > 0 and not self.input_nan
 
 
 @dataclass
 class Memory:
-    """What is known of one storage."""
+    """The state of one storage."""
 
     hold: Any
     """Keeps the address of the storage from being reused."""
 
     writers: list[MemoryWrite] = field(default_factory=list)
-    """Those who wrote a bad value that may still be there."""
+    """The operations that wrote a bad value that may still be there."""
 
     blank: MemoryWrite | None = None
-    """Set while it has not been written as a whole: the operation that left it uninitialised."""
+    """Set until it has been written completely: the operation that left it uninitialised."""
 
     external: bool = False
     """Whether it was there before the step."""
 
 
 class MemoryWrites:
-    """Every storage the step has touched."""
+    """Every storage that the step has used."""
 
     def __init__(self) -> None:
         self._memories: dict[Any, Memory] = {}
@@ -103,7 +103,7 @@ class MemoryWrites:
         return memory
 
     def write(self, tensor: Tensor, record: MemoryWrite | None, blank: MemoryWrite | None = None) -> None:
-        """Note that a tensor has been written: by `record` if the values are bad, and soundly otherwise."""
+        """Record that a tensor has been written: by `record` if the values are bad."""
         memory = self.find(tensor) or self.add(tensor, external=False)
         whole = _covers_its_storage(tensor)
         if blank is not None:
@@ -116,7 +116,7 @@ class MemoryWrites:
 
 
 def same_storage(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors lie in the same memory."""
+    """Whether two tensors share memory."""
     return bool(_key(first) == _key(second))
 
 

@@ -1,7 +1,7 @@
-"""What the program calls its tensors and modules.
+"""The program's names for its tensors and modules.
 
-Parameters and buffers are known by the model; everything else by the variables that `step_fn` reaches (its closure, its
-defaults, the globals it names) and by the local variables of the frame that first uses a tensor.
+The names of parameters and buffers come from the model; all others from the variables that `step_fn` can reach (its
+closure, its defaults, the globals it uses) and from the local variables of the frame that first uses a tensor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Names:
             for name, module in root.named_modules()
         }
         self.kinds: dict[int, tuple[str, str]] = {}
-        """Of a tensor, by its id: what it is (`parameter`, `buffer`, `gradient`, `input`) and what it is called."""
+        """By the id of a tensor: its kind (`parameter`, `buffer`, `gradient`, `input`) and its name."""
         self._keep_alive: dict[int, Tensor] = {}
         for known in self.optimizers:
             self.add_optimizer(known)
@@ -72,7 +72,7 @@ class Names:
             self._put(tensor.grad, "gradient", name)
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the parameters of an optimizer known; those that have a name keep it."""
+        """Add the parameters of an optimizer; those that have a name keep it."""
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
         for i, group in enumerate(optimizer.param_groups):
@@ -95,7 +95,7 @@ class Names:
         return f"`{name}`" if name else f"a tensor of shape {list(leaf.shape)}"
 
     def kept(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """What outlives the step, with its name; whether an infinity in it is always a fault."""
+        """What outlives the step, with its name, and whether an infinity in it is always a fault."""
         for tensor in list(self._keep_alive.values()):
             kind, name = self.kinds[id(tensor)]
             if kind in ("parameter", "buffer"):
@@ -107,7 +107,7 @@ class Names:
                         yield f"`{key}` of {self.leaf(parameter)} in the optimizer", value, True
 
     def record_of(self, index: int, base: Tensor, tensor: Tensor, counts: Counts) -> MemoryWrite:
-        """A tensor that was not finite from the start, as the origin of what follows."""
+        """A tensor that was not finite before the step, as the origin of what follows."""
         kind, name = self.kinds.get(id(base)) or self.kinds.get(id(tensor)) or self._by_storage(base) or ("", "")
         if not name:
             kind, name = "input", _local_name(base, tensor)
@@ -135,7 +135,7 @@ def _joined(root: str, name: str) -> str:
 
 
 def _reached(step_fn: Any) -> dict[str, object]:
-    """The variables a function can see without being called, through other functions and objects of the user's."""
+    """The variables that a function can reach without being called, through other functions and objects of the user."""
     found: dict[str, object] = {}
     waiting: list[tuple[str, Any, int]] = [("", step_fn, 0)]
     seen: set[int] = set()
@@ -196,7 +196,7 @@ def _local_name(base: Tensor, tensor: Tensor) -> str:
 
 
 def _is_mask(tensor: Tensor, counts: Counts) -> bool:
-    """One kind of infinity and at most one other value: nobody measures that."""
+    """One kind of infinity and at most one other value: this is not measured data."""
     if tensor.layout != torch.strided or (counts.inf and counts.negative_inf):
         return False
     finite = tensor[torch.isfinite(tensor)]

@@ -1,8 +1,8 @@
-"""Back from a bad outcome to where it began.
+"""Go back from a bad result to its origin.
 
-An operation is an origin if nothing that went in was bad, if it makes more of it than what went in accounts for, or if
-NaN came out of infinities that were meant to be there: a softmax over a row that is all -Inf. An infinity that the
-program asked for (a mask) is no origin as long as it only travels; if it travels all the way into the loss, it is.
+An operation is an origin if no input was bad, if it makes more bad values than its inputs explain, or if it made NaN
+from intended infinities: a softmax over a row that is all -Inf. An infinity that the program requested (a mask) is not
+an origin while it is only passed on; if it reaches the loss, it is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def origins(ends: Iterable[MemoryWrite], *, meant_too: bool) -> list[MemoryWrite]:
     """The candidates for the first bad operation behind some records, earliest first.
 
-    They made a bad value that no input of theirs accounts for. Where there are none, it is the operation that turned an
-    infinity which was meant to be there into NaN; and, with `meant_too`, failing that the infinity itself.
+    They made a bad value that none of their inputs explains. If there are none, it is the operation that turned an
+    intended infinity into NaN; if there is none either, with `meant_too`, the infinity itself.
     """
     reached = list(_ancestors(ends))
     meant = _meant_at(reached)
@@ -35,7 +35,7 @@ def origins(ends: Iterable[MemoryWrite], *, meant_too: bool) -> list[MemoryWrite
 
 
 def unsure(ends: Iterable[MemoryWrite]) -> bool:
-    """Whether NaN was made where infinities that were meant came in as well: then there may be two faults."""
+    """Whether NaN was made where intended infinities were also inputs: there may then be two faults."""
     reached = list(_ancestors(ends))
     meant = _meant_at(reached)
     makers = [record for record in reached if record.parents and record.makes_nan]
@@ -59,7 +59,7 @@ def path(origin: MemoryWrite, ends: Iterable[MemoryWrite]) -> list[MemoryWrite]:
 
 
 def leads_to(origin: MemoryWrite, ends: Iterable[MemoryWrite]) -> bool:
-    """Whether a bad value could travel from an origin to one of the ends."""
+    """Whether a bad value could get from an origin to one of the ends."""
     return any(record is origin for record in _ancestors(ends))
 
 
@@ -75,6 +75,6 @@ def _ancestors(ends: Iterable[MemoryWrite]) -> Iterable[MemoryWrite]:
 
 
 def _meant_at(reached: list[MemoryWrite]) -> set[MemoryWrite]:
-    """The infinities that were asked for; a tensor of -Inf counts as a mask if a softmax choked on it."""
+    """The intended infinities; a tensor of -Inf counts as a mask if a softmax made NaN from it."""
     softmax_choked = any(record.makes_nan and base_name(record.op) in SOFTMAX for record in reached)
     return {record for record in reached if record.meant or (record.mask_like and softmax_choked)}

@@ -1,4 +1,4 @@
-"""What a step leaves behind that should be finite: its loss, its gradients, its weights, and what it returns."""
+"""The results of a step that should be finite: its loss, its gradients, its weights, and what it returns."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     from surefoot.replay.locate.recorder import OperationRecorder
 
 _MOST_NODES = 100_000
-LOSS, GRADIENT, WEIGHT, OTHER = LEVELS = range(4)  # only others, such as returned logits, may hold the -Inf of a mask
+LOSS, GRADIENT, WEIGHT, OTHER = LEVELS = range(
+    4
+)  # only others, such as returned logits, may contain the -Inf of a mask
 
 
 class StepOutput(NamedTuple):
-    """Something that came out bad."""
+    """A bad result."""
 
     name: str
     ends: tuple[MemoryWrite, ...]
     """The operations that wrote it."""
 
     level: int
-    """What comes first explains what comes after: `LOSS`, `GRADIENT`, `WEIGHT`, `OTHER`."""
+    """Earlier levels explain later ones: `LOSS`, `GRADIENT`, `WEIGHT`, `OTHER`."""
 
 
 def find_loss(returned: Any) -> Tensor | None:
-    """The loss among what a step returned: named so, or the first single number with a graph."""
+    """The loss in the return value of a step: named so, or the first scalar with a graph."""
     named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     single = [value for value in _tensors(returned) if value.numel() == 1 and value.is_floating_point()]
     if isinstance(named, Tensor) and named.numel() == 1:
@@ -42,7 +44,7 @@ def find_loss(returned: Any) -> Tensor | None:
 
 
 def was_run(loss: Tensor, ran: set[int]) -> bool:
-    """Whether backward has already been through the graph of a loss."""
+    """Whether backward has already run through the graph of a loss."""
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting and len(seen) < _MOST_NODES:
         node = waiting.pop()
@@ -57,7 +59,7 @@ def was_run(loss: Tensor, ran: set[int]) -> bool:
 
 
 def outcomes_of(returned: Any, recorder: OperationRecorder, names: Names) -> list[StepOutput]:
-    """Everything that came out bad, the loss first."""
+    """Every bad result, the loss first."""
     return [*_returned(returned, recorder), *_gradients(recorder, names), *_kept(recorder, names)]
 
 

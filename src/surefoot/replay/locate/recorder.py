@@ -1,11 +1,11 @@
-"""Sees every operation of a step as torch dispatches it, in forward, in backward and in the optimizer.
+"""Records every operation of a step as torch dispatches it, in forward, in backward and in the optimizer.
 
-A dispatch mode stands below autograd: what arrives are the operations that really run, also those of a backward
-formula. Which line of the user's a backward operation belongs to follows from autograd's sequence numbers: the node
-that an operation leaves behind carries the number that was next when the operation was dispatched.
+A dispatch mode works below autograd: it receives the operations that really run, including those of a backward formula.
+Autograd's sequence numbers show which line of the user a backward operation belongs to: the node that an operation
+creates has the number that was next when the operation was dispatched.
 
-Before an operation overwrites memory that was there before the step, its old contents are noted, so that everything can
-be put back whatever the step is. Left out: values that leave torch (through NumPy, say) and come back.
+Before an operation overwrites memory that existed before the step, its old contents are copied, so that everything can
+be restored. Not covered: values that leave torch (for example through NumPy) and come back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Arrival(NamedTuple):
 
 
 class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
-    """Records where bad values begin and where they go; with `repair`, takes them out at some operations."""
+    """Records where bad values begin and where they go; with `repair`, removes them at some operations."""
 
     def __init__(self, names: Names, repair: Container[int] = ()) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         """Sequence numbers of the autograd nodes that were run."""
         self.last_bad: MemoryWrite | None = None
         self.last_bad_at = 0
-        """How many operations there were when one last met or made a bad value."""
+        """The number of operations when one last read or made a bad value."""
         self.mended: dict[int, Counts] = {}
         """What was not finite where it was repaired."""
         self.left: list[MemoryWrite] = []
-        """Who wrote the bad values that left torch as Python numbers."""
+        """The operations that wrote bad values which left torch as Python numbers."""
         self.refused: bool | None = None
-        """Of an operation that raised: whether it did so because of bad values. `None` if none raised."""
+        """For an operation that raised: whether it did because of bad values. `None` if none raised."""
         self.loss_scale: float | None = None
         self._names = names
         self._repair = repair
@@ -91,7 +91,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         self._overwritten: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, noting what it reads and writes."""
+        """Run an operation, and record what it reads and writes."""
         node = autograd_node()
         scene = look(in_backward=node is not None)
         with torch._C.DisableTorchFunction():
@@ -163,7 +163,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
         return found
 
     def _meet(self, tensor: Tensor) -> Memory:
-        """A tensor that was there before the step: all of it is looked at, once."""
+        """A tensor that existed before the step: it is checked completely, once."""
         memory = self.writes.add(tensor, external=True)
         base = tensor if tensor._base is None else tensor._base
         counts = count(base)
@@ -212,7 +212,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
     # ---- autograd -------------------------------------------------------------------------------------------------
 
     def _note_node(self, call: Call) -> None:
-        """Remember which operation the nodes since the last one belong to."""
+        """Record which operation the nodes since the last one belong to."""
         made = Made(call.op, call.scene.place, call.scene.module)
         if call.node is not None:
             self.ran.add(_number(call.node))
@@ -255,7 +255,7 @@ class OperationRecorder(OperationMode):  # type: ignore[no-untyped-call]
                     self._overwritten[key] = (target, target.clone())
 
     def put_back(self) -> None:
-        """Write the old contents into everything that was there before the step, and give leaves their gradients."""
+        """Restore the old contents of everything that existed before the step, and the gradients of leaves."""
         with torch.no_grad():
             for tensor, contents in reversed(self._overwritten.values()):
                 with torch.inference_mode(tensor.is_inference()):
@@ -270,7 +270,7 @@ def _number(node: Any) -> int:
 
 
 def _mend_own(call: Call, results: list[Tensor], own: list[Tensor | None] | None, counts: Counts) -> None:
-    """Take out what began here: its own bad values, or all where it made NaN of infinities. The rest goes on."""
+    """Remove the bad values that began here, or all if it made NaN from infinities. The others stay."""
     if own is not None:
         for value, where in zip(results, own, strict=True):
             mend(value, where)

@@ -1,4 +1,4 @@
-"""What `find_nonfinite` found, as data and as a sentence."""
+"""The result of `find_nonfinite`, as data and as text."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class NonFiniteOrigin:
     """The path of the module it ran in; empty outside of modules."""
 
     file: str
-    """The file of the line of yours that called it, in backward of the forward call; empty if none is known."""
+    """The file of the user's line that called it, in backward of the forward call; empty if not known."""
 
     line: int
-    """The line; 0 if none is known."""
+    """The line; 0 if not known."""
 
     function: str
     """The function the line is in."""
@@ -51,7 +51,7 @@ class NonFiniteOrigin:
     """How many values the output has."""
 
     inputs: tuple[TensorDescription, ...]
-    """The tensors that went in."""
+    """The inputs."""
 
     forward_op: str
     """In backward, the operation whose backward it is: `aten.sqrt.default`."""
@@ -60,13 +60,13 @@ class NonFiniteOrigin:
     """The name of a tensor that was not finite before any operation; otherwise empty."""
 
     path: tuple[str, ...]
-    """The operations the value went through, from the first to what it reached."""
+    """The operations that the value passed through, from the first to what it reached."""
 
     outcomes: tuple[str, ...]
     """Everything it reached: `loss`, ``the gradient of `head.weight` ``, …"""
 
     notes: tuple[str, ...]
-    """What explains it: rows that are masked as a whole, the end of the range of float16, …"""
+    """Explanations: completely masked rows, the limit of float16, …"""
 
     def __str__(self) -> str:
         text = self._before_any_operation() if self.phase == "input" else self._made()
@@ -74,7 +74,7 @@ class NonFiniteOrigin:
             text += f"; inputs: {', '.join(str(each) for each in self.inputs)}"
         if self.notes:
             text += f" ({'; '.join(self.notes)})"
-        text += f". From there: {' -> '.join(_shortened(self.path))}"
+        text += f". Passed on by: {' -> '.join(_shortened(self.path))}"
         if len(self.outcomes) > 1:
             shown = ", ".join(self.outcomes[:_MOST_OUTCOMES])
             more = len(self.outcomes) - _MOST_OUTCOMES
@@ -92,7 +92,7 @@ class NonFiniteOrigin:
 
     def _before_any_operation(self) -> str:
         kind = self.op.split(" ", 1)[0]
-        subject = f"the {kind} `{self.tensor}`" if self.tensor else "a tensor the step was given"
+        subject = f"the {kind} `{self.tensor}`" if self.tensor else "an input of the step"
         if kind == "gradient":
             subject = f"the gradient of `{self.tensor}`, left from before the step,"
         about = str(self.inputs[0]).removeprefix(self.inputs[0].name).strip() if self.inputs else ""
@@ -102,7 +102,7 @@ class NonFiniteOrigin:
 def make_result(
     origin: MemoryWrite, way: Sequence[MemoryWrite], outcomes: Sequence[str], notes: Sequence[str]
 ) -> NonFiniteOrigin:
-    """Put a record into words."""
+    """The result of a record."""
     place = origin.place or Place("", 0, "")
     steps = [_step(record) for record in way]
     kept = [step for i, step in enumerate(steps) if i == 0 or step != steps[i - 1]]

@@ -1,11 +1,11 @@
-"""Tell rival origins apart by experiment: repair all but one, and see whether the outcome is still bad.
+"""Decide between several origins by experiment: repair all but one, and check whether the result is still bad.
 
-First everything that may have begun it is repaired, and what then comes to light is added, until the outcome is sound.
-Then each is left bad alone: the earliest that breaks the outcome by itself is the answer. So a logarithm of zero in the
-padding, which nobody reads, is not blamed for a division by zero further on.
+First every possible origin is repaired, and origins that then become visible are added, until the result is finite.
+Then each is left bad alone: the earliest that makes the result bad by itself is the origin. So a logarithm of zero in
+the padding, which is never used, is not reported instead of a later division by zero.
 
-A step that does not do the same again (it takes its batch from an iterator, or branches on what it sees) cannot be
-asked this way; then the earliest candidate is the answer.
+A step that behaves differently when run again (it takes its batch from an iterator, or branches on values) cannot be
+tested in this way; the earliest candidate is then used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = 3
 
 
 def choose(first: OriginSearch, rerun: Callable[[set[int]], OriginSearch]) -> MemoryWrite:
-    """The earliest candidate that alone breaks the outcome; the earliest of all where that cannot be told."""
+    """The earliest candidate that alone makes the result bad; the earliest of all if that cannot be decided."""
     level = first.level
     candidates = first.candidates(level)
     rivals = _by_index(candidates)
@@ -54,7 +54,7 @@ def _by_index(candidates: list[MemoryWrite]) -> dict[int, MemoryWrite]:
 
 
 def _same_program(first: OriginSearch, again: OriginSearch, upto: MemoryWrite) -> bool:
-    """Whether the step did the same again as far as the earliest candidate."""
+    """Whether the step ran the same operations again up to the earliest candidate."""
     end = max(upto.index, 0) + 1
     same_values = again.recorder.mended.get(upto.index) == upto.counts
     return same_values and first.recorder.calls[:end] == again.recorder.calls[:end]

@@ -1,8 +1,8 @@
-// What all charts have in common: the plot underneath, its axes, the shared cursor, zoom by drag, keys.
+// Shared by all charts: the plot, its axes, the shared cursor, zoom by drag, keys.
 
 const FONT = "11px system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
 
-// One gutter for all charts but the one beside the verdict: the same step is at the same place in each of them.
+// All charts but the one beside the verdict have the same gutter, so that steps are aligned.
 function gutter(chart) {
   if (chart?.isLead && innerWidth >= 620) return 64;
   return innerWidth < 620 ? 84 : 150;
@@ -10,7 +10,7 @@ function gutter(chart) {
 
 let letterWidth = 0;
 
-// How many letters of a name fit beside a plot, in whatever font the system has.
+// How many letters of a name fit beside a plot, in the system's font.
 function lettersInGutter() {
   if (!letterWidth) {
     const pen = document.createElement("canvas").getContext("2d");
@@ -22,7 +22,7 @@ function lettersInGutter() {
 
 const [ROOM_ABOVE, ROOM_BELOW, ROOM_RIGHT] = [10, 26, 12];
 
-// The plot lays itself out later than this is asked for, so sizes come from the size it was given.
+// The plot is laid out later, so sizes are computed from the size that it was given.
 function plotWidth(plot) {
   return plot.width - gutter() - ROOM_RIGHT;
 }
@@ -71,10 +71,10 @@ function logTicks(low, high, most) {
     .map(Math.log10);
 }
 
-// Labels of an axis share their form, so that they compare at a glance.
+// All labels of an axis have the same format.
 function tickLabels(values, unit) {
   if (unit === "bytes") return byteLabels(values);
-  if (unit === "share") return values.map((value) => `${Number((value * 100).toPrecision(4))} %`);
+  if (unit === "share") return values.map((value) => `${Number((value * 100).toPrecision(4))}%`);
   const gap = values.length > 1 ? Math.abs(values[1] - values[0]) : Math.abs(values[0]) || 1;
   const largest = Math.max(...values.map(Math.abs));
   if (largest >= 1e6 || (largest > 0 && largest < 1e-3)) return values.map((value) => number(value, 3));
@@ -122,7 +122,7 @@ function framedPlot(chart, box, height, data, options) {
         y: false,
         points: { show: false },
         drag: { x: true, y: false, setScale: false },
-        // Where the reader is in one chart is shown in all; selecting and zooming goes through the view instead.
+        // The cursor position is shared by all charts; selecting and zooming use the shared view instead.
         sync: { key: "step", setSeries: false, scales: ["x", null], filters: { pub: onlyMoves, sub: onlyMoves } },
         bind: { dblclick: () => () => (showAll(), null) },
       },

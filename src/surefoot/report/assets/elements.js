@@ -1,10 +1,10 @@
-// Elements are built by hand, and text is only ever text: no string of the run reaches the HTML parser.
+// Elements are created with DOM functions, and text is inserted as text nodes: no string of the run reaches the HTML parser.
 
 function make(tag, options, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(options || {})) {
     if (value === undefined || value === null) continue;
-    if (name.startsWith("aria-")) element.setAttribute(name, String(value)); // "false" says something there
+    if (name.startsWith("aria-")) element.setAttribute(name, String(value)); // "false" is a value there
     else if (value === false) continue;
     else if (name === "class") element.className = value;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -33,14 +33,14 @@ function stepButton(step, words) {
   );
 }
 
-// Prose of findings quotes code in backticks.
+// Findings quote code in backticks.
 function prose(words) {
   return String(words)
     .split(/`([^`]+)`/)
     .map((piece, place) => (place % 2 ? make("code", {}, piece) : piece));
 }
 
-// A name that may be long: shortened in the middle, whole on hover and for screen readers.
+// A long name: shortened in the middle, complete in the tooltip and for screen readers.
 function longName(name, most, tag = "code") {
   const short = shortened(name, most);
   return make(tag, short === name ? {} : { title: name, "aria-label": name }, short);

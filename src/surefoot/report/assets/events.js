@@ -1,4 +1,4 @@
-// Every event in a list that can be narrowed to some kinds. Equal events in a row are one row; long lists come in pieces.
+// The list of events, which can be filtered by kind. Consecutive events of one kind share a row; long lists are shown in parts.
 
 const PIECE = 100;
 const eventList = { hidden: new Set(), shown: PIECE };
@@ -31,8 +31,8 @@ function drawEvents(data) {
 }
 
 function eventHead(acted) {
-  const heads = ["Step", "Event", "What"].map((words) => make("th", { scope: "col" }, words));
-  return make("tr", {}, heads, acted ? make("th", { scope: "col", class: "done" }, "Done about it") : null);
+  const heads = ["Step", "Event", "Details"].map((words) => make("th", { scope: "col" }, words));
+  return make("tr", {}, heads, acted ? make("th", { scope: "col", class: "done" }, "Action") : null);
 }
 
 // Consecutive events of one kind, cause, part and action.
@@ -58,7 +58,7 @@ function eventRow(group, acted) {
     { class: event.severity },
     make("td", { class: "value" }, eventStep(event), last.step !== event.step ? [" to ", eventStep(last)] : ""),
     make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), times, event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
-    make("td", {}, prose(event.summary), event.cause ? make("code", { class: "cause" }, event.cause) : "", keptStep(event), otherEvents(group)),
+    make("td", {}, prose(event.summary), event.cause && event.cause !== event.event ? make("code", { class: "cause" }, event.cause) : "", keptStep(event), otherEvents(group)),
     acted ? make("td", { class: "done" }, event.action || "") : null,
   );
 }
@@ -79,12 +79,12 @@ function otherEvents(group) {
   );
 }
 
-// The folder that the step is kept in, and the command that runs it again.
+// The folder of the captured step, and the command that runs it again.
 function keptStep(event) {
   const { incident, replay } = event.evidence || {};
   if (!incident) return "";
-  const command = replay ? [" · run it again: ", make("code", {}, replay)] : [];
-  return make("div", { class: "soft kept" }, "kept in ", make("code", {}, incident), ...command);
+  const command = replay ? [" · to run it again: ", make("code", {}, replay)] : [];
+  return make("div", { class: "soft kept" }, "captured in ", make("code", {}, incident), ...command);
 }
 
 function kindButton(data, [kind, count]) {

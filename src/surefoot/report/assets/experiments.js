@@ -1,4 +1,4 @@
-// The changes that were tried: what each came to, and the losses side by side.
+// The changes that were tried: the outcome of each, and the losses in one chart.
 
 function drawExperiments(data) {
   const place = document.getElementById("experiments");

@@ -1,4 +1,4 @@
-// Each chart as a picture (PNG) and as a table (CSV), made in the browser.
+// Export of a chart as an image (PNG) and as a table (CSV).
 
 function exportButtons(chart, rows) {
   const button = (words, title, action) => make("button", { type: "button", class: "toggle save", title, onclick: action }, words);
@@ -6,7 +6,7 @@ function exportButtons(chart, rows) {
     "span",
     { class: "exports" },
     button("CSV", "Save the values on this page as CSV", () => save(`${fileName(chart)}.csv`, new Blob([csv(rows())], { type: "text/csv" }))),
-    button("PNG", "Save the chart as a picture", () => picture(chart).toBlob((blob) => save(`${fileName(chart)}.png`, blob))),
+    button("PNG", "Save the chart as PNG", () => picture(chart).toBlob((blob) => save(`${fileName(chart)}.png`, blob))),
   );
 }
 
@@ -47,7 +47,7 @@ function cellRows(chart) {
   return rows;
 }
 
-// The plot with its title, on the background of the page. Names of layers are elements beside the plot: they are drawn here.
+// The plot with its title, on the background of the page. Names of layers are elements beside the plot, so they are drawn here.
 function picture(chart) {
   const source = chart.plot.ctx.canvas;
   const ratio = devicePixelRatio || 1;

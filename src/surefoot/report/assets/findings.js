@@ -1,6 +1,6 @@
-// Findings as cards: what is wrong, how sure, where, what to do, and the evidence behind it.
+// Findings as cards: what is wrong, confidence, location, fixes, and evidence.
 
-const SEVERITIES = { error: "Error", warning: "Warning", info: "Remark" };
+const SEVERITIES = { error: "Error", warning: "Warning", info: "Note" };
 
 function drawFindings(data) {
   const open = openDetails("findings");
@@ -11,7 +11,7 @@ function drawFindings(data) {
     ? make(
         "details",
         { class: "remarks", "data-key": "remarks" },
-        make("summary", {}, counted(remarks.length, "remark"), make("span", { class: "soft" }, " consequences, and things worth knowing")),
+        make("summary", {}, counted(remarks.length, "note"), make("span", { class: "soft" }, ": consequences and other observations")),
         remarks.map((finding) => findingCard(finding, false)),
       )
     : null;
@@ -34,6 +34,7 @@ function findingCard(finding, first) {
     ),
     make("p", { class: "summary" }, prose(finding.summary)),
     place(finding),
+    source(finding),
     fixes(finding.fixes || []),
     evidence(finding),
   );
@@ -44,7 +45,7 @@ function capital(words) {
 }
 
 function confidence(share) {
-  return make("span", { class: "confidence", title: "How sure the diagnosis is" }, `${percent(share)} sure`);
+  return make("span", { class: "confidence", title: "From 0 to 1" }, `confidence ${share.toFixed(2)}`);
 }
 
 function place(finding) {
@@ -53,13 +54,22 @@ function place(finding) {
   return step.length + where.length ? make("p", { class: "where" }, step, where) : null;
 }
 
+// The lines of the script that the finding names, as they were during the run.
+function source(finding) {
+  const lines = finding.evidence?.source;
+  if (!lines || typeof lines !== "object") return null;
+  const named = Object.entries(lines).slice(0, 4);
+  const row = ([name, text]) => make("div", {}, make("span", { class: "soft", title: name }, `${name.split(":").pop()} | `), String(text));
+  return named.length ? make("pre", { class: "source" }, named.map(row)) : null;
+}
+
 function fixes(list) {
   if (!list.length) return null;
-  return make("div", { class: "fixes" }, make("h4", {}, "What to do"), make("ol", {}, list.map((fix) => make("li", {}, prose(fix)))));
+  return make("div", { class: "fixes" }, make("h4", {}, "How to fix it"), make("ol", {}, list.map((fix) => make("li", {}, prose(fix)))));
 }
 
 function evidence(finding) {
-  const entries = Object.entries(finding.evidence || {});
+  const entries = Object.entries(finding.evidence || {}).filter(([key]) => key !== "source"); // shown below the place
   if (!entries.length) return null;
   return make(
     "details",
@@ -78,7 +88,7 @@ function evidenceTable(entries) {
 
 const MOST_ROWS = 12;
 
-// Evidence is whatever a rule measured: numbers, names, lists of them, tables.
+// Evidence is anything that a rule measured: numbers, names, lists, tables.
 function evidenceValue(value) {
   if (typeof value === "number") return number(value, 4);
   if (typeof value === "boolean") return value ? "yes" : "no";
@@ -91,7 +101,7 @@ function evidenceValue(value) {
 function evidenceList(values) {
   if (!values.length) return "none";
   const shown = values.slice(0, MOST_ROWS);
-  const more = values.length > MOST_ROWS ? make("p", { class: "soft" }, `… ${whole(values.length)} in all`) : null;
+  const more = values.length > MOST_ROWS ? make("p", { class: "soft" }, `… ${whole(values.length)} in total`) : null;
   const isTable = shown.every((value) => value && typeof value === "object" && !Array.isArray(value));
   if (!isTable) {
     const parts = shown.flatMap((value, place) => [place ? ", " : "", evidenceValue(real(value))]);
@@ -103,7 +113,7 @@ function evidenceList(values) {
   return make("div", { class: "wide" }, make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, rows)), more);
 }
 
-// Cards of what happened, for a run that was not diagnosed, or where surefoot acted.
+// Cards of events, for a run without a diagnosis, and for rollbacks and halts.
 function drawEventCards(data) {
   const diagnosed = data.findings.some((finding) => finding.severity !== "info");
   const shown = diagnosed ? data.event_cards.filter((card) => card.kind === "rollback" || card.kind === "halt") : data.event_cards;
@@ -125,7 +135,7 @@ function drawEventCards(data) {
   fill("event_cards", ...(cards.length ? [make("h2", {}, "What happened"), ...cards] : []));
 }
 
-// A live page draws its cards again; what the reader opened stays open.
+// A live page redraws its cards; opened details stay open.
 function openDetails(id) {
   return new Set([...document.querySelectorAll(`#${id} details[open]`)].map((details) => details.dataset.key));
 }

@@ -8,7 +8,7 @@ function drawHead(data) {
   const tone = VERDICTS[head.tone] ? head.tone : "none";
   const toggle = make(
     "button",
-    { type: "button", id: "theme", title: "Light or dark", "aria-label": "Switch between light and dark", onclick: theme.toggle },
+    { type: "button", id: "theme", title: "Light or dark theme", "aria-label": "Switch between the light and the dark theme", onclick: theme.toggle },
     "◐",
   );
   const focused = document.activeElement?.id === "theme";
@@ -25,7 +25,7 @@ function drawHead(data) {
         "h1",
         {},
         make("span", { class: "word" }, verdictWord(head), head.headline ? ": " : ""),
-        head.headline ? make("span", { class: "headline" }, head.headline) : null,
+        head.headline ? make("span", { class: "headline" }, prose(head.headline)) : null,
       ),
       head.lead ? make("p", { class: "lead" }, prose(head.lead)) : null,
       head.state === "running" && !data.live ? make("p", { class: "lead", id: "unfinished" }, UNFINISHED) : null,
@@ -39,9 +39,9 @@ function drawHead(data) {
   document.title = title(data);
 }
 
-const UNFINISHED = "The log does not say that the run ended: it was killed, or was still going when this page was written.";
+const UNFINISHED = "The log has no end of the run: the run was killed, or was still running when this page was written.";
 
-// A written page cannot know whether a run that never said that it ended goes on.
+// A written page cannot know whether a run without a logged end is still running.
 function verdictWord(head) {
   if (VERDICTS[head.verdict]) return VERDICTS[head.verdict];
   return head.state === "running" && !data.live ? "Unfinished" : capital(STATES[head.state]);
@@ -49,7 +49,7 @@ function verdictWord(head) {
 
 function title({ head, live }) {
   const word = verdictWord(head);
-  const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline;
+  const where = live && head.state === "running" ? `step ${whole(Math.max(head.steps - 1, 0))}` : head.headline.replaceAll("`", "");
   return `${word}${where ? `: ${where}` : ""} · ${head.script.split("/").pop()}`;
 }
 
@@ -77,13 +77,13 @@ function tileValue(value, unit) {
   return number(value, 3);
 }
 
-// The folder of the kept step, and the command that runs it again.
+// The captured step, and the command that runs it again.
 function keptIncident(incident) {
   if (!incident) return null;
   return make(
     "div",
     { class: "incident" },
-    make("p", {}, `${incident.step === null ? "A bad step" : `Step ${whole(incident.step)}`} was kept. Run it again:`),
+    make("p", {}, `${incident.step === null ? "A bad step" : `Step ${whole(incident.step)}`} was captured. To run it again:`),
     make("div", { class: "command" }, make("code", {}, incident.command), copyButton(incident.command)),
   );
 }
@@ -97,7 +97,7 @@ function copyButton(words) {
   return button;
 }
 
-// A page that was opened from a file may not be allowed to use the clipboard: the text is selected instead.
+// A page opened from a file may not be allowed to use the clipboard: the text is selected instead.
 async function copied(words) {
   try {
     await navigator.clipboard.writeText(words);
@@ -114,7 +114,7 @@ function ranks(head) {
   return make(
     "details",
     { class: "ranks" },
-    make("summary", {}, `Rank 0 of ${head.ranks.length} is shown; verdicts of all ranks`),
+    make("summary", {}, `Charts of one of ${head.ranks.length} ranks; verdicts of all ranks`),
     make(
       "ul",
       {},
@@ -127,7 +127,7 @@ function ranks(head) {
 
 function problems(head) {
   const said = [...head.problems];
-  if (head.dropped) said.unshift(`${counted(head.dropped, "row")} of the log were dropped, so as not to hold up training.`);
+  if (head.dropped) said.unshift(`${counted(head.dropped, "row")} of the log ${head.dropped === 1 ? "was" : "were"} dropped, because training does not wait for the log.`);
   return said.length ? make("ul", { class: "problems" }, said.map((words) => make("li", {}, words))) : null;
 }
 
@@ -135,9 +135,9 @@ function drawFacts(data) {
   const shown = data.facts.map(([key, value]) =>
     make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
   );
-  const heading = data.runs ? "What differs" : "Run";
+  const heading = data.runs ? "Differences" : "Run";
   fill("facts", ...(shown.length ? [make("h2", {}, heading), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));
   fill("foot", make("p", {}, "Made by surefoot", data.made ? ` on ${data.made}` : "", ". ", KEYS));
 }
 
-const KEYS = "Keys on a focused chart: ← → read values, Shift+← → move, + − zoom, 0 all.";
+const KEYS = "Keys on a focused chart: ← → move the cursor, Shift+← → scroll, + − zoom, 0 show all steps.";

@@ -1,6 +1,6 @@
-// A picture of cells over steps: rows are layers or bins. One pixel per cell in a canvas of its own, stretched on show.
+// A heat map over steps: rows are layers or bins. One pixel per cell in a separate canvas, scaled when drawn.
 
-// Colours between stops that are even in lightness, so that more looks like more.
+// Colour stops with evenly spaced lightness.
 const RAMPS = {
   light: {
     amount: ["#ece9e1", "#d9e2df", "#a9cfd0", "#6fb1be", "#3f8aa8", "#2b6190", "#263a6d", "#1d1f47"],
@@ -48,7 +48,7 @@ function cellPicture(rows, columns, paint) {
   return canvas;
 }
 
-// The plot of a picture. `chart` has columns, rows (count), picture, axis(plot) and showTip.
+// The plot of a heat map. `chart` has columns, rows (count), picture, axis(plot) and showTip.
 function heatPlot(chart, height) {
   if (chart.plot) chart.plot.destroy();
   const ends = [view.full[0], view.full[1]];
@@ -86,7 +86,7 @@ function drawPicture(chart) {
   ctx.restore();
 }
 
-// A measurement stands until the next one; the last stands about as long as the one before it.
+// A measurement is drawn until the next one; the last is as wide as the one before it.
 function columnEnd(columns, column) {
   if (column + 1 < columns.length) return columns[column + 1];
   const before = columns.length > 1 ? columns[column] - columns[column - 1] : 1;

@@ -1,4 +1,4 @@
-// Histograms over time of one layer at a time: which values its weights, gradients and activations have.
+// Histograms over time of one layer: the values of its weights, gradients and activations.
 
 const histogramView = { chart: null, layer: null, kind: null };
 
@@ -28,7 +28,7 @@ function buildHistograms(place) {
     tabindex: 0,
     role: "application",
     "aria-roledescription": "heat map",
-    "aria-label": "Histogram over time. Arrow keys read values, plus and minus zoom all charts.",
+    "aria-label": "Histogram over time. Arrow keys move the cursor, plus and minus zoom all charts.",
   });
   chart.names = make("div", { class: "names" });
   chart.odd = make("p", { class: "caption odd", role: "status" });
@@ -84,7 +84,7 @@ function drawHistogram(chart) {
   chart.picture = cellPicture(item.bins, wide, (row, column) => {
     const share = chart.cells[(item.bins - 1 - row) * wide + column];
     if (!share) return [0, 0, 0, 0];
-    const place = Math.round(Math.sqrt(share / 255) * 255) * 3; // a few values among many must be seen too
+    const place = Math.round(Math.sqrt(share / 255) * 255) * 3; // the square root keeps rare values visible
     return [colours[place], colours[place + 1], colours[place + 2], 255];
   });
   heatPlot(chart, 260);
@@ -92,7 +92,7 @@ function drawHistogram(chart) {
   drawOdd(chart);
 }
 
-// Bins are powers of two; people read powers of ten, which lie between them.
+// Bins are powers of two; labels are powers of ten.
 function drawBinNames(chart) {
   const rowHeight = plotHeight(chart.plot) / chart.rows;
   const middle = (chart.rows - 1) / 2;
@@ -107,7 +107,7 @@ function drawBinNames(chart) {
   put(middle + 0.5, "0");
   const highest = Math.floor(Math.log10(outer) + 1e-9);
   for (let power = highest; 10 ** power >= inner; power -= every) {
-    const rows = 2 + Math.log2(10 ** power / inner); // from the middle: half of zero's row, then what was joined
+    const rows = 2 + Math.log2(10 ** power / inner); // from the middle: half of zero's row, then the merged bin
     if ((rows - 0.5) * rowHeight < 16) break;
     put(middle + 0.5 - (rows - 0.5), number(10 ** power, 1));
     put(middle + 0.5 + (rows - 0.5), number(-(10 ** power), 1));
@@ -131,7 +131,7 @@ function drawOdd(chart) {
   chart.plot.redraw(false);
 }
 
-// A stretch in which something was not finite has a line along its top.
+// A line at the top marks columns with non-finite values.
 function drawOddColumns(chart) {
   const { plot, item, columns } = chart;
   if (!item.odd) return;

@@ -1,4 +1,4 @@
-// A line chart: faint raw values, a smoothed line, and marks at the edge for what lies beyond the scale.
+// A line chart: faint raw values, a smoothed line, and marks at the edge for values outside the scale.
 
 const LINE_HEIGHT = 190;
 
@@ -11,7 +11,7 @@ function lineChart(spec, parent, options = {}) {
     tabindex: 0,
     role: "application",
     "aria-roledescription": "chart",
-    "aria-label": `${spec.title}. Arrow keys read values, plus and minus zoom all charts, 0 shows all steps.`,
+    "aria-label": `${spec.title}. Arrow keys move the cursor, plus and minus zoom all charts, 0 shows all steps.`,
   });
   chart.tools = make("div", { class: "tools" });
   chart.lane = options.marks ? make("div", { class: "lane" }) : null;
@@ -40,12 +40,12 @@ function joined(chart) {
   chart.lines = chart.spec.series.map((series, place) => prepared(chart, series, place));
   return uPlot.join(
     chart.lines.map((line) => [line.x, line.drawn]),
-    // A step another series has is no gap in this one; a value that cannot be drawn is.
+    // A step that only another series has is not a gap; a value that cannot be drawn is.
     chart.lines.map(() => [0, 1]),
   );
 }
 
-// New data for the same series goes into the plot that is there: a reader may be in the middle of reading it.
+// New data for the same series updates the existing plot, which keeps the reader's cursor.
 function updateLines(chart, next) {
   const shape = (spec) => spec.series.map((series) => `${identity(series)} ${series.role}`).join();
   const same = shape(next) === shape(chart.spec);
@@ -84,7 +84,7 @@ function prepared(chart, series, place) {
     spanGaps: false,
     points: { show: series.role === "clipped" || drawn.length < 3, size: 4, fill: colour, width: 0 },
   };
-  if (series.role === "clipped") style.paths = () => null; // single steps, so dots and no line between them
+  if (series.role === "clipped") style.paths = () => null; // dots only: these are single steps
   return { ...series, y, drawn, colour, style };
 }
 
@@ -95,7 +95,7 @@ function seriesColour(spec, series, place) {
   return theme.series(Math.max(kinds.findIndex((kind) => identity(series) === kind), 0));
 }
 
-// A raw series and the smoothed line through it are one thing in one colour.
+// A raw series and its smoothed line have the same colour.
 function identity(series) {
   return `${series.part}|${series.role === "clipped" ? "gradient norm" : series.name.replace(/, smoothed$/, "")}`;
 }
@@ -104,12 +104,12 @@ function faded(colour) {
   return `color-mix(in srgb, ${colour} ${theme.name() === "dark" ? 42 : 34}%, transparent)`;
 }
 
-// The scale follows what is typical of the stretch on show: one value of 1e20 must not flatten the rest.
+// The scale follows the typical values of the visible steps: one value of 1e20 must not flatten the rest.
 function valueRange(chart) {
   const seen = [];
   for (const line of chart.lines) {
     const [first, end] = [lowerBound(line.x, view.now[0]), lowerBound(line.x, view.now[1] + 1e-9)];
-    // Between two readings that are far apart the line that joins them is all there is to see.
+    // Between two distant readings, only the line that connects them is visible.
     const around = first === end ? 1 : 0;
     for (let place = Math.max(0, first - around); place < Math.min(line.x.length, end + around); place += 1) {
       if (line.drawn[place] !== null) seen.push(line.drawn[place]);
@@ -119,7 +119,7 @@ function valueRange(chart) {
   seen.sort((a, b) => a - b);
   const at = (share) => seen[Math.min(seen.length - 1, Math.round(share * (seen.length - 1)))];
   const [low, high] = [at(0.02), at(0.98)];
-  // Nearly all zero: whatever is not zero is what one wants to see.
+  // Nearly all zero: show the nonzero values.
   if (high === 0 && low === 0) return padded(chart, seen[0], seen[seen.length - 1]);
   const spread = Math.max(high - low, Math.abs(high) * 1e-3, 1e-12);
   const top = seen[seen.length - 1] <= high + 20 * spread ? seen[seen.length - 1] : high + spread;
@@ -133,7 +133,7 @@ function padded(chart, low, high) {
     return [low - room, high + room];
   }
   const room = Math.max((high - low) * 0.08, Math.abs(high) * (high > low ? 0.004 : 0.02), 1e-12);
-  const floor = low >= 0 && low < (high - low) * 0.5 ? 0 : low - room; // near zero, zero says more
+  const floor = low >= 0 && low < (high - low) * 0.5 ? 0 : low - room; // near zero, start at zero
   return [floor, high + room];
 }
 
@@ -173,7 +173,7 @@ function logLabel(tick, unit) {
   return isPower && (value >= 1e4 || value < 1e-2) ? powerOfTen(Math.round(tick)) : number(value, 3);
 }
 
-// What is not finite, or beyond the scale, sits at the upper (or lower) edge of the plot.
+// Non-finite values and values outside the scale are marked at the upper or lower edge of the plot.
 function drawEdges(chart) {
   const { plot } = chart;
   const { ctx } = plot;
@@ -207,7 +207,7 @@ function drawEdges(chart) {
   chart.edgeMarks = marks;
 }
 
-// A value between two that cannot be drawn has no line to be on.
+// A value between two that cannot be drawn has no line: it is drawn as a point.
 function alone(drawn, place) {
   return (drawn[place - 1] ?? null) === null && (drawn[place + 1] ?? null) === null;
 }
@@ -269,7 +269,7 @@ function toggleLog(chart) {
   chart.tools.querySelector(".toggle.log").focus();
 }
 
-// As much of a name as distinguishes the series.
+// The shortest name that distinguishes the series.
 function seriesName(line, all) {
   const parts = new Set(all.map((one) => one.part));
   const names = new Set(all.map((one) => one.name));

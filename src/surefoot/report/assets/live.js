@@ -1,4 +1,4 @@
-// A live page asks its server for the sections that changed since it last asked, and draws those.
+// A live page requests the sections that changed since its last request, and draws those.
 
 const PAUSE_MS = 1000;
 const MOST_PAUSE_MS = 15000;
@@ -6,11 +6,11 @@ const MOST_PAUSE_MS = 15000;
 let cursor = null;
 let lastNews = 0;
 
-// A run that was killed says nothing; after a while the page says so.
-function tellSilence() {
+// A killed run logs no end: after a minute without new data, the page shows for how long.
+function showSilence() {
   const minutes = Math.floor((performance.now() - lastNews) / 60000);
   const badge = document.getElementById("live");
-  if (data.head.state === "running" && minutes >= 1) badge.textContent = `running, quiet for ${minutes} min`;
+  if (data.head.state === "running" && minutes >= 1) badge.textContent = `running, no new data for ${minutes} min`;
 }
 
 async function ask() {
@@ -24,7 +24,7 @@ async function ask() {
     drawSections(Object.keys(news.sections));
     lastNews = performance.now();
   }
-  tellSilence();
+  showSilence();
   return performance.now() - began;
 }
 
@@ -34,17 +34,17 @@ async function follow() {
     await new Promise((resume) => setTimeout(resume, pause));
     if (document.hidden) continue; // the page is not visible: the next request catches up
     try {
-      // A long run takes the server a while to read: it is asked less often, so that it stays below a fifth of its time.
+      // Reading a long run takes the server a while: it is asked less often, so that reading takes at most a fifth of its time.
       pause = Math.min(Math.max((await ask()) * 5, PAUSE_MS), MOST_PAUSE_MS);
     } catch (error) {
       pause = Math.min(pause * 2, MOST_PAUSE_MS);
       const badge = document.getElementById("live");
       if (badge) {
-        badge.textContent = "server gone";
+        badge.textContent = "no connection";
         badge.title = String(error.message);
         badge.className = "live gone";
       }
-      document.title = `Server gone · ${data.head.script.split("/").pop()}`;
+      document.title = `No connection · ${data.head.script.split("/").pop()}`;
     }
   }
 }

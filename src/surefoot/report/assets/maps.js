@@ -3,7 +3,7 @@
 const [NONE, ZERO, NONFINITE, MISSING] = [65532, 65533, 65534, 65535];
 const CODES = 65000;
 const MAP_RAMPS = { grad_norm: "amount", update_ratio: "balance", dead_share: "share", saturated_share: "share" };
-const USUAL_RATIO = -3; // decades: an update of a thousandth of the weights is where most healthy layers are
+const USUAL_RATIO = -3; // decades: most healthy layers have updates of a thousandth of their weights
 
 function layerMap(spec, parent) {
   const chart = { spec, lines: true };
@@ -12,14 +12,15 @@ function layerMap(spec, parent) {
     tabindex: 0,
     role: "application",
     "aria-roledescription": "heat map",
-    "aria-label": `${spec.title}, ${counted(spec.rows.length, spec.id.startsWith("rank_") ? "rank" : "layer")}. Arrow keys read values, plus and minus zoom all charts.`,
+    "aria-label": `${spec.title}, ${counted(spec.rows.length, spec.id.startsWith("rank_") ? "rank" : "layer")}. Arrow keys move the cursor, plus and minus zoom all charts.`,
   });
   chart.tools = make("div", { class: "tools" });
   chart.names = make("div", { class: "names" });
+  chart.until = make("p", { class: "caption until" });
   chart.figure = make(
     "figure",
     { class: "chart map", "data-chart": `map.${spec.id}` },
-    make("figcaption", {}, make("h3", {}, spec.title), caption(spec.caption), chart.tools),
+    make("figcaption", {}, make("h3", {}, spec.title), caption(spec.caption), chart.until, chart.tools),
     make("div", { class: "framed" }, chart.names, chart.box),
   );
   parent.append(chart.figure);
@@ -54,6 +55,15 @@ function drawMap(chart, fresh) {
   if (chart.plot && chart.drawnRows === chart.rows && !fresh) chart.plot.redraw(false);
   else drawMapPlot(chart);
   drawScale(chart);
+  drawUntil(chart);
+}
+
+// Sampling may stop before the run ends: an empty area is explained.
+function drawUntil(chart) {
+  const last = chart.columns.length - 1;
+  const [first, end] = view.full;
+  const ended = last >= 0 && columnEnd(chart.columns, last) < end - 0.05 * (end - first);
+  chart.until.textContent = ended ? `Last sampled near step ${whole(chart.columns[last])}.` : "";
 }
 
 function drawMapPlot(chart) {
@@ -81,7 +91,7 @@ function within(chart, code) {
   return Math.min(Math.max((place - ends[0]) / (ends[1] - ends[0] || 1), 0), 1);
 }
 
-// Names are elements, so that the whole name is there on hover; of many rows only every so many has one.
+// Names are elements, so that the full name is shown on hover. If there are many rows, only some are labelled.
 function drawNames(chart) {
   const rowHeight = plotHeight(chart.plot) / chart.rows;
   const every = Math.max(1, Math.ceil(12 / rowHeight));

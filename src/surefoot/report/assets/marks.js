@@ -1,7 +1,7 @@
-// Events above the loss: one dot each, and one for many where they are dense. Dots are buttons: hover, focus, click.
+// Events above the loss: one dot each; dense events share a dot. Dots are buttons: hover, focus, click.
 
 const GRAVITY = { error: 2, warning: 1, info: 0 };
-const CROWD = 60; // of more events than this, dots are numbers with up to three letters
+const CROWD = 60; // with more events than this, dots need space for three characters
 
 let markedEvents = []; // every event with a step, and every finding, in order of steps
 
@@ -50,7 +50,7 @@ function eventsNear(step) {
   return markedEvents.filter((event) => Math.abs(event.step - step) <= reach && event.severity !== "info").slice(0, 3);
 }
 
-// Pixels that a dot needs to itself before the next one may follow.
+// The width of a dot in pixels, with the space to the next one.
 function roomFor(group, crowded) {
   if (crowded) return 32;
   return group.events.length > 9 ? 24 : group.events.length > 1 ? 19 : 16;
@@ -83,9 +83,9 @@ function mark(group, offset) {
       "aria-label": label,
       "data-count": events.length,
       onclick: () => visitEvents(events),
-      onpointerenter: () => tellMark(button, events),
+      onpointerenter: () => showMarkTip(button, events),
       onpointerleave: hideTip,
-      onfocus: () => tellMark(button, events),
+      onfocus: () => showMarkTip(button, events),
       onblur: hideTip,
     },
     events.length > 1 ? (events.length > 99 ? "99+" : events.length) : "",
@@ -109,7 +109,7 @@ function groupWords(events) {
   return `${words.join(", ")}, steps ${whole(events[0].step)} to ${whole(events[events.length - 1].step)}`;
 }
 
-function tellMark(button, events) {
+function showMarkTip(button, events) {
   const box = button.getBoundingClientRect();
   const ordered = [...events].sort((a, b) => GRAVITY[b.severity] - GRAVITY[a.severity]);
   const rows = ordered

@@ -1,4 +1,4 @@
-// From data to page. The same functions draw a written page once and a live one again and again.
+// Draws the page from its data. The same functions draw a written page once and a live page repeatedly.
 
 let data = null;
 
@@ -9,7 +9,7 @@ function begin() {
   theme.listeners.push(redrawCharts);
   let width = innerWidth;
   addEventListener("resize", () => {
-    if (innerWidth === width) return; // a phone's address bar comes and goes; only the width matters here
+    if (innerWidth === width) return; // on phones the address bar changes the height; only the width matters here
     width = innerWidth;
     requestAnimationFrame(redrawCharts);
   });
@@ -18,7 +18,7 @@ function begin() {
   document.documentElement.dataset.drawn = "yes";
 }
 
-// Draws what has changed and nothing else: a reader's focus and selection elsewhere stay.
+// Draws only what has changed, so that focus and selection elsewhere are kept.
 function drawSections(changed) {
   const has = (...names) => names.some((name) => changed.includes(name));
   if (has("head")) drawHead(data);
@@ -39,14 +39,14 @@ function drawSections(changed) {
   drawNavigation();
 }
 
-// The loss is beside the verdict, the other charts follow below.
+// The loss chart is beside the verdict, the other charts are below.
 function drawTraining(charts) {
   const isLead = (chart) => chart.id === "loss";
   drawCharts("lead", "", charts.filter(isLead));
   drawCharts("charts", "Training", charts.filter((chart) => !isLead(chart)));
 }
 
-// A section that is closed until the reader opens it, and is drawn only then: a plot needs a width.
+// A collapsed section. It is drawn when it is opened, because a plot needs a width.
 function drawFolded(id, heading, draw, exists) {
   const outer = document.getElementById(`${id}_fold`);
   outer.hidden = !exists;
@@ -74,7 +74,7 @@ function setExtent() {
   growView(Number.isFinite(low) ? low : 0, Number.isFinite(high) ? high : 1);
 }
 
-// Charts that are there already take the new data in; others come and go.
+// Existing charts are updated; others are added or removed.
 function drawCharts(id, heading, charts) {
   const place = document.getElementById(id);
   const shown = charts.filter((chart) => chart.flat === undefined);
@@ -92,7 +92,7 @@ function drawCharts(id, heading, charts) {
   const words = place.querySelector(".settled");
   words.hidden = !settled.length;
   words.replaceChildren(
-    ...settled.map((chart) => make("span", {}, `${chart.title} `, make("strong", {}, withUnit(real(chart.flat), chart.unit)), " throughout")),
+    ...settled.map((chart) => make("span", {}, `${chart.title} `, make("strong", {}, withUnit(real(chart.flat), chart.unit)), " (constant)")),
   );
   place.append(words);
 }
@@ -107,7 +107,7 @@ function keepCharts(place, wanted) {
   }
 }
 
-// A chart that began as a sentence takes its place among the others when it starts to move.
+// A chart that was constant text is inserted in its place when its value changes.
 function orderCharts(place, wanted) {
   const there = [...place.querySelectorAll("figure")].map((figure) => figure.dataset.chart);
   if (there.join() === wanted.join()) return;

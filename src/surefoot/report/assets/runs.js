@@ -1,4 +1,4 @@
-// Several runs side by side: one column each, and the findings of each below its name.
+// Comparison of runs: one column each, and the findings of each run.
 
 function drawRuns(runs) {
   const names = [...new Set(runs.flatMap((run) => run.tiles.map((tile) => tile.name)))];

@@ -1,4 +1,4 @@
-// Light and dark: the system's choice until the reader makes one. Charts are canvases, so they ask for colours here.
+// Light and dark theme: the system's setting, unless the reader changes it. Charts are canvases, so they read colours here.
 
 const theme = {
   listeners: [],
@@ -9,7 +9,7 @@ const theme = {
   colour(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   },
-  // Distinct without help from hue alone: lightness differs too. Parts and sources take them in turn.
+  // Colours differ in lightness as well as in hue. Parts and sources use them in order.
   series(place) {
     return theme.colour(`series-${(place % 6) + 1}`);
   },
@@ -23,12 +23,12 @@ const theme = {
   },
 };
 
-// Storage may be refused, to a page from a file above all: then a choice lasts as long as the page.
+// Storage may not be available, in particular for a page opened from a file: settings are then lost when the page is closed.
 function remember(name, value) {
   try {
     localStorage.setItem(`surefoot.${name}`, value);
   } catch {
-    // nothing is lost but the memory of it
+    // the setting is not stored
   }
 }
 

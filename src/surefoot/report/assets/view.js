@@ -1,4 +1,4 @@
-// The stretch of steps on show. All charts share it: whoever changes it, all follow.
+// The visible range of steps, shared by all charts.
 
 const view = {
   full: [0, 1],
@@ -34,7 +34,7 @@ function showAll() {
   zoomTo(...view.full);
 }
 
-// A step in its surroundings: a fiftieth of the run on either side, and never so little that nothing is to be seen.
+// Zoom to a step: a fiftieth of the run on either side, at least 12 steps.
 function visitStep(step) {
   const reach = Math.max((view.full[1] - view.full[0]) / 50, 12);
   zoomTo(step - reach, step + reach);
@@ -48,10 +48,10 @@ function applyView() {
   keepLink();
 }
 
-// The steps on show are part of the address, so that a link leads to the same view.
+// The visible steps are part of the address, so that a link opens the same view.
 function keepLink() {
   if (!view.linked) return;
-  clearTimeout(view.linking); // browsers allow a page only so many changes of its address
+  clearTimeout(view.linking); // browsers limit how often a page may change its address
   view.linking = setTimeout(() => {
     const [low, high] = view.now.map(Math.round);
     history.replaceState(null, "", zoomed() ? `#steps=${low}-${high}` : location.pathname + location.search);
@@ -64,7 +64,7 @@ function followLink() {
   view.linked = true;
 }
 
-// New data may lengthen the run: a reader who has not zoomed goes along, one who has stays.
+// New data may extend the run: a view that shows all steps is extended, a zoomed view stays.
 function growView(low, high) {
   const stay = zoomed();
   view.full = [low, Math.max(high, low + 1)];
@@ -117,7 +117,7 @@ function drawNavigation() {
 }
 
 function visitSection(event, place) {
-  event.preventDefault(); // the address holds the steps on show
+  event.preventDefault(); // the address contains the visible steps
   if (place.tagName === "DETAILS") place.open = true;
   place.scrollIntoView({ block: "start", behavior: "smooth" });
 }

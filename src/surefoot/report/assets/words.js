@@ -1,8 +1,8 @@
-// Numbers and names as people read them.
+// Formatting of numbers and names.
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-// JSON has no NaN: the words that stand for what is not finite become numbers again.
+// JSON has no NaN: strings for non-finite values are converted back to numbers.
 function real(value) {
   if (value === "nan") return NaN;
   if (value === "inf") return Infinity;
@@ -15,7 +15,7 @@ function powerOfTen(exponent) {
   return `10${exponent < 0 ? "⁻" : ""}${digits.join("")}`;
 }
 
-// Four digits that mean something, no trailing zeros, powers of ten beyond what one reads at a glance.
+// Four significant digits, no trailing zeros, powers of ten for very large and very small numbers.
 function number(value, digits = 4) {
   if (value === null || value === undefined) return "not measured";
   if (Number.isNaN(value)) return "NaN";
@@ -52,7 +52,7 @@ function bytes(value) {
 
 function percent(share) {
   const value = share * 100;
-  return `${value > 0 && value < 1 ? "<1" : Math.round(value)} %`;
+  return `${value > 0 && value < 1 ? "<1" : Math.round(value)}%`;
 }
 
 function withUnit(value, unit) {
@@ -72,8 +72,8 @@ function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-// Layers that differ in the number of their block must look different: outer modules shrink to their first letter before
-// anything is left out, and where that is still too long only the first one, the number and what follows it remain.
+// Layers that differ in the number of their block must look different: outer modules are reduced to their first letter before
+// anything is omitted. If that is still too long, only the first one, the number and what follows it remain.
 function shortLayer(name, most) {
   if (name.length <= most) return name;
   const pieces = name.split(".");
@@ -89,7 +89,7 @@ function shortLayer(name, most) {
   return shortened([pieces[0][0] + pieces[block], ...pieces.slice(block + 1, -1), last].join("."), most);
 }
 
-// The ends of a name say most.
+// The end of a name is the most informative part.
 function shortened(name, most) {
   if (name.length <= most) return name;
   const tail = Math.ceil((most - 1) * 0.6);

@@ -1,7 +1,7 @@
-"""The line charts of the page, as data: loss, gradient norm, learning rate, loss scale, and the user's own signals.
+"""The data of the page's line charts: loss, gradient norm, learning rate, loss scale, and the user's own signals.
 
-A chart is a title and its series; a series is a role, which says how it is drawn, and two columns. A series whose value
-never changes is a sentence rather than a chart.
+A chart has a title and series; a series has a role, which determines how it is drawn, and two columns. A series whose
+value never changes is shown as text instead of a chart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CHARTS = {
-    "loss": ("Loss", "Faint: every step. Line: median of the last steps."),
+    "loss": ("Loss", "Faint: every step. Line: median of recent steps."),
     "grad_norm": ("Gradient norm", ""),
     "lr": ("Learning rate", ""),
-    "loss_scale": ("Loss scale", "What fp16 gradients are multiplied by."),
+    "loss_scale": ("Loss scale", "The factor by which fp16 gradients are multiplied."),
     "nonfinite": ("Non-finite gradient entries", "Entries of the gradient that are NaN or Inf."),
 }
 """The title and the caption of each column that is drawn, in the order of the page."""
@@ -36,7 +36,7 @@ _NOT_SHOWN_IF = {"nonfinite": 0, "loss_scale": 1}
 
 
 def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart]:
-    """One chart per number that the run recorded, in the order in which one looks at them."""
+    """One chart per recorded number, in the order of the page."""
     if not table.num_rows:
         return []
     parts = list(by_part(table))
@@ -55,7 +55,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart
                 chart["series"].extend(_series(name, part, steps[rows], column[0][rows], events))
         if name == "grad_norm" and (clipped := _clipped(table, parts, steps, column[0], events)):
             chart["series"].extend(clipped)
-            chart["caption"] = "Before clipping; dots are what it left."
+            chart["caption"] = "Before clipping. Dots: after clipping."
         chart = without_constants(chart)
         if chart.get("flat") != _NOT_SHOWN_IF.get(name, math.nan):
             found.append(chart)
@@ -63,7 +63,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart
 
 
 def _chart(name: str) -> PageChart:
-    title, caption = _CHARTS.get(name) or (name.removeprefix("signal."), "A signal of your own.")
+    title, caption = _CHARTS.get(name) or (name.removeprefix("signal."), "Recorded by your code.")
     return {
         "id": name,
         "title": title,
@@ -88,7 +88,7 @@ def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[
 
 
 def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers, events: Iterable[int]) -> PageSeries:
-    """A series of the page, thinned."""
+    """A series of the page, downsampled."""
     chosen = kept_with(steps, values, events)
     return {
         "name": name,
@@ -103,7 +103,7 @@ def one_series(name: str, part: str, role: Role, steps: Numbers, values: Numbers
 def _clipped(
     table: pa.Table, parts: list[tuple[str, Numbers]], steps: Numbers, norms: Numbers, events: list[int]
 ) -> list[PageSeries]:
-    """The norm that clipping left, at the steps that were clipped."""
+    """The norm after clipping, at the steps that were clipped."""
     column = measured(table, "clip_factor")
     if column is None:
         return []
@@ -117,7 +117,7 @@ def _clipped(
 
 
 def without_constants(chart: PageChart) -> PageChart:
-    """The chart as the page gets it: where every series is one and the same number throughout, that number is it."""
+    """The chart for the page. If all series have the same constant value, the chart is replaced with that value."""
     values = [series["y"][0] for series in chart["series"]]
     if all(series.get("constant") for series in chart["series"]) and len(set(values)) == 1 and chart["id"] != "loss":
         chart["flat"] = values[0]

@@ -1,4 +1,4 @@
-"""Columns of a table as arrays: null becomes NaN beside a mask that says where something was measured."""
+"""Columns of a table as arrays: null becomes NaN, with a mask of the measured values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def measured(table: pa.Table, name: str) -> tuple[Numbers, Numbers] | None:
-    """Values of a column and where they were measured; `None` if the column is absent or empty throughout."""
+    """The values of a column and a mask of the measured ones; `None` if the column is absent or all null."""
     if name not in table.column_names:
         return None
     column = table.column(name)
@@ -26,12 +26,14 @@ def measured(table: pa.Table, name: str) -> tuple[Numbers, Numbers] | None:
 
 
 def whole_numbers(table: pa.Table, name: str) -> Numbers:
-    """A column of whole numbers without nulls, such as the step."""
+    """An integer column without nulls, such as the step."""
     return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
 
 
 def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
-    """A column of words as numbers into a list of the words, in order of first appearance; null is the empty word."""
+    """A string column as integer codes and the list of its strings, in order of first appearance; null is the empty
+    string.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -48,9 +50,9 @@ def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
 
 
 def _by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]]:
-    """A dictionary may hold words in any order, and words that no row uses. A null, -1, is the last place."""
+    """Renumber the codes by first appearance, and drop strings that no row uses. A null, -1, is the last index."""
     first = np.full(len(words) + 1, len(codes), dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # the last to be written is the first row
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # the last assignment wins: the first row
     present = np.argsort(first, kind="stable")[: int((first < len(codes)).sum())]
     names = [*words, ""]
     used = [names[code] for code in present.tolist()]
@@ -60,7 +62,7 @@ def _by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]
 
 
 def by_part(table: pa.Table) -> Iterator[tuple[str, Numbers]]:
-    """The parts of a run in order of appearance, each with the positions of its rows."""
+    """The parts of a run in order of appearance, each with the indices of its rows."""
     if not table.num_rows:
         return
     if "part" not in table.column_names:

@@ -1,8 +1,8 @@
 """Several runs on one page: `surefoot report A B`.
 
-The page has a table with one column per run (verdict, losses, speed, how it ended), what differs between their
-descriptions, their findings, and every line chart with one curve per run over the same steps. Runs may differ in length
-and in what they recorded. Layer maps and histograms are of one run: they are on the page of that run.
+The page has a table with one column per run (verdict, losses, speed, exit), the differences between their descriptions,
+their findings, and every line chart with one curve per run over the same steps. Runs may differ in length and in what
+they recorded. Layer maps and histograms are only on the page of a single run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_RUNS = 12
 _MOST_WITH_STEPS = 3
 """With more runs than this, charts show the smoothed lines only."""
 _TIMES = frozenset({"started", "seconds"})
-"""Parts of a description that differ in any two runs."""
+"""Fields of a description that always differ between runs."""
 
 
 def write_comparison(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -67,7 +67,7 @@ def compared_sections(sources: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """A short name for each run: its folder, with as many of the folders above it as distinguish it."""
+    """A short name for each run: its folder, with as many parent folders as needed to distinguish it."""
     paths = [folder.resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
@@ -140,7 +140,7 @@ def merged_charts(charts: Sequence[Sequence[PageChart]], names: Sequence[str]) -
 
 
 def _lines_only(chart: PageChart) -> list[Any]:
-    """The smoothed line of each series that has one; the others as they are."""
+    """The smoothed line of each series that has one; other series unchanged."""
     smoothed = {
         (series["part"], series["name"].removesuffix(", smoothed"))
         for series in chart["series"]
@@ -155,7 +155,7 @@ def _lines_only(chart: PageChart) -> list[Any]:
 
 
 def differing(descriptions: Sequence[list[list[object]]], names: Sequence[str]) -> list[list[object]]:
-    """What the descriptions of the runs do not have in common: a name, and a value for each run."""
+    """The fields in which the descriptions of the runs differ: a name, and a value for each run."""
     values = [{str(key): value for key, value in rows} for rows in descriptions]
     keys = Counter(key for each in values for key in each)
     return [

@@ -1,7 +1,7 @@
 """Charts of the machine: memory, temperature, power, clocks and load of each device and of the host, over the steps.
 
-The page has one axis, the step, and a reading is taken at a time: it gets the step that was running then. Of several
-readings in one step the largest is shown.
+The page has one axis, the step. A reading is assigned to the step that was running at its time. If a step has several
+readings, the largest is shown.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _CHARTS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
         "Device memory",
         "bytes",
         ("allocated", "reserved", "peak", "memory_used"),
-        "What tensors hold, what the allocator keeps, and what the whole device has given out.",
+        "In tensors, reserved by the allocator, and in use on the whole device.",
     ),
-    ("host-memory", "Host memory", "bytes", ("process_memory", "host_used"), "Of this process, and of the machine."),
+    ("host-memory", "Host memory", "bytes", ("process_memory", "host_used"), "Of this process and of the machine."),
     ("temperature", "Temperature", "°C", ("temperature",), ""),
     ("power", "Power", "W", ("power", "power_limit"), ""),
     ("clocks", "Clocks", "MHz", ("sm_clock", "memory_clock"), ""),
-    ("utilization", "Load", "share", ("utilization",), "Share of the time in which the device was busy."),
-    ("ecc", "Memory errors", "", ("ecc_corrected", "ecc_uncorrected"), "Errors that ECC counted."),
+    ("utilization", "Load", "share", ("utilization",), "Share of time that the device was busy."),
+    ("ecc", "Memory errors", "", ("ecc_corrected", "ecc_uncorrected"), "ECC error count."),
     (
         "throttle",
         "Throttling",
         "",
         ("throttle",),
-        "Not zero: the device ran slower than it could (NVML's reason bits).",
+        "Nonzero: the device reduced its clocks (NVML's reason bits).",
     ),
 )
 _HIDDEN_AT_ZERO = {"ecc", "throttle"}
-"""Shown only where they are not zero throughout."""
+"""Shown only if they are not always zero."""
 
 
 def device_charts(table: pa.Table, scalars: pa.Table) -> list[PageChart]:
-    """The charts for which there is anything to show."""
+    """The charts that have data."""
     if not table.num_rows:
         return []
     steps = _steps(table, scalars)
@@ -79,7 +79,7 @@ def _steps(table: pa.Table, scalars: pa.Table) -> Numbers:
 
 
 def _clock(scalars: pa.Table) -> tuple[Numbers, Numbers]:
-    """Which step it was when."""
+    """The times and steps of the logged rows."""
     times = measured(scalars, "time") if scalars.num_rows else None
     if times is None:
         return np.zeros(0), np.zeros(0)

@@ -1,4 +1,4 @@
-"""`findings.json` as the page can rely on it: whatever stands in the file, a finding has the fields of the contract."""
+"""Read `findings.json` for the page: whatever the file contains, a finding has the expected fields."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 _SEVERITIES = ("error", "warning", "info")
 MOST_STEPS = 2**53
-"""Beyond this a number is no step of any run, and no browser counts by one there."""
+"""Larger numbers are not steps, and browsers cannot represent them exactly."""
 _VERDICTS = ("broken", "unstable", "healthy", "unknown")
 
 
 def verdict_of(value: Mapping[str, object] | None) -> str:
-    """The verdict; empty where there is none."""
+    """The verdict; empty if there is none."""
     found = (value or {}).get("verdict")
     return found if isinstance(found, str) and found in _VERDICTS else ""
 
@@ -29,18 +29,18 @@ def reason_of(value: Mapping[str, object] | None) -> str:
 
 
 def steps_of(value: Mapping[str, object] | None) -> int | None:
-    """How many steps the diagnosis saw."""
+    """The number of steps in the diagnosis."""
     return _whole((value or {}).get("steps"))
 
 
 def findings_of(value: Mapping[str, object] | None) -> list[FindingCard]:
-    """The findings, best first, each with the title its cause has in the catalogue."""
+    """The findings, best first, each with the title of its cause from the catalogue."""
     found = (value or {}).get("findings")
     return [_finding(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def serious(findings: list[FindingCard]) -> list[FindingCard]:
-    """Those that are more than a remark."""
+    """The findings above severity `info`."""
     return [finding for finding in findings if finding["severity"] != "info"]
 
 
@@ -69,4 +69,4 @@ def _strings(value: object) -> list[str]:
 def _whole(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return int(value) if abs(value) < MOST_STEPS else None  # nor is NaN below it
+    return int(value) if abs(value) < MOST_STEPS else None  # NaN is not below it either

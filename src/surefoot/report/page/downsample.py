@@ -1,8 +1,8 @@
-"""Fewer points, the same picture: long series are thinned for the page so that nothing that stands out is lost.
+"""Downsampling: long series are reduced for the page without losing outliers.
 
-A series is cut into stretches of equal length, and of each the lowest value, the highest, and the first that is not
-finite are kept, so that a spike one step wide is still there at any zoom. The smoothed line is a running median of the
-last values, then a running mean: one bad value does not bend it, and it does not move before its cause.
+A series is divided into intervals of equal length. The lowest, the highest and the first non-finite value of each
+interval are kept, so that a spike of one step is visible at any zoom. The smoothed line is a running median of the last
+values, followed by a running mean: a single bad value does not bend it, and it does not move before its cause.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 MOST_POINTS = 4_000
-"""Points that a series has on the page, besides those kept for an event."""
+"""Points of a series on the page, in addition to those kept for events."""
 SMOOTH_POINTS = 1_200
 """Points of a smoothed line."""
 
 
 def kept(values: Numbers, most: int = MOST_POINTS) -> Numbers:
-    """The positions to keep, in order: all of them in a short series."""
+    """The indices to keep, in order: all of them for a short series."""
     count = len(values)
     if count <= most:
         return np.arange(count)
@@ -46,7 +46,7 @@ def kept(values: Numbers, most: int = MOST_POINTS) -> Numbers:
 
 
 def kept_with(steps: Numbers, values: Numbers, events: Iterable[int], most: int = MOST_POINTS) -> Numbers:
-    """As `kept`, and every step at which something happened."""
+    """As `kept`, and every step that has an event."""
     chosen = kept(values, most)
     if len(chosen) == len(values):
         return chosen
@@ -55,9 +55,9 @@ def kept_with(steps: Numbers, values: Numbers, events: Iterable[int], most: int 
 
 
 def smoothed(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """A line through a noisy series, over its finite values. A point depends on earlier values only, as an event does.
+    """A smoothed line over the finite values of a series. Each point depends only on the values up to it.
 
-    A window around each point would let the line rise before the step that made the loss rise.
+    A centred window would make the line rise before the step that made the loss rise.
     """
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
@@ -72,13 +72,13 @@ def smoothed(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _medians(values: Numbers, width: int) -> Numbers:
-    """The median of each stretch of `width` values; the last stretch may be shorter."""
+    """The median of each interval of `width` values; the last interval may be shorter."""
     whole = len(values) // width * width
     medians: Numbers = np.median(values[:whole].reshape(-1, width), axis=1)
     return medians if whole == len(values) else np.append(medians, np.median(values[whole:]))
 
 
 def _over_last(combine: Callable[..., Numbers], values: Numbers, count: int) -> Numbers:
-    """A number for each value, made of it and of the values before it, `count` in all."""
+    """For each value, a number computed from it and the values before it, `count` in total."""
     padded = np.pad(values, (count - 1, 0), mode="edge")
     return combine(np.lib.stride_tricks.sliding_window_view(padded, count), axis=1)

@@ -1,7 +1,7 @@
-"""How numbers and words travel into the page: JSON that cannot end its script element, and packed bytes.
+"""Encoding of numbers and text in the page: JSON that is safe inside a script element, and packed bytes.
 
-JSON has no NaN: what is not finite is written as a word, as in the other files of a run folder. Numbers keep six
-digits, which is more than a chart shows. Every character that means something to HTML is written as an escape.
+JSON has no NaN: non-finite values are written as strings, as in the other files of a run folder. Numbers keep six
+digits, more than a chart shows. Every character with a meaning in HTML is escaped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever strings it holds."""
+    """JSON that is safe inside a script element, whatever strings it contains."""
     return as_text(value).translate(_ESCAPES)
 
 
@@ -30,12 +30,12 @@ def as_text(value: Any) -> str:
 
 
 def numbers(values: Numbers) -> list[Any]:
-    """A column of the page: six digits, whole numbers without a point, words for what is not finite."""
+    """A column of the page: six digits, integers without a decimal point, strings for non-finite values."""
     return [number(value) for value in values.tolist()]
 
 
 def number(value: float) -> Any:
-    """A number of the page: six digits, a whole number without a point, a word for what is not finite."""
+    """A number of the page: six digits, an integer without a decimal point, a string for a non-finite value."""
     if not math.isfinite(value):
         return str(value)
     rounded = float(f"{value:.6g}")

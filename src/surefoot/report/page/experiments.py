@@ -1,7 +1,7 @@
-"""What `surefoot bisect` tried: one row per change, and the losses of the runs side by side.
+"""The experiments of `surefoot bisect`: one row per change, and the losses of the runs in one chart.
 
-The chart holds the run as it was, the changes that cure it, and a few that do not; the table has them all. The file may
-come from another version or from another hand, so whatever does not fit is left out.
+The chart shows the baseline, the changes that cure it, and a few that do not; the table has all of them. The file may
+come from another version or have been edited, so whatever does not fit is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT = 500
 
 
 def experiments_of(bisected: Mapping[str, object] | None) -> ExperimentSection | None:
-    """The section of the page, or nothing where no experiments were made."""
+    """The section of the page; `None` if there were no experiments."""
     runs = (bisected or {}).get("runs")
     rows = [row for run in runs if (row := _row(run)) is not None] if isinstance(runs, list) else []
     if not rows or not isinstance(runs, list):
@@ -55,7 +55,7 @@ def _chart(runs: list[object]) -> PageChart | None:
         return None
     for one in series:
         one.pop("constant", None)
-    caption = "The same script under single changes."
+    caption = "The same script with one change each."
     return {"id": "experiments", "title": "Loss", "unit": "", "caption": caption, "log": True, "series": series}
 
 

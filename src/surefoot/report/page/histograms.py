@@ -1,8 +1,9 @@
-"""Histograms over time as data: for each layer and kind, a column per recorded step and a row per bin.
+"""Data of histograms over time: for each layer and kind, a column per recorded step and a row per bin.
 
-A cell is the share of a tensor's values that lie in a bin, in 255 parts, so that layers of any size compare. Bins that
-no histogram of a kind uses are left out; those near zero that hold next to nothing are joined on each side, or they
-would fill most of the picture. Very many histograms get fewer columns, so that a page stays small.
+A cell is the share of a tensor's values in a bin, in units of 1/255, so that layers of any size can be compared. Bins
+that no histogram of a kind uses are omitted. Bins near zero with very few values are merged on each side; otherwise
+they would fill most of the chart. If there are very many histograms, each has fewer columns, so that the page stays
+small.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 _BYTES, _MOST, _FEWEST = 3_000_000, 160, 12
 _NEXT_TO_NOTHING = 0.02
-"""Share of a tensor's values that may be joined into one bin beside zero."""
+"""The share of a tensor's values that may be merged into one bin beside zero."""
 _NONFINITE = ("nan", "positive_inf", "negative_inf")
 _KINDS = ("weight", "gradient", "activation")
 
 
 def layer_histograms(table: pa.Table) -> HistogramSection | None:
-    """Every layer's histograms, or nothing where the run recorded none."""
+    """The histograms of all layers; `None` if the run recorded none."""
     if not table.num_rows:
         return None
     from surefoot.record.bins import EDGES
@@ -84,7 +85,7 @@ def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:
 
 
 def _fitted(counts: Numbers, edges: Sequence[float]) -> tuple[Numbers, list[float]]:
-    """The counts over the bins that matter, and the edges of those."""
+    """The counts over the relevant bins, and their edges."""
     middle = counts.shape[1] // 2  # exactly zero
     reach = np.arange(counts.shape[1])
     used = np.flatnonzero(counts.any(axis=0) & (reach != middle))
@@ -117,7 +118,7 @@ def _over_time(steps: Numbers, counts: Numbers, odd: list[Numbers], most: int) -
     np.add.at(summed, columns, counts)
     total = np.maximum(summed.sum(axis=1, keepdims=True), 1)
     share = summed / total
-    # What little there is in a bin must still be seen: at least one part in 255.
+    # A bin with few values must remain visible: at least 1/255.
     cells = np.where(share > 0, np.maximum(np.rint(share * 255), 1), 0).astype(np.uint8)
     not_finite = np.zeros((len(odd), len(starts)), dtype=np.int64)
     for row, values in enumerate(odd):

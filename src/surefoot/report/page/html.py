@@ -1,8 +1,8 @@
-"""The report page: one HTML file that needs nothing but a browser.
+"""The report page: one HTML file that needs only a browser.
 
-The page is a template, a style sheet, a chart library and a few scripts, which lie beside this file, put into one file
-together with the run's data. The data is JSON in an element that no browser runs, and the page's policy names the hash
-of its only script: whatever a layer or an exception is called, it stays text.
+A template, a style sheet, a chart library and a few scripts are combined into one file with the run's data. The data is
+JSON in an element that browsers do not execute, and the content security policy contains the hash of the only script:
+names of layers and exceptions are always treated as text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCRIPTS = (
     "page.js",
     "live.js",
 )
-"""In the order in which they follow each other inside one function, so that they share names and leak none."""
+"""In the order in which they are concatenated inside one function, so that they share names and define no globals."""
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -66,12 +66,12 @@ def page(data: Mapping[str, object], live: bool = False) -> str:
         "script": script,
         "data": embedded({**data, "live": live}),
     }
-    # One pass: what is put in is not searched again, so data that looks like a place to fill stays data.
+    # One pass: inserted text is not searched again, so data that looks like a placeholder stays data.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
 
 
 def policy(live: bool) -> str:
-    """What the browser may do for this page: run this script, use this style, and when live ask its own server."""
+    """The content security policy: run this script, use this style, and, if live, connect to the own server."""
     return "; ".join(
         [
             "default-src 'none'",

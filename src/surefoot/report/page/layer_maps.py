@@ -1,9 +1,9 @@
-"""Layer-by-time maps as data: one row per layer, one column per stretch of steps, one packed number per cell.
+"""Data of layer-by-time maps: one row per layer, one column per interval of steps, one packed number per cell.
 
-A cell shows the largest value of its steps, so that what stands out is seen at every zoom; a cell in which anything was
-not finite says so. Cells are 16-bit codes between the map's ends, on a logarithmic scale where values span decades; the
-highest codes are for what no scale has a place for. A parameter that was looked at and had no gradient is one of them:
-that is neither zero nor NaN.
+A cell shows the largest value of its steps, so that outliers are visible at every zoom; a cell with a non-finite value
+is marked as such. Cells are 16-bit codes between the limits of the map, on a logarithmic scale if values span decades.
+The highest codes are for values outside any scale. One of them is for a parameter that was sampled and had no gradient,
+which is neither zero nor NaN.
 """
 
 from __future__ import annotations
@@ -27,18 +27,28 @@ NONE, ZERO, NONFINITE, MISSING = 65_532, 65_533, 65_534, 65_535
 """Codes beyond the scale: no gradient, exactly zero on a logarithmic scale, not finite, and not measured."""
 
 _MAPS = (
-    ("grad_norm", "Gradient norm by layer", True, "Each cell is the largest of its steps."),
-    ("update_ratio", "Update-to-weight ratio by layer", True, "Around 10⁻³ is usual; blue learns slowly, red jumps."),
+    ("grad_norm", "Gradient norm by layer", True, "Each cell shows the largest value of its steps."),
+    (
+        "update_ratio",
+        "Update-to-weight ratio by layer",
+        True,
+        "Around 10⁻³ is usual. Blue: small updates. Red: large updates.",
+    ),
     ("dead_share", "Dead units by layer", False, "Share of units that are zero for every input."),
     ("saturated_share", "Saturated activations by layer", False, "Share of outputs at a bound of a sigmoid or tanh."),
     ("activation_std", "Deviation of activations by layer", True, "Healthy layers stay within a few decades of 1."),
-    ("activation_largest", "Largest activation by layer", True, "The largest absolute value; fp16 ends at 65,504."),
+    (
+        "activation_largest",
+        "Largest activation by layer",
+        True,
+        "The largest absolute value. The limit of fp16 is 65,504.",
+    ),
     ("activation_mean", "Mean activation by layer", True, "The absolute value of the mean."),
 )
 
 
 def layer_maps(table: pa.Table) -> list[LayerMap]:
-    """The maps that the run has numbers for."""
+    """The maps for which the run has data."""
     if not table.num_rows:
         return []
     steps = whole_numbers(table, "step")
@@ -51,7 +61,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
         if column is None:
             continue
         values = np.abs(column[0]) if name == "activation_mean" else column[0]
-        here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied for nothing
+        here = slice(None) if column[1].all() else column[1]  # millions of rows are not copied if nothing is filtered
         if name == "update_ratio":
             here = column[1] & ~_from_zero(table, column[0])
         none = _without_gradient(table, column[1]) if name == "grad_norm" else np.zeros_like(broken)
@@ -64,13 +74,13 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
 
 
 def _without_gradient(table: pa.Table, has_gradient: Numbers) -> Numbers:
-    """Parameters that were looked at and had no gradient."""
+    """Parameters that were sampled and had no gradient."""
     norms = measured(table, "param_norm")
     return np.zeros_like(has_gradient) if norms is None else norms[1] & ~has_gradient
 
 
 def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
-    """Parameters that were all zeros and moved, as biases do at the first step: Inf by definition, and no trouble."""
+    """Parameters that were all zeros and changed, as biases do at the first step: Inf by definition, and harmless."""
     norms = measured(table, "param_norm")
     if norms is None:
         return np.zeros(len(ratios), dtype=bool)
@@ -99,7 +109,7 @@ def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
 def _cells(
     steps: Numbers, rows: Numbers, values: Numbers, broken: Numbers, none: Numbers, height: int
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Where columns begin, each cell's largest value, whether it holds something not finite, or lacks a gradient."""
+    """The first step of each column, each cell's largest value, and whether it is non-finite or lacks a gradient."""
     starts, columns = time_columns(steps)
     places = rows * len(starts) + columns
     largest = np.full(height * len(starts), -np.inf)
@@ -113,7 +123,7 @@ def _cells(
 
 
 def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Numbers]:
-    """The first step of each column, and the column of each row. Stretches without a row have no column."""
+    """The first step of each column, and the column of each row. Intervals without a row have no column."""
     distinct, columns = _distinct(steps)
     if len(distinct) <= most:
         return distinct, columns
@@ -123,7 +133,7 @@ def time_columns(steps: Numbers, most: int = MOST_COLUMNS) -> tuple[Numbers, Num
 
 
 def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Each value once, and the place of each row's. Tables come sorted by step, which spares a sort of millions."""
+    """The distinct values, and the index of each row's value. Tables are sorted by step, so no sort is needed."""
     changes = np.diff(values)
     if len(values) and (changes < 0).any():
         found: tuple[Numbers, Numbers] = np.unique(values, return_inverse=True)
@@ -177,7 +187,7 @@ def _ends(values: Numbers, logarithmic: bool) -> tuple[float, float]:
 
 
 def _colour_ends(values: Numbers, logarithmic: bool, low: float, high: float) -> list[float]:
-    """Ends of the colours: one cell of 1e20 must not make all others look the same."""
+    """The range of the colours: one cell of 1e20 must not make all others look the same."""
     if not logarithmic or not len(values):
         return [low, high]
     bottom, top = (float(end) for end in np.quantile(values, [0.01, 0.99]))

@@ -1,8 +1,8 @@
-"""A run that may still be written, for the live page: what has changed since the page last asked.
+"""Data of the live page: what has changed since the page's last request.
 
-Only new rows are read. The sections made from them are made again, and a section whose text has changed gets the next
-number; a page that has seen number 17 is sent what is above 17. A folder
-that is still empty has a page too: it says that it waits.
+Only new rows are read. The sections that depend on them are built again, and a section whose text has changed gets the
+next number. A page that has received number 17 is sent the sections with higher numbers. An empty folder also has a
+page, which shows that the run has not begun.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _TABLES = ("scalars", "layers", "histograms", "device")
 _SETTLE_SECONDS = 0.5
-"""Several pages that ask at once are answered from one look at the folder."""
+"""Several pages that ask within this time share one reading of the folder."""
 _MOST_ROWS = 8_000_000
-"""Rows held in memory before the folder, where older rows are thinned, is read again from the start."""
+"""Rows held in memory before the folder, in which older rows are thinned, is read again from the start."""
 
 
 class LiveRun:
-    """One folder, looked at whenever a page asks. For any number of threads."""
+    """One run folder, read whenever a page asks. Thread-safe."""
 
     def __init__(self, folder: str | Path) -> None:
         self.top = Path(folder)
         self._lock = threading.Lock()
-        self._boot = secrets.token_hex(4)  # numbers of another server mean nothing here
+        self._boot = secrets.token_hex(4)  # numbers of another server are not comparable
         self._number = 0
         self._texts: dict[str, tuple[int, str]] = {}
         self._looked = -_SETTLE_SECONDS
@@ -76,7 +76,7 @@ class LiveRun:
         return f"{self._boot}-{self._number}"
 
     def _look(self) -> None:
-        """Bring the sections up to date."""
+        """Update the sections."""
         if time.monotonic() - self._looked < _SETTLE_SECONDS:
             return
         ranks = rank_folders(self.top)
@@ -97,7 +97,7 @@ class LiveRun:
         self._looked = time.monotonic()
 
     def _read(self) -> set[str]:
-        """Take in what is new; which fields of the source changed."""
+        """Read what is new; returns the fields of the source that changed."""
         changed = {field for field in ("run", "findings") if self._touched(f"{field}.json")}
         if "run" in changed:
             self._run = read_json(self.folder / "run.json") or {}
@@ -127,7 +127,7 @@ class LiveRun:
         return changed
 
     def _touched(self, name: str, path: Path | None = None) -> bool:
-        """Whether a file is another than at the last look."""
+        """Whether a file has changed since the last reading."""
         try:
             stamp = (path or self.folder / name).stat().st_mtime_ns
         except OSError:
@@ -136,7 +136,7 @@ class LiveRun:
         return stamp != before
 
     def _rank_findings_touched(self, ranks: list[Path]) -> bool:
-        """Whether a rank has written its diagnosis since the last look."""
+        """Whether a rank has written its diagnosis since the last reading."""
         touched = [self._touched(f"findings.json of {rank.name}", rank / "findings.json") for rank in ranks]
         return any(touched)
 

@@ -1,6 +1,6 @@
-"""Everything the page shows, as one JSON-like value in named sections.
+"""All data of the page, as one JSON-like value in named sections.
 
-A live page asks for the sections that changed, a written one holds them all; both are drawn by the same script.
+A live page requests the sections that changed, a written page contains all of them; the same script draws both.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from surefoot.report.page.source import RunFolder
 
 MOST_EVENTS = 20_000
-"""Events in the page; of more, errors and the latest are kept, and the page shows their number."""
+"""The maximum number of events in the page.
+
+If there are more, errors and the latest are kept, and the total is shown.
+"""
 _LONGEST = 2_000
-"""Characters of one text: a traceback inside an event need not be in the page whole."""
+"""The maximum length of a text, for example of a traceback in an event."""
 
 
 _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
@@ -46,14 +49,14 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
     "facts": (lambda source: description_rows(source.run), frozenset({"run"})),
 }
-"""How each section is made, and the fields of a source that it is made from."""
+"""How each section is built, and the fields of a source that it depends on."""
 _TEXTS = frozenset({"head", "findings", "experiments", "event_cards", "events", "facts"})
-"""Sections of words; the others are numbers, and names of layers."""
+"""Sections with text; the others contain only numbers and names of layers."""
 
 
 def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[str, Any]:
-    """All sections of the page, or only those made from fields that changed."""
-    redact = Redactor(identity=False)  # a folder from somebody else may hold secrets
+    """All sections of the page, or only those that depend on fields that changed."""
+    redact = Redactor(identity=False)  # a folder from somebody else may contain secrets
     return {
         name: redact.inside(build(source)) if name in _TEXTS else build(source)
         for name, (build, fields) in _BUILDERS.items()
@@ -62,7 +65,7 @@ def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[s
 
 
 def marked_steps(source: RunFolder) -> set[int]:
-    """The steps that a thinned chart must keep."""
+    """The steps that a downsampled chart must keep."""
     steps = {event.step for event in _chosen(list(source.events)) if event.step is not None}
     return steps | {finding["step"] for finding in findings_of(source.findings) if finding["step"] is not None}
 

@@ -1,4 +1,4 @@
-"""Rank-by-time maps as data: one row per rank, one column per stretch of steps, as the maps of layers have them."""
+"""Data of rank-by-time maps: one row per rank, one column per interval of steps, as in the maps of layers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from surefoot.report.page.sections import LayerMap
 
 _MAPS = (
-    ("step_seconds", "Step time by rank", "Seconds per step, the longest of each stretch."),
-    ("grad_norm", "Gradient norm by rank", "The largest of each stretch. Averaged gradients are equal on all ranks."),
-    ("memory", "Memory by rank", "Bytes, the most of each stretch."),
+    ("step_seconds", "Step time by rank", "Seconds per step, the longest of each interval."),
+    ("grad_norm", "Gradient norm by rank", "The largest of each interval. Averaged gradients are equal on all ranks."),
+    ("memory", "Memory by rank", "Bytes, the largest of each interval."),
 )
 
 
 def rank_maps(table: RankTable | None) -> list[LayerMap]:
-    """The maps that the ranks have numbers for; none for a run of one process."""
+    """The maps for which the ranks have data; none for a run of one process."""
     if table is None or len(table.ranks) < 2:
         return []
     names = [f"rank {rank}" for rank in table.ranks]

@@ -1,8 +1,8 @@
-"""The data of the page, section by section: what Python writes and the page's scripts read.
+"""The data of the page, section by section, as written by Python and read by the page's scripts.
 
-Each section is plain JSON, declared here as a `TypedDict`, so that a misspelled key is a type error. A class whose name
-begins with an underscore holds the keys that may be absent. Numbers of a column keep six digits; what is not finite
-is a word (`"nan"`, `"inf"`), because JSON has no such number (see `encode`).
+Each section is plain JSON, declared as a `TypedDict`, so that a misspelled key is a type error. A class whose name
+begins with an underscore contains the optional keys. Numbers in columns keep six digits; non-finite values are strings
+(`"nan"`, `"inf"`), because JSON has no such numbers (see `encode`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Column: TypeAlias = "list[float | int | str]"
-"""Numbers of the page; words stand for what is not finite."""
+"""Numbers of the page; non-finite values are strings."""
 Role: TypeAlias = Literal["raw", "smooth", "line", "clipped"]
 """How a series is drawn."""
 
 
 class _SeriesOptions(TypedDict, total=False):
     constant: bool
-    """Whether the value never changes. Only while the chart is built; the page does not get it."""
+    """Whether the value never changes. Used only while the chart is built."""
 
 
 class PageSeries(_SeriesOptions):
@@ -35,7 +35,7 @@ class PageSeries(_SeriesOptions):
 
 class _ChartOptions(TypedDict, total=False):
     flat: float | int | str
-    """The only value of a chart whose series never change: shown as a sentence."""
+    """The only value of a chart whose series never change, shown as text."""
 
 
 class PageChart(_ChartOptions):
@@ -62,7 +62,7 @@ class MapCells(TypedDict):
 
 
 class LayerMap(MapCells):
-    """One row per layer, one column per stretch of steps."""
+    """One row per layer, one column per interval of steps."""
 
     id: str
     title: str
@@ -76,7 +76,7 @@ class HistogramColumns(TypedDict):
     bins: int
     cells: str
     odd: dict[str, list[int]] | None
-    """How many values were NaN or Inf, by kind; `None` where all were finite."""
+    """How many values were NaN or Inf, by kind; `None` if all were finite."""
 
 
 class LayerHistogram(HistogramColumns):
@@ -140,7 +140,7 @@ class EventRow(_EventOptions):
 
 
 class EventSection(TypedDict):
-    """The list of events; `total` also counts those that are left out of it."""
+    """The list of events; `total` includes those that are not listed."""
 
     total: int
     list: list[EventRow]
@@ -148,9 +148,9 @@ class EventSection(TypedDict):
 
 class _TileOptions(TypedDict, total=False):
     unit: Literal["count", "share", "seconds", "time"]
-    """How a number is written; without it, with three digits."""
+    """How the number is formatted; without it, with three digits."""
     step: int
-    """The step that the tile leads to."""
+    """The step that the tile links to."""
     bad: bool
     """Whether the value is shown as an error."""
 
@@ -163,7 +163,7 @@ class Tile(_TileOptions):
 
 
 class KeptStep(TypedDict):
-    """The first step that was kept, and the command that runs it again."""
+    """The first captured step, and the command that runs it again."""
 
     step: int | None
     command: str

@@ -1,11 +1,13 @@
-"""`surefoot serve`: the report page, live, from the standard library's server.
+"""`surefoot serve`: the report page, live, with the standard library's server.
 
-There are two addresses, `/` and `/data`, and no file of the disk is ever looked up by a request's path. The server is
-meant for the person at this machine, and a browser is full of other people's pages, so a request is answered only if
-- its `Host` is this server (a name that was pointed at this machine, DNS rebinding, is another),
-- it does not come from another origin (`Origin`, `Sec-Fetch-Site`), except when a person follows a link to the page,
+There are two addresses, `/` and `/data`; no file is looked up by the path of a request. The server is meant for the
+user of this machine, whose browser also runs pages of others, so a request is answered only if
+
+- its `Host` is this server (a name that points to this machine by DNS rebinding is not),
+- it does not come from another origin (`Origin`, `Sec-Fetch-Site`), except when the user follows a link to the page,
 - it is a GET.
-No answer may be framed, cached, sniffed or read by another origin.
+
+No response may be framed, cached, sniffed or read by another origin.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             words = error.strerror or str(error)
-            way_out = "Give another port with --port; 0 takes any that is free."
+            way_out = "Set another port with --port; 0 selects a free one."
             raise UsageError(f"cannot serve on {host}, port {port}: {words}. {way_out}") from None
 
     def server_bind(self) -> None:
-        """Bind without asking a name server who we are, which may take long."""
+        """Bind without a reverse DNS lookup, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -65,7 +67,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         host = "127.0.0.1" if self.host in ("", "0.0.0.0") else "::1" if self.host == "::" else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
@@ -76,7 +78,7 @@ class LiveServer(ThreadingHTTPServer):
         return address is not None and address.is_loopback
 
     def is_us(self, authority: str) -> bool:
-        """Whether a `Host` header, or the host of an `Origin`, means this server."""
+        """Whether a `Host` header, or the host of an `Origin`, is this server."""
         try:
             parts = urlsplit(f"//{authority}")
             name, port = (parts.hostname or "").rstrip("."), parts.port
@@ -88,12 +90,13 @@ class LiveServer(ThreadingHTTPServer):
             return True
         address = _address(name)
         if address is None:
-            # Bound to everything, it may be called by the machine's own name; no other name is known to mean us.
+            # If bound to all addresses, the machine's own name is accepted too; no other name is known to be this
+            # server.
             return not self.is_loopback and name == socket.gethostname().lower()
-        return address.is_loopback or not self.is_loopback  # a number cannot be pointed elsewhere: no rebinding
+        return address.is_loopback or not self.is_loopback  # an IP address cannot be rebound
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up is nothing to report."""
+        """Ignore browsers that close the connection."""
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -115,23 +118,23 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         answer: Callable[[str], None] | None = {"/": self._page, "/data": self._data}.get(path)
         if answer is None:
-            return self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /data here, and nothing else.")
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", "Only / and /data exist.")
         try:
             return answer(query)
-        except UsageError as error:  # files of a newer version, which came after the server began
+        except UsageError as error:  # files of a newer version that were written after the server started
             return self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", str(error))
 
     def _only_get(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET.", {"Allow": "GET"})
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET is supported.", {"Allow": "GET"})
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever other method a request has, `do_POST` or `do_PURGE`, the answer is the same."""
+        """Give the same response to every other method, such as `do_POST` or `do_PURGE`."""
         if name.startswith("do_"):
             return self._only_get
         raise AttributeError(name)
 
     def _refusal(self) -> str:
-        """Why a request is not answered; empty if it is."""
+        """Why a request is refused; empty if it is answered."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not self.server.is_us(hosts[0]):
             return f"This server is {self.server.url}; the request was for another host."
@@ -143,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         return ""
 
     def _followed_link(self) -> bool:
-        """A person who follows a link to the page; the page the link was on learns nothing."""
+        """Whether the user followed a link to the page; the linking page cannot read the response."""
         mode, destination = self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest")
         return self.path == "/" and mode == "navigate" and destination == "document"
 
@@ -167,15 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is for the person, not for every request."""
+        """Do not log requests."""
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, say: Any = print) -> None:
-    """Serve the page of a run folder until Ctrl-C. A folder without a run yet is waited for."""
+    """Serve the page of a run folder until Ctrl-C. The folder may still be empty."""
     with LiveServer(folder, host, port) as server:
-        say(f"surefoot: {folder} is at {server.url} (Ctrl-C ends)")
+        say(f"surefoot: {folder} is at {server.url} (Ctrl-C to stop)")
         if not server.is_loopback:
-            say(f"surefoot: warning: everybody who can reach {host} can read this run; the default is 127.0.0.1.")
+            say(f"surefoot: warning: everyone who can reach {host} can read this run; the default is 127.0.0.1.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

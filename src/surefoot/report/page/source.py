@@ -1,7 +1,7 @@
-"""A run folder as the page needs it: its tables, events, findings and description, whatever wrote them.
+"""The contents of a run folder for the page: its tables, events, findings and description.
 
 A folder of several ranks has one diagnosis, maps of its ranks, and the charts of the rank that had the cause first, or
-else of the first. A folder of `surefoot bisect` is shown through its baseline, with the table of its experiments.
+of the first rank. A folder of `surefoot bisect` is represented by its baseline, with the table of its experiments.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _FORMATS = {"bisect.json": EXPERIMENTS, "facts.json": FACTS, "findings.json": FI
 
 @dataclass(frozen=True)
 class RunFolder(RunTables):
-    """What a page is made of: the tables of a run, and what lies around them."""
+    """The tables of a run, and the files around them."""
 
     ranks: Sequence[RankRow] = ()
     """One entry per rank of a run of several: its name and its verdict."""
     rank_table: RankTable | None = None
-    """The numbers of the ranks side by side; `None` for a run of one process."""
+    """The numbers of all ranks; `None` for a run of one process."""
     experiments: Mapping[str, object] | None = None
-    """What `surefoot bisect` tried, where the folder is one of its."""
+    """The experiments, if the folder was written by `surefoot bisect`."""
 
 
 def read_source(folder: str | Path) -> RunFolder:
-    """Read a run folder. Raises `UsageError` for what is not one."""
+    """Read a run folder. Raises `UsageError` if it is not one."""
     top = Path(folder)
     if not top.is_dir():
         raise UsageError(f"no run folder at {top}: expected what `surefoot run --out DIR` or a stabilizer's log wrote.")
@@ -72,7 +72,7 @@ def _source_of_ranks(top: Path, ranks: list[Path]) -> RunFolder:
 
 
 def merged_findings(ranks: Sequence[Path]) -> dict[str, Any] | None:
-    """The one diagnosis of several ranks; `None` while there is none."""
+    """The merged diagnosis of several ranks; `None` while there is none."""
     try:
         return diagnose_ranks(ranks).as_json()
     except UsageError:
@@ -80,14 +80,14 @@ def merged_findings(ranks: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def shown_rank(ranks: Sequence[Path], findings: Mapping[str, Any] | None) -> Path:
-    """The rank whose charts are shown: the one that had the cause first, or else the first."""
+    """The rank whose charts are shown: the one that had the cause first, or the first rank."""
     main = serious(findings_of(findings))[:1]
     number = main[0].get("evidence", {}).get("rank") if main else None
     return next((path for path in ranks if path.name == f"rank{number}"), ranks[0])
 
 
 def _is_recorded(path: Path) -> bool:
-    """Whether a run was written here: its log, or at least its description."""
+    """Whether a run was recorded here: its log, or at least its description."""
     return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file() or (path / "run.json").is_file()
 
 
@@ -100,7 +100,7 @@ def describe_rank(folder: Path) -> RankRow:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or nothing where there is none that can be read. Raises `UsageError` for a newer version."""
+    """A JSON object; `None` if it cannot be read. Raises `UsageError` for a newer version."""
     try:
         value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""The header of the page in words: how the run ended, what is wrong with it, and what was done about it.
+"""The header of the page: how the run ended, what is wrong, and what was done about it.
 
-Findings come first. A run that was not diagnosed is summarised by its events: skipped steps, rollbacks, alarms.
+Findings come first. A run without a diagnosis is summarised by its events: skipped steps, rollbacks, alarms.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ _CARD_TITLES = {
 _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are shown as cards, the most serious first."""
 _LONGEST_FACT = 200
-"""Characters of a headline; of a longer sentence the title of its cause is shown instead, and the sentence below."""
+"""The longest headline, in characters.
+
+A longer sentence is shown below, with the title of its cause as the headline.
+"""
 _MOST_PARTS = 3
-"""With more parts than this the header leaves the losses out."""
+"""With more parts than this, the header does not list the losses."""
 _COUNTED = {
     "skip": "steps skipped",
     "overflow": "overflows",
@@ -103,17 +106,17 @@ def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFold
     if serious_findings:
         return _fact(serious_findings[0], source)
     if verdict:
-        return "nothing to worry about" if verdict == "healthy" else "not judged" if verdict == "unknown" else ""
+        return {"healthy": "no problem found", "unknown": "the run could not be judged"}.get(verdict, "")
     if state(source) == "waiting":
-        return "no run here yet"
+        return "no run recorded yet"
     titles = [card["title"] for card in event_cards(source.events) if card["severity"] != "info"]
-    return ", ".join(titles[:2]) if titles else "no alarm was raised"
+    return ", ".join(titles[:2]) if titles else "no alarms"
 
 
 def _fact(finding: FindingCard, source: RunFolder) -> str:
-    """What is known, in one sentence with its numbers, and when the loss stopped being finite."""
+    """The first sentence of a finding, and the step from which the loss is not finite."""
     sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`])", finding["summary"], maxsplit=1)[0].rstrip(".")
-    if len(sentence) > _LONGEST_FACT:  # up to where its reasons begin
+    if len(sentence) > _LONGEST_FACT:  # cut before the explanation
         ends = [found.start() for found in re.finditer(r"[:;] ", sentence) if found.start() <= _LONGEST_FACT]
         sentence = sentence[: ends[-1]] if ends else ""
     sentence = sentence or finding["title"]
@@ -134,13 +137,13 @@ def _first_nonfinite(source: RunFolder) -> int | None:
 
 
 def _advice(finding: FindingCard) -> str:
-    """What to try first; the card below says how it is known."""
+    """The first fix; the card below has the evidence."""
     fixes = finding["fixes"]
-    return f"Try first: {fixes[0]}" if fixes else str(finding["summary"])
+    return f"First fix: {fixes[0]}" if fixes else str(finding["summary"])
 
 
 def _loss_summary(source: RunFolder, verdict: str) -> str:
-    """What can be said of a run without a serious finding: what its loss did."""
+    """A summary of a run without a serious finding: how its loss changed."""
     parts = list(by_part(source.scalars))
     sentences = []
     if len(parts) <= _MOST_PARTS:
@@ -152,7 +155,7 @@ def _loss_summary(source: RunFolder, verdict: str) -> str:
     if reason := reason_of(source.findings):
         sentences.insert(0, reason)
     if verdict == "healthy":
-        sentences.append("No finding above a remark.")
+        sentences.append("No warnings or errors.")
     return " ".join(sentences)
 
 
@@ -183,7 +186,7 @@ def _last_step(source: RunFolder) -> int | None:
 def _seconds(source: RunFolder) -> float | None:
     given = source.run.get("seconds")
     if isinstance(given, (int, float)):
-        with suppress(OverflowError):  # not written by us: no clock counts that far
+        with suppress(OverflowError):  # not written by surefoot: too large for a float
             return float(given)
     return _span(source)
 
@@ -220,7 +223,7 @@ def _loss_tiles(source: RunFolder) -> list[Tile]:
 
 
 def _time_tiles(source: RunFolder, steps: int) -> list[Tile]:
-    """How many steps, how long, how fast, since when."""
+    """Number of steps, duration, speed and start."""
     found: list[Tile] = [{"name": "steps", "value": steps, "unit": "count"}]
     seconds = _seconds(source)
     if seconds is not None:
@@ -234,11 +237,11 @@ def _time_tiles(source: RunFolder, steps: int) -> list[Tile]:
 
 
 def _end_tiles(source: RunFolder) -> list[Tile]:
-    """How the run ended, and the device that it was on."""
+    """How the run ended, and its device."""
     found: list[Tile] = []
     code, error = source.run.get("exit_code"), str(source.run.get("error") or "")
     if code is not None:
-        found.append({"name": "ended with", "value": error or f"exit code {code}", "bad": code != 0})
+        found.append({"name": "exit status", "value": error or str(code), "bad": code != 0})
     devices = {str(name) for name in source.device.column("source").to_pylist()} if source.device.num_rows else set()
     accelerators = sorted(devices - {"host"})
     if devices or accelerators:
@@ -248,7 +251,7 @@ def _end_tiles(source: RunFolder) -> list[Tile]:
 
 
 def _kept_step(source: RunFolder) -> KeptStep | None:
-    """The first step that was kept, and the command that runs it again."""
+    """The first captured step, and the command that runs it again."""
     for event in source.events:
         command = event.evidence.get("replay")
         if isinstance(command, str) and command:
@@ -257,7 +260,7 @@ def _kept_step(source: RunFolder) -> KeptStep | None:
 
 
 def _event_tiles(source: RunFolder) -> list[Tile]:
-    """What happened how often, leaving out what did not happen."""
+    """Counts of events, without those that did not occur."""
     by_kind: Counter[str] = Counter()
     events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
     for (kind, _), count in tally(events).items():
@@ -273,7 +276,7 @@ def _event_tiles(source: RunFolder) -> list[Tile]:
 
 
 def tally(events: Sequence[Event]) -> Counter[tuple[str, str]]:
-    """How often each kind of event happened for each cause. Of a flood only some are written: those carry a count."""
+    """Counts of events by kind and cause. If there are very many, only some are logged, with a count."""
     seen: Counter[tuple[str, str]] = Counter()
     counted: dict[tuple[str, str], int] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Numbers, times and strange strings as short text for a terminal."""
+"""Numbers, times and arbitrary strings as short text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def number(value: float | None, digits: int = 4) -> str:
         return str(float(value))
     size = abs(value)
     if value == int(value) and size < 1e7:
-        return f"{value:.0f}"  # counts and powers of two, such as a loss scale, are known exactly
+        return f"{value:.0f}"  # counts and powers of two, such as a loss scale, are exact
     if value == 0 or 1e-3 <= size < 10**digits:
         return f"{value:.{digits}g}" if size < 10 ** (digits - 1) else f"{value:.0f}"
     return f"{value:.{max(1, digits - 2)}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def rate(value: float | None) -> str:
-    """Learning rates and the like as people write them: `0.0003`, `3e-05`."""
+    """Learning rates as people write them: `0.0003`, `3e-05`."""
     return "–" if value is None else f"{value:.3g}"
 
 
 def pace(steps_per_second: float) -> str:
-    """`41.3 steps/s`, or where steps are slow `1:20 a step`."""
+    """`41.3 steps/s`, or for slow steps `1:20 per step`."""
     if steps_per_second >= 0.5:
         return f"{number(steps_per_second, 3)} steps/s"
-    return f"{duration(1 / steps_per_second)} a step" if steps_per_second > 0 else "0 steps/s"
+    return f"{duration(1 / steps_per_second)} per step" if steps_per_second > 0 else "0 steps/s"
 
 
 def duration(seconds: float | None) -> str:
@@ -55,12 +55,12 @@ def clock(seconds: float, form: str = "%H:%M:%S") -> str:
     """The time of day, local."""
     try:
         return time.strftime(form, time.localtime(seconds))
-    except (ValueError, OverflowError, OSError):  # NaN, or a year that no calendar has
+    except (ValueError, OverflowError, OSError):  # NaN, or a year outside the calendar
         return "--:--:--"
 
 
 def one_line(value: object) -> str:
-    """The text on one line, without what a terminal would interpret: escapes, line ends, marks of direction."""
+    """The text on one line, without characters that a terminal interprets: escapes, line ends, direction marks."""
     text = str(value)
     if not text.isprintable():
         text = "".join(" " if unicodedata.category(letter) in _INTERPRETED else letter for letter in text)
@@ -68,7 +68,7 @@ def one_line(value: object) -> str:
 
 
 def as_ascii(words: str) -> str:
-    """The text for a stream that can only carry ASCII."""
+    """The text for a stream that supports only ASCII."""
     return words.translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 

@@ -21,14 +21,14 @@ class Keys:
         self._descriptor = descriptor
 
     def asked_to_quit(self, seconds: float) -> bool:
-        """Wait so long, or until `q` is typed: whether it was."""
+        """Wait this long, or until `q` is typed; returns whether it was."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._descriptor is None:
                 time.sleep(left)
             elif select.select([self._descriptor], [], [], left)[0]:
                 typed = os.read(self._descriptor, 64)
-                if b"q" in typed.lower() or not typed:  # nothing: the terminal is gone
+                if b"q" in typed.lower() or not typed:  # empty: the terminal is closed
                     return True
         return False
 

@@ -1,8 +1,8 @@
 """A `RunView` as lines for a terminal: pure functions from a view, a width and the time to styled text.
 
-First how far the run is, then one line for each optimizer with its loss curve, then the other numbers, then the last
-events. Numbers flow on to another line where the terminal is narrow; what people wrote (summaries) is cut with `…`.
-No line is wider than asked for. Where the stream cannot carry block characters, everything is ASCII.
+The progress comes first, then one line for each optimizer with its loss curve, then the other numbers, then the last
+events. Numbers wrap to another line in a narrow terminal; summaries are cut with `…`. No line is wider than requested.
+If the stream does not support block characters, everything is ASCII.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surefoot.report.run_view import RunView
 
 Chip: TypeAlias = "tuple[str, str]"
-"""Some words and their style."""
+"""Text and its style."""
 Line: TypeAlias = "list[Chip]"
 
 WIDEST = 140
@@ -36,7 +36,7 @@ _GAP = "  "
 
 
 def can_show_blocks(encoding: str | None) -> bool:
-    """Whether a stream of this encoding can carry the characters of the curves."""
+    """Whether a stream with this encoding supports the characters of the curves."""
     try:
         "▁█×↑…·–─".encode(encoding or "ascii")
     except (UnicodeError, LookupError):
@@ -48,7 +48,7 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
     """The view as lines of at most `width` cells."""
     width = max(1, min(width, WIDEST))
     if view.started is None:
-        return finished_lines([[("no step was logged so far", "dim")]], width, ascii_only)
+        return finished_lines([[("no steps logged yet", "dim")]], width, ascii_only)
     lines = [
         *_flowed(_progress(view, now), width),
         *_part_lines(view, width, ascii_only),
@@ -59,7 +59,7 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
 
 
 def rule(words: str, width: int, ascii_only: bool = False) -> list[Text]:
-    """A line across, above what surefoot shows."""
+    """A horizontal line above surefoot's own lines."""
     stroke = "-" if ascii_only else "─"
     return finished_lines([[(f"{stroke * 2} {words} ".ljust(max(1, width), stroke), "dim")]], width, ascii_only)
 
@@ -81,7 +81,7 @@ def finished_lines(lines: Sequence[Line], width: int, ascii_only: bool) -> list[
 
 
 def _progress(view: RunView, now: float) -> list[Line]:
-    """How far, how fast, how long."""
+    """Progress, speed and time."""
     step, total = view.step, view.total_steps
     chips: list[Line] = [[("step ", "dim"), ("–" if step is None else f"{step:,}", "bold cyan")]]
     if total and step is not None:  # steps are numbered from 0: after step 599, all 600 are done
@@ -110,7 +110,7 @@ def _part_lines(view: RunView, width: int, ascii_only: bool) -> list[Line]:
 def _part_line(name: str, part: PartView, width: int, column: int, ascii_only: bool) -> Line:
     head: Line = [(f"{_shortened(_name(name), column):<{column}} ", "bold")] if column else []
     healthy = part.loss is None or math.isfinite(part.loss)
-    # Numbers change their length from step to step: fixed columns keep the curve from jumping about.
+    # Numbers vary in length: fixed columns keep the curve in place.
     head += [("loss ", "dim"), (f"{number(part.loss):<8}", "bold" if healthy else "bold red")]
     head += [(" smoothed ", "dim"), (f"{number(part.smoothed):<8}", "")]
     tail: Line = []
@@ -128,7 +128,7 @@ def _coloured(curve: str) -> Line:
 
 
 def _numbers(view: RunView) -> list[Line]:
-    """What is known about the only part; where there are several, each has its own line."""
+    """The numbers of the only part; if there are several parts, each has its own line."""
     part = view.lead
     if part is None:
         return []
@@ -169,7 +169,7 @@ def _labelled(label: str, words: str, style: str = "") -> Line:
 
 
 def _flowed(chips: Sequence[Line], width: int) -> list[Line]:
-    """Chips side by side, and on another line where there is no room left."""
+    """Chips next to each other, wrapped if there is no space."""
     lines: list[Line] = []
     for chip in chips:
         if lines and _length(lines[-1]) + len(_GAP) + _length(chip) <= width:

@@ -1,8 +1,9 @@
 """A run as plain lines, for logs on a cluster, for notebooks and for pipes: no colours, nothing rewritten.
 
-Each line stands alone: date, time, step. The interval between progress lines grows with the run: `every_seconds`, then
-a fiftieth of the elapsed time, at most ten minutes; a month is about 4,500 lines. Events are printed at once, but each
-kind has a few lines per minute, so that many of them do not fill the disk; the next line counts what was left out.
+Each line is complete: date, time, step. The interval between progress lines grows with the run: `every_seconds`, then a
+fiftieth of the elapsed time, at most ten minutes; a month is about 4,500 lines. Events are printed immediately, but
+each kind is limited to a few lines per minute, so that they do not fill the disk; the next line counts the omitted
+ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DATE = "%Y-%m-%d %H:%M:%S"
 
 @dataclass
 class PlainLines:
-    """Decides which lines are due. Give it the view and the events that came; it gives lines back."""
+    """Decides which lines to print, given the view and the new events."""
 
     every_seconds: float = 10.0
     ascii_only: bool = False
@@ -43,12 +44,12 @@ class PlainLines:
     _printed_step: int | None = None
 
     def lines(self, view: RunView, events: Sequence[Event], now: float) -> list[str]:
-        """What is due now: events, how far the run is, and whether it has stalled. Each without its line end."""
+        """The lines to print now, without line ends: events, progress, and whether the run has stalled."""
         found = [*self._events(events, now), *self._progress(view, now), *self._stall(view, now)]
         return [as_ascii(line) for line in found] if self.ascii_only else found
 
     def last_line(self, view: RunView, now: float) -> list[str]:
-        """How it ended, unless nothing has happened since the last line."""
+        """How the run ended, unless nothing has happened since the last line."""
         if view.started is None or (view.step == self._printed_step and not view.over and not self._left_out_count):
             return []
         line = f"{_start(now)} {summary(view, now, at_end=True)}{self._left_out()}"
@@ -91,7 +92,7 @@ class PlainLines:
 
 
 def summary(view: RunView, now: float, at_end: bool = False) -> str:
-    """Everything that counts, on one line."""
+    """The main numbers on one line."""
     counted = view.total_steps and view.step is not None
     items = [f"steps {view.step + 1:,}/{view.total_steps:,}" if counted else _step(view.step)]  # type: ignore[operator]
     several = len(view.parts) > 1

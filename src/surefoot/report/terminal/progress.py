@@ -1,11 +1,12 @@
-"""`ProgressSink`: the sink that shows a run in the terminal it was started from.
+"""`ProgressSink`: the sink that shows a run in the terminal from which it was started.
 
-In a terminal, a few lines stay at the bottom (`status_lines.py` says how they keep clear of the script's own output);
-elsewhere, in a log file, a pipe or a notebook, plain lines are printed at intervals. Both go to stderr, so the bytes
-on stdout are the script's own. Rows arrive about once a second; where none come, `tick` redraws, so that the time
-moves on and a step that hangs is visible. All of it happens in the sink's own thread, never in the training loop.
+In a terminal, a few lines stay at the bottom (`status_lines.py` explains how they are kept separate from the script's
+output). Elsewhere, in a log file, a pipe or a notebook, plain lines are printed at intervals. Both go to stderr, so
+stdout contains only the script's output. Rows arrive about once a second; if none arrive, `tick` redraws, so that the
+time advances and a hanging step is visible. All of this happens in the sink's own thread, never in the training loop.
 
-Under several ranks only the first one prints. If the terminal fails, progress is no longer shown and training goes on.
+With several ranks, only the first one prints. If the terminal fails, progress is no longer shown and training
+continues.
 """
 
 from __future__ import annotations
@@ -34,22 +35,24 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("surefoot")
 _LOCK_SECONDS = 1.0
 _AWAY_SECONDS = 5.0
-"""After so long without a drawing the process was stopped, or the machine asleep: others may have used the terminal."""
+"""After this long without a redraw, the process or the machine was suspended: others may have used the terminal."""
 _terminals_in_use: set[int] = set()
 
 
 class ProgressSink:
-    """Shows how training goes: pass one to the run log, `RunLog("runs/a", sinks=[ProgressSink()])`."""
+    """Shows the progress of training. Pass one to the run log: `RunLog("runs/a", sinks=[ProgressSink()])`."""
 
     def __init__(self, *, total_steps: int | None = None, every_seconds: float = 10.0, stream: Any = None) -> None:
-        """Total steps, if known, give the remaining time; `every_seconds` is for plain lines; the stream is stderr."""
+        """`total_steps` gives the remaining time; `every_seconds` is the interval of plain lines; the default stream is
+        stderr.
+        """
         require(total_steps is None or total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
         require(every_seconds > 0, f"`every_seconds` must be greater than 0; got {every_seconds}.")
         self._view = RunView(total_steps=total_steps)
         self._stream = sys.stderr if stream is None else stream
         self._encoding: str = (
             getattr(self._stream, "encoding", None) or "utf-8"
-        )  # text in memory has none: it takes all
+        )  # text in memory has no encoding: it accepts everything
         self._ascii = not can_show_blocks(self._encoding)
         self._plain = PlainLines(every_seconds, self._ascii)
         self._status: StatusLines | None = None
@@ -64,33 +67,33 @@ class ProgressSink:
         atexit.register(self._leave)
 
     def write(self, batch: Batch) -> None:
-        """Take rows and events in, and show where the run is."""
+        """Add rows and events, and show the progress."""
         with self._lock:
             self._try(lambda: self._view.add(batch))
-            # What was found at the end is left to the diagnosis, which follows and says more.
+            # Findings are left to the diagnosis, which is printed afterwards with more detail.
             self._show([event for event in batch.events if event.event != "finding"])
 
     def tick(self) -> None:
-        """Nothing has come for a second: show that time passes."""
+        """Redraw if nothing has arrived for a second."""
         with self._lock:
             if self._begun:
                 self._show()
 
     def close(self) -> None:
-        """Give the terminal back and print how far the run came. A second call does nothing."""
+        """Release the terminal and print the final progress. A second call does nothing."""
         if self._over or os.getpid() != self._process:
             return
         self._over = True
         atexit.unregister(self._leave)
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
-            return  # the terminal takes nothing in (Ctrl-S): do not hold up the end of the run for it
+            return  # the terminal does not accept output (Ctrl-S): do not delay the end of the run
         try:
             self._try(self._end)
         finally:
             self._lock.release()
 
     def _leave(self) -> None:
-        """The program ends. The log may still write and close this sink afterwards, or not: both work."""
+        """Called at exit. The log may still write to this sink and close it afterwards."""
         if self._over or os.getpid() != self._process or not self._lock.acquire(timeout=_LOCK_SECONDS):
             return
         try:
@@ -146,14 +149,14 @@ class ProgressSink:
         _terminals_in_use.discard(self._terminal if self._terminal is not None else -1)
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do it; if it fails, warn once and show nothing from then on."""
+        """Call `work`. If it fails, warn once and show nothing from then on."""
         try:
             work()
         except Exception as error:
             self._silent = True
             with suppress(OSError, ValueError):
                 if self._status is not None:
-                    self._status.close()  # rows that no longer move would look like a run that no longer moves
+                    self._status.close()  # stale rows would look like a stalled run
             _logger.warning(
                 "progress is no longer shown (%s: %s); training continues, and the run log is still written",
                 type(error).__name__,
@@ -162,10 +165,10 @@ class ProgressSink:
 
 
 def as_escapes(lines: Sequence[Any]) -> list[str]:
-    """Styled lines as strings with the escapes for their colours, as many as the environment asks for."""
+    """Styled lines as strings with escape sequences, with the colours that the environment supports."""
     from rich.console import Console
 
-    # The size is the lines' own affair; the console is only there to turn styles into escapes.
+    # Lines have their own width; the console only converts styles to escape sequences.
     console = Console(force_terminal=True, width=1000, height=100, legacy_windows=False, emoji=False)
     strings = []
     for line in lines:
@@ -176,6 +179,6 @@ def as_escapes(lines: Sequence[Any]) -> list[str]:
 
 
 def _line_start() -> str:
-    """A line end if a tqdm bar may have left its line open, as it does until it is done."""
+    """A line end if a tqdm bar may have left its line open."""
     bar: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
     return "\n" if len(getattr(bar, "_instances", ())) else ""

@@ -1,14 +1,14 @@
-"""A few lines at the bottom of the terminal that stay where they are, whatever else is written.
+"""A few lines at the bottom of the terminal that stay in place, whatever else is written.
 
-A training script prints, logs, shows a tqdm bar; C++ libraries and data-loader workers write straight to the terminal.
-Nothing in this process can see all of that, so lines that are rewritten above or below the cursor get mixed up with it
-sooner or later, and replacing `sys.stdout` changes the script. Here the terminal keeps them separate: its scrolling
-region is made shorter, everything that is written moves within it, and the rows below belong to these lines. Each
-drawing is one write that saves the cursor, fills the rows and puts the cursor back.
+A training script prints, logs, and shows a tqdm bar; C++ libraries and data-loader workers write directly to the
+terminal. No part of this process can see all of that, so lines that are rewritten above or below the cursor would get
+mixed with it, and replacing `sys.stdout` would change the script. Here the terminal keeps them separate: its scrolling
+region is reduced, everything else is written inside it, and the rows below are reserved for these lines. Each redraw is
+one write that saves the cursor, fills the rows and restores the cursor.
 
-The cursor is never hidden. `close` gives the rows back. A process that is killed cannot do that, so a small shell waits
-for its end and does it then. Where there is no such terminal (none at all, Windows, an interactive session, a
-job in the background, a screen of a few rows), `terminal_of` says so and plain lines are written instead.
+The cursor is never hidden. `close` releases the rows. A killed process cannot do that, so a small shell waits for its
+end and does it. If there is no suitable terminal (none at all, Windows, an interactive session, a job in the
+background, a screen of a few rows), `terminal_of` returns `None` and plain lines are written instead.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ERASE_BELOW, _ERASE_LINE = "\x1b[J", "\x1b[2K"
 _DOWN = "\x1bD"  # like a line end, but it keeps the column; at the last row it scrolls
 _FEWEST_ROWS = 8
 _LARGEST_SHARE = 3
-"""The lines take at most one row in so many."""
-# The trap: Ctrl-C reaches every process of the terminal, and this one has to outlive the others. A line on the pipe
-# says that all is well; the end of the pipe without one says that the process is gone.
+"""The lines take at most one row in this many."""
+# The trap: Ctrl-C reaches every process of the terminal, and this one must outlive the others. A line on the pipe means
+# a normal end; the end of the pipe without a line means that the process was killed.
 _RESTORE_SHELL = r"""exec 3<&0; (trap '' INT TERM HUP QUIT TTOU; read word <&3 || printf '\0337\033[r\0338\033[J') &"""
 
 
 def terminal_of(stream: Any) -> int | None:
-    """The descriptor of the terminal behind a stream, if status lines can be drawn there by this process."""
+    """The descriptor of the terminal behind a stream, if this process can draw status lines there."""
     try:
         if os.name != "posix" or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
             return None
-        if hasattr(sys, "ps1"):  # an interactive session: the rows would stay, and its prompt counts on all of them
+        if hasattr(sys, "ps1"):  # an interactive session: its prompt uses all rows
             return None
         descriptor = int(stream.fileno())
         size = os.get_terminal_size(descriptor)
@@ -51,7 +51,7 @@ def terminal_of(stream: Any) -> int | None:
 def _in_foreground(descriptor: int) -> bool:
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
-    except OSError:  # this process has a session of its own: the terminal belongs to another one
+    except OSError:  # this process has its own session: the terminal belongs to another one
         return False
 
 
@@ -62,15 +62,15 @@ class StatusLines:
         self._descriptor = descriptor
         self._encoding = encoding
         self._lines_for = lines_for
-        """The lines for a width, with escapes for their colours but none that move the cursor."""
+        """Returns the lines for a width, with escape sequences for colours but none that move the cursor."""
         self._size: os.terminal_size | None = None
         self._rows = 0
         self._restore_pipe: int | None = None
 
     def draw(self, redraw: bool = False) -> None:
-        """Show the lines as they are now. `redraw`: other programs may have used the terminal in the meantime."""
+        """Draw the current lines. `redraw`: other programs may have used the terminal in the meantime."""
         if not _in_foreground(self._descriptor):
-            self._size = None  # stopped or sent to the background: the terminal is not ours until we are back
+            self._size = None  # stopped or in the background: the terminal belongs to another process
             return
         size = os.get_terminal_size(self._descriptor)
         if size.lines <= _LARGEST_SHARE:
@@ -80,24 +80,24 @@ class StatusLines:
         self._write(self._reserved(size, len(lines), redraw) + self._filled(lines))
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Give the rows back, and leave these lines where the script's own output ended."""
+        """Release the rows, and print these lines where the script's output ended."""
         if _in_foreground(self._descriptor):
             width = os.get_terminal_size(self._descriptor).columns
             erased = self._filled([]) if self._size else _ERASE_BELOW
             given_back = erased + _SAVE + _WHOLE_SCREEN + _RESTORE if self._rows else ""
-            # As many blanks as the line is wide end on the next line, unless the cursor was at the start of its own:
-            # what a progress bar left unfinished is not written over.
+            # Blanks as wide as the line wrap to the next line, unless the cursor was at the start of its own: an
+            # unfinished progress bar is not overwritten.
             self._write(given_back + "".join(" " * width + f"\r{_ERASE_LINE}{line}\r\n" for line in last_lines))
         self._rows, self._size = 0, None
         self._end_restore_shell()
 
     def _reserved(self, size: os.terminal_size, rows: int, redraw: bool) -> str:
-        """What makes room for so many rows; nothing if there is."""
+        """The escape sequence that reserves this many rows; empty if they are reserved."""
         if size == self._size and rows <= self._rows and not redraw:
             return ""
         moved = self._size is None or size != self._size or redraw
         self._size, self._rows = size, max(rows, 0 if moved else self._rows)
-        # After a resize the terminal has put the old rows somewhere below the cursor, where nothing else is.
+        # After a resize, the terminal has moved the old rows below the cursor, where nothing else is.
         start = _SAVE + _WHOLE_SCREEN + _RESTORE + (_ERASE_BELOW if moved else "")
         room = _DOWN * self._rows + f"\x1b[{self._rows}A"
         return f"{start}{room}{_SAVE}\x1b[1;{size.lines - self._rows}r{_RESTORE}"
@@ -111,13 +111,16 @@ class StatusLines:
         return f"{_SAVE}{rows}\x1b[0m{_RESTORE}"
 
     def _write(self, words: str) -> None:
-        """All of it, in one piece unless the terminal takes less."""
+        """Write everything, in one call unless the terminal accepts less."""
         data = words.encode(self._encoding, "replace")
         while data:
             data = data[os.write(self._descriptor, data) :]
 
     def _start_restore_shell(self) -> None:
-        """Start the shell that gives the rows back if this process is killed. It is no child: nothing waits for it."""
+        """Start the shell that releases the rows if this process is killed.
+
+        It is not a child process: nothing waits for it.
+        """
         if self._restore_pipe is not None:
             return
         reading, self._restore_pipe = os.pipe()
@@ -141,7 +144,7 @@ class StatusLines:
         try:
             os.write(self._restore_pipe, b"done\n")
         except OSError:
-            pass  # it is gone already
+            pass  # it has already ended
         finally:
             os.close(self._restore_pipe)
             self._restore_pipe = None

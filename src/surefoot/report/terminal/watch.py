@@ -1,11 +1,11 @@
-"""`surefoot watch DIR`: follow a run from another terminal, by the files it writes.
+"""`surefoot watch DIR`: follow a run from another terminal through the files it writes.
 
-Only files are read, so the run may be on another machine that shares the disk, may not have begun, may be killed and
-resumed. The folder is read twice a second. In a terminal the view fills the screen until the run is over, `q` or
-Ctrl-C; the last view stays on the screen. Elsewhere, plain lines are printed at intervals.
+Only files are read, so the run may be on another machine that shares the disk, may not have begun yet, or may be killed
+and resumed. The folder is read twice a second. In a terminal, the view fills the screen until the run ends or you press
+`q` or Ctrl-C; the last view stays on the screen. Elsewhere, plain lines are printed at intervals.
 
-Of several ranks (`DIR/rank0`, `DIR/rank1`, …) the first is shown in full, the others on a line each, and the slowest
-is named. Their diagnosis is one for all of them, once every rank has ended.
+With several ranks (`DIR/rank0`, `DIR/rank1`, …), the first is shown in full and the others on a line each, and the
+slowest is named. Their merged diagnosis is shown when every rank has ended.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _READ_SECONDS = 0.5
 _PAUSE_FACTOR = 4
 """The pause after reading the folder, in multiples of the time that reading took."""
 _LONGEST_PAUSE = 5.0
-"""In seconds. On a busy machine reading may take long; the view is still updated at least this often."""
+"""In seconds. On a busy machine, reading may take long; the view is still updated at least this often."""
 _VERDICT_SECONDS = 3.0
-"""How long after the end of a run its diagnosis may still come."""
+"""How long after the end of a run to wait for its diagnosis."""
 _MOST_RANKS = 16
 _EVENTS = 8
 _FINDINGS = 3
@@ -53,7 +53,7 @@ _VERDICT_STYLE = {"healthy": "bold green", "unstable": "bold yellow", "broken": 
 
 
 def _pause_after(began: float) -> float:
-    """How long to wait after a reading that began at this time."""
+    """The pause after a reading that began at this time."""
     return min(max(_READ_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began)), _LONGEST_PAUSE)
 
 
@@ -70,7 +70,7 @@ class WatchedRun:
         self._over_since: float | None = None
 
     def read(self) -> Sequence[Event]:
-        """Read what is new; the events among it that have not been given before."""
+        """Read what is new; returns the new events."""
         news = self._follower.poll()
         known = 0
         if news.restarted:
@@ -82,7 +82,7 @@ class WatchedRun:
         return news.events[known:]
 
     def is_finished(self, now: float) -> bool:
-        """Whether there is nothing more to come: a diagnosis, or an end after which none came."""
+        """Whether nothing more will come: there is a diagnosis, or the run ended without one."""
         if self.findings is not None:
             return True
         if not self.view.over:
@@ -103,7 +103,7 @@ def step_rows(scalars: Any) -> list[StepRow]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself, or those of its ranks, in their order."""
+    """The folder itself, or those of its ranks, in order."""
     ranks = {}
     with suppress(OSError):
         for path in folder.iterdir():
@@ -114,7 +114,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def watch(folder: str | Path, once: bool = False) -> None:
-    """Show a run until it is over."""
+    """Show a run until it ends."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
@@ -132,7 +132,7 @@ def watch(folder: str | Path, once: bool = False) -> None:
 
 
 class RunFollowerView:
-    """The run, or the runs of all ranks, and where they are shown."""
+    """The run, or the runs of all ranks, and how they are shown."""
 
     def __init__(self, folder: Path) -> None:
         from rich.console import Console
@@ -143,7 +143,7 @@ class RunFollowerView:
         self._ascii = not can_show_blocks(sys.stdout.encoding)
         self._plain = PlainLines(ascii_only=self._ascii)
         self._merged: Mapping[str, Any] | None = None
-        """The diagnosis of several ranks."""
+        """The merged diagnosis of several ranks."""
 
     @property
     def has_begun(self) -> bool:
@@ -151,7 +151,7 @@ class RunFollowerView:
         return any(run.view.started is not None or run.findings is not None for run in self.runs)
 
     def read(self) -> Sequence[Event]:
-        """Read what is new in every folder; the new events of the first."""
+        """Read what is new in every folder; returns the new events of the first."""
         folders = run_folders(self.folder)
         if [run.folder for run in self.runs] != folders:
             known = {run.folder: run for run in self.runs}
@@ -160,7 +160,7 @@ class RunFollowerView:
         return first
 
     def follow(self) -> None:
-        """Show the run until it is over or the user quits."""
+        """Show the run until it ends or the user quits."""
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             if self._follow_on_screen():
                 self.print_view()
@@ -168,13 +168,13 @@ class RunFollowerView:
             self._follow_in_lines()
 
     def print_view(self) -> None:
-        """The view as it is now, once."""
+        """Print the current view once."""
         console = self.console
         for line in self._lines(console.width if console.is_terminal else 100, None):
             console.print(line, soft_wrap=True)
 
     def _follow_on_screen(self) -> bool:
-        """Fill the screen until the run is over: whether it is."""
+        """Fill the screen until the run ends; returns whether it has."""
         from rich.live import Live
         from rich.text import Text
 
@@ -214,7 +214,7 @@ class RunFollowerView:
         return all(run.is_finished(time.monotonic()) for run in self.runs)
 
     def _lines(self, width: int, height: int | None) -> list[Text]:
-        """The whole view: with a height, no more than so many lines."""
+        """The whole view, limited to `height` lines if given."""
         now, view = time.time(), self.runs[0].view
         head = rule(one_line(self.folder), width, self._ascii)
         if not self.has_begun:
@@ -242,7 +242,7 @@ class RunFollowerView:
         return finished_lines([*lines, *([[(slowest, "")]] if slowest else [])], width, self._ascii)
 
     def _verdict(self, width: int) -> list[Text]:
-        """What the diagnosis says, if there is one; of several ranks, once all have ended."""
+        """The diagnosis, if there is one; for several ranks, when all have ended."""
         held, folder = self._findings()
         if held is None:
             return []
@@ -258,7 +258,7 @@ class RunFollowerView:
         return finished_lines(lines, width, self._ascii)
 
     def _findings(self) -> tuple[Mapping[str, Any] | None, Path]:
-        """The diagnosis of the run, and the folder it is of."""
+        """The diagnosis of the run, and its folder."""
         if len(self.runs) == 1:
             return self.runs[0].findings, self.runs[0].folder
         if self._merged is None and all(run.findings is not None for run in self.runs):
@@ -267,7 +267,7 @@ class RunFollowerView:
 
 
 def slowest_rank(runs: Sequence[WatchedRun]) -> str:
-    """The rank that is furthest behind, or where all are at the same step the one with the fewest steps per second."""
+    """The rank that is furthest behind, or, if all are at the same step, the one with the fewest steps per second."""
     going = [run for run in runs if run.view.step is not None and not run.view.over]
     if len(going) < 2:
         return ""
@@ -284,7 +284,7 @@ def slowest_rank(runs: Sequence[WatchedRun]) -> str:
 
 
 def _findings_of(folder: Path, view: RunView) -> Mapping[str, Any] | None:
-    """The diagnosis, unless the run has gone on since it was made."""
+    """The diagnosis, unless the run has continued since it was made."""
     path = folder / "findings.json"
     try:
         if view.last_time is not None and path.stat().st_mtime < view.last_time - _VERDICT_SECONDS:

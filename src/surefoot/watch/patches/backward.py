@@ -1,9 +1,9 @@
-"""Where gradients are computed: `backward`, `autograd.grad`, and the hooks a script puts on either.
+"""Where gradients are computed: `backward`, `autograd.grad`, and the hooks that a script registers on either.
 
-`Tensor.backward` calls `torch.autograd.backward`: the inner one of the two stays silent. `autograd.grad` counts as a
-backward only in a loop without an optimizer, and only when the script itself calls it for a scalar. Where the script
-has hooks on gradients or on saved tensors, that is remembered, so that no extra backward ever calls them. Double
-backwards (`create_graph`) are left out, and so are hooks on the nodes of the graph: torch has no way to see them.
+`Tensor.backward` calls `torch.autograd.backward`: the inner call is not reported. `autograd.grad` counts as a backward
+call only in a loop without an optimizer, and only if the script itself calls it for a scalar. If the script has hooks
+on gradients or on saved tensors, this is recorded, so that no extra backward pass calls them. Not covered: double
+backward (`create_graph`), and hooks on nodes of the graph, which torch does not expose.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def wrap_script_hooks(wrapping: Hooks) -> None:
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
-    """A mode of the script's may be left while the recorder lies on top of it: the recorder steps aside."""
+    """A mode of the script may exit while the recorder is above it: the recorder is then removed."""
 
     def before(args: Any, kwargs: Any) -> Any:
         recorder = watcher.state.sampled.recorder if watcher.state.sampled is not None else None

@@ -1,7 +1,7 @@
-"""Clipping of gradients: how large they were, and what the limit was.
+"""Clipping of gradients: how large they were, and the limit.
 
-By norm, the norm is what the call returns. By value, nothing is returned, so the largest entry is read before. Clipping
-written by hand is left out: it is seen only by its effect on the gradient norm.
+Clipping by norm returns the norm. Clipping by value returns nothing, so the largest entry is read before. Clipping
+written by hand is not covered: it is visible only in the gradient norm.
 """
 
 from __future__ import annotations

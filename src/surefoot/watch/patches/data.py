@@ -1,7 +1,6 @@
-"""Data loaders and their batches: a print of each batch, its labels, and the step it was drawn for.
+"""Data loaders and their batches: a fingerprint of each batch, its labels, and the step it was drawn for.
 
-Batches made by hand never pass here; `stream` reads those off the
-graph.
+Batches that the script makes itself do not pass through here; `step_data` reads them from the graph.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MOST_PRINTED = 4
 
 
 def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
-    """Loaders when they are iterated, and each batch they hand out."""
+    """Loaders when they are iterated, and each batch that they return."""
     iterators: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
     """The loader of each iterator."""
 

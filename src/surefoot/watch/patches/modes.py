@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INPUTS = "inputs of compiled models"
 """The probe."""
 MOST_EMPTY = 3
-"""After so many blocks without a call of a model, the code of a library is left alone."""
+"""After this many blocks without a call of a model, the code of a library is ignored."""
 
 
 def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:

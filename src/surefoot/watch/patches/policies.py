@@ -1,6 +1,6 @@
-"""Policies and posteriors: the entropy of the actions chosen from, and the divergence from a reference.
+"""Policies and posteriors: the entropy of action distributions, and the divergence from a reference.
 
-Only `Categorical` policies are read. A divergence counts when the other distribution is neither learned nor the same
+Only `Categorical` policies are covered. A divergence counts if the other distribution is neither learned nor the same
 for every row.
 """
 

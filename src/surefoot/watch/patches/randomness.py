@@ -1,8 +1,8 @@
-"""Seeds: who seeds what, where and how often.
+"""Seeds: which generators are seeded, where and how often.
 
-A call counts if the script makes it, or a library for it before the first step, as `set_seed` and `seed_everything` of
-many do; what torch seeds is for reasons of its own. No number is ever drawn here.
-NumPy's functions are written in C, and numba knows them by identity: they are not observed.
+A call counts if the script makes it, or a library before the first step, as `set_seed` and `seed_everything` of many
+libraries do; torch's own seeding does not count. No number is ever drawn here. NumPy's functions are implemented in C,
+and numba identifies them by identity: they are not observed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files hold.
+"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files contain.
 
-The kinds of state in a file are noted, by their keys, and the step that is written in it; no other value is read. A
-state that is loaded is matched with its file by the identity of its dictionary; nothing is kept alive for that.
+The kinds of state in a file are recorded, by their keys, and its step number; no other value is read. A loaded state is
+matched with its file by the identity of its dictionary; nothing is kept alive for that.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _given_state(args: Any, kwargs: Any) -> Any:
 
 
 def _step_in(value: Any) -> int | None:
-    """The step that a checkpoint says it is of."""
+    """The step number in a checkpoint."""
     values = value if isinstance(value, dict) else {}
     found = [item for key, item in values.items() if str(key).lower() in _STEP_NAMES and type(item) is int]
     return found[0] if found else None
