@@ -33,6 +33,7 @@ class SampledData:
     def __init__(self, facts: RunFacts, parameters: dict[int, ParameterFacts]) -> None:
         self.steps: list[SampledStep] = facts.sampled_steps
         self._parameters = parameters
+        self._has_optimizer = bool(facts.optimizers)
 
     @cached_property
     def calls(self) -> SampledCalls:
@@ -136,7 +137,12 @@ class SampledData:
                 yield from ((step.step, row) for row in update.rows if self.is_matrix(row.parameter))
 
     def update_ratios(self, before: int | None = None) -> list[float]:
-        """The median ratio of update to weight of the matrices at each step."""
+        """The median ratio of update to weight of the matrices at each step; without an optimizer, at the first steps.
+
+        A loop that updates its parameters itself is sampled at its first steps only.
+        """
+        if not self._has_optimizer:
+            return self._moves_by_hand()
         found = []
         for step in self.steps:
             if before is not None and step.step >= before:
@@ -150,6 +156,12 @@ class SampledData:
             if ratios:
                 found.append(median(ratios))
         return found
+
+    def _moves_by_hand(self) -> list[float]:
+        """The same for parameters that the script updates without an optimizer."""
+        moves = [p.moves for p in self._parameters.values() if p.moved_alone and p.in_graph and self.is_matrix(p.id)]
+        steps = [[held[i] for held in moves if i < len(held)] for i in range(max(map(len, moves), default=0))]
+        return [typical for each in steps if (typical := median(each)) > 0]
 
 
 def _entropy(losses: list[LossCall]) -> float | None:

@@ -27,7 +27,7 @@ def random_eval(run: RecordedRun) -> Claim | None:
     """Something drops at random in an evaluation, although every dropout module of the model is switched off."""
     if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients
-    trained = {p.model for p in run.parameters.values() if p.changed}
+    trained = run.trained_models
     blocks: list[EvaluationBlock] = []
     hot: list[DropoutCall] = []
     in_training: list[bool] = []

@@ -12,7 +12,7 @@ from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import GraphBreak, ModelCall, OptimizerFacts, ParameterFacts
+    from surefoot.record.facts import GraphBreak, ModelCall, OptimizerFacts, ParameterFacts, SampledStep
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
@@ -361,9 +361,8 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     groups: dict[str, list[ModelCall]] = {}
     for note in run.sampled.trained_model_calls:
         groups.setdefault(note.model, []).append(note)
-    trained = {p.model for p in run.parameters.values() if p.changed}
     for model, notes in groups.items():
-        if model not in trained:
+        if model not in run.trained_models:
             continue
         off = [n for n in notes if _switched_off(n)]
         late = notes[-max(2, len(notes) // 4) :]
@@ -396,11 +395,11 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
     if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
-    trained = {p.model for p in run.parameters.values() if p.changed}
+    trained = run.trained_models
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
-        return _evaluated_with_gradients(run, trained)
+        return _evaluated_with_gradients(run, trained) or _evaluated_at_each_step(run, trained)
     first = hot[0]
     parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
     parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
@@ -448,6 +447,50 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
         severity="warning",
         fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
     )  # fmt: skip
+
+
+def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None:
+    """The same at every step, where a loss is computed from the output and not trained on: a validation loss.
+
+    Labels that a model makes for itself are not compared with any. A loss for each row chooses rows to train on.
+    """
+    windows = [look for look in run.sampled.steps if look.step > 0 and look.backward_calls]
+    found = [(call, drops) for look in windows for call, drops in _judged_at_random(run, look, trained)]
+    if len({call.step for call, _ in found}) < max(3, 0.5 * len(windows)) or run.blind:
+        return None
+    call, drops = found[0]
+    parts = [count_of(max(call.dropouts_on, drops), "dropout")] * bool(call.dropouts_on or drops)
+    parts += [count_of(call.batchnorms_on, "batch norm")] * bool(call.batchnorms_on)
+    return Claim(
+        0.85,
+        f"At {call.site} `{call.model}` runs in training mode, with {' and '.join(parts)} active, in {len(found)} of "
+        f"{len(windows)} steps looked at, and the loss of its output is not trained on: it is evaluated with random "
+        "results.",
+        step=call.step,
+        where=(call.model, call.site),
+        evidence={"windows": len(found), "of": len(windows), "dropouts": max(call.dropouts_on, drops),
+                  "batchnorms": call.batchnorms_on},
+        severity="warning",
+        fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
+    )  # fmt: skip
+
+
+def _judged_at_random(run: RecordedRun, look: SampledStep, trained: set[str]) -> list[tuple[ModelCall, int]]:
+    """Model calls in training mode that no backward goes through and whose output a loss judges; with what drops."""
+    found, start = [], -1
+    for call in look.model_calls:
+        end = call.index if call.index is not None else -1
+        drops = sum(start < drop.index < end for drop in look.calls.dropouts)
+        judged = any(
+            loss.index >= end and loss.producer is not None and start < loss.producer.index < end
+            for loss in look.calls.losses
+            if loss.trained_on and loss.reduction != "none" and (look.step, loss.index) not in run.sampled.signs
+        )
+        is_random = bool(call.dropouts_on or call.batchnorms_on or drops)
+        if call.model in trained and call.training and call.reached is False and is_random and judged:
+            found.append((call, drops))
+        start = end
+    return found
 
 
 def _has_trained_rows(run: RecordedRun, call: ModelCall) -> bool:
