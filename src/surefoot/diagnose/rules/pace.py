@@ -58,7 +58,8 @@ def too_high(run: RecordedRun) -> Claim | None:
     return Claim(
         confidence,
         f"{who} changes the weights by up to {moved} their norm in the first sampled steps (1% is large), and the "
-        f"loss, {curve.start:.3g} at first, peaks at {curve.peak:.3g} and {ends}.{'' if consequence is None else ' ' + consequence.summary}",
+        f"loss, {curve.start:.3g} at first, peaks at {curve.peak:.3g} and {ends}."
+        f"{'' if consequence is None else ' ' + consequence.summary}",
         step=curve.first_bad if curve.first_bad is not None else 0,
         where=(_stepped_at(run),),
         evidence={
@@ -140,11 +141,16 @@ def too_low(run: RecordedRun) -> Claim | None:
     if typical <= 0 or typical > 3e-4 or travelled > 0.1:
         return None
     rate = median(run.lr) if run.main and run.lr else None
-    who = f"step of {run.main.type} at a learning rate of {rate:.2g}" if run.main and rate else "update by hand"
+    who = (
+        "update by hand"
+        if rate is None or not run.main
+        else f"step of {run.main.type} at a learning rate of {rate:.2g}"
+    )
     return Claim(
         0.85 if typical < 1e-5 else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
-        f"gradients are steady (norm {median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to {curve.end:.4g}.",
+        f"gradients are steady (norm {median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to "
+        f"{curve.end:.4g}.",
         step=0,
         where=(_stepped_at(run),),
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
