@@ -63,17 +63,6 @@ class RecordedRun:
         """The optimizer that stepped most, the last made among equals."""
         return max(self.optimizers, key=lambda held: (held.steps, held.number), default=None)
 
-    @cached_property
-    def updates_by_hand(self) -> bool:
-        """Whether the script has no optimizer and changes its parameters itself."""
-        return not self.facts.optimizers and any(p.moved_alone and p.in_graph for p in self.parameters.values())
-
-    @cached_property
-    def trained_models(self) -> set[str]:
-        """The names of models with parameters that were updated."""
-        by_hand = self.updates_by_hand
-        return {p.model for p in self.parameters.values() if p.changed or (by_hand and p.moved_alone and p.in_graph)}
-
     @property
     def series(self) -> StepSeries:
         """The numbers of the main optimizer's steps; of a loop without one, of its backwards."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import moves_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
 
@@ -142,7 +143,7 @@ class SampledData:
         A loop that updates its parameters itself is sampled at its first steps only.
         """
         if not self._has_optimizer:
-            return self._moves_by_hand()
+            return moves_by_hand(self._parameters.values())
         found = []
         for step in self.steps:
             if before is not None and step.step >= before:
@@ -156,12 +157,6 @@ class SampledData:
             if ratios:
                 found.append(median(ratios))
         return found
-
-    def _moves_by_hand(self) -> list[float]:
-        """The same for parameters that the script updates without an optimizer."""
-        moves = [p.moves for p in self._parameters.values() if p.moved_alone and p.in_graph and self.is_matrix(p.id)]
-        steps = [[held[i] for held in moves if i < len(held)] for i in range(max(map(len, moves), default=0))]
-        return [typical for each in steps if (typical := median(each)) > 0]
 
 
 def _entropy(losses: list[LossCall]) -> float | None:

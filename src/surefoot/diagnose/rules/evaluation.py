@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.data_summary import entropy, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import Predictability, known_pairs, predictability
@@ -27,7 +28,7 @@ def random_eval(run: RecordedRun) -> Claim | None:
     """Something drops at random in an evaluation, although every dropout module of the model is switched off."""
     if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients
-    trained = run.trained_models
+    trained = trained_models(run)
     blocks: list[EvaluationBlock] = []
     hot: list[DropoutCall] = []
     in_training: list[bool] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.data_summary import chance
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
@@ -82,7 +83,7 @@ def _means_something(run: RecordedRun) -> bool:
         return False
     if curve.blind or curve.continued or curve.around_zero or min(curve.finite) < 0:
         return False
-    return run.updates_by_hand if run.main is None else not _was_loaded(run, run.main)
+    return updates_by_hand(run) if run.main is None else not _was_loaded(run, run.main)
 
 
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:

@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
@@ -30,7 +31,7 @@ def too_high(run: RecordedRun) -> Claim | None:
     if run.facts.preflight is not None:
         return _lower_learns(run.facts.preflight)
     curve = run.curve
-    if run.adversarial or not (run.main or run.updates_by_hand):
+    if run.adversarial or not (run.main or updates_by_hand(run)):
         return None
     ratios = run.sampled.update_ratios(
         before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.core.wording import count_of
+from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -361,8 +362,9 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     groups: dict[str, list[ModelCall]] = {}
     for note in run.sampled.trained_model_calls:
         groups.setdefault(note.model, []).append(note)
+    trained = trained_models(run)
     for model, notes in groups.items():
-        if model not in run.trained_models:
+        if model not in trained:
             continue
         off = [n for n in notes if _switched_off(n)]
         late = notes[-max(2, len(notes) // 4) :]
@@ -395,7 +397,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
     if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
-    trained = run.trained_models
+    trained = trained_models(run)
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
