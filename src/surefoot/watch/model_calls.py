@@ -148,7 +148,7 @@ class ModelCalls:
         self.held = [held._replace(features=None) for held in self.held]
         found: list[Output] = []
         for tensor in outputs if self._marks is not None else ():
-            node = tensor.grad_fn
+            node = graph.node_of(tensor)
             if node is None:
                 continue
             number = graph.number_of(node, self._marks)

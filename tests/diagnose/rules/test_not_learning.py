@@ -208,3 +208,9 @@ def test_random_weights_that_are_frozen_and_left_out_are_named(watch: Nursery) -
 def test_weights_that_were_loaded_may_be_frozen_and_left_out(watch: Nursery) -> None:
     run = watch(START, FROZEN.replace("LOADED", "model.load_state_dict(model.state_dict())"), HEAD_ONLY)
     assert "optim.frozen-parameters" not in run.causes
+
+
+def test_a_short_run_at_the_best_constant_answer_is_unknown(watch: Nursery) -> None:
+    run = watch(START, CLASSES.replace("GIVEN", "torch.randn_like(x[rows])"), TRAIN.replace("range(10)", "range(2)"))
+    assert run.diagnosis.verdict == "unknown"
+    assert "too short to judge" in run.diagnosis.reason
