@@ -34,9 +34,9 @@ def test_advantages_of_zero_are_named_with_their_place() -> None:
 def test_a_policy_whose_gradient_is_always_zero_has_no_advantages() -> None:
     """Single numbers, which are multiplied one by one, are not recorded."""
     still = optimizer([0.0] * 9)
-    for norm, found in ((0.0, True), (0.1, False)):
+    for norm, entropy, found in ((0.0, 1.0, True), (0.1, 1.0, False), (0.0, 0.0, False)):
         still["series"]["grad_norm"] = [norm] * 9
-        claim = policy.zero_advantage(run([0.0] * 9, optimizers=[still], policy=entropies([1.0] * 9)))
+        claim = policy.zero_advantage(run([0.0] * 9, optimizers=[still], policy=entropies([entropy] * 9)))
         assert (claim is not None) is found
 
 

@@ -596,6 +596,14 @@ for step in range(60):
 """Nodes of one graph: every step trains on some and evaluates others, with the same sparse inputs."""
 
 
-@pytest.mark.parametrize(("mode", "causes"), [("model.eval()", []), ("pass", ["model.train-mode-eval"])])
-def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, causes: list[str]) -> None:
-    assert watch(START, GRAPH.replace("MODE", mode)).causes == causes
+@pytest.mark.parametrize(
+    ("mode", "begin", "causes"),
+    [
+        ("model.eval()", "", []),
+        ("model.eval()", "with torch.no_grad(): ", []),
+        ("pass", "", ["model.train-mode-eval"]),
+        ("pass", "with torch.no_grad(): ", ["eval.random-eval"]),  # the dropout is a function, no module
+    ],
+)
+def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, begin: str, causes: list[str]) -> None:
+    assert watch(START, GRAPH.replace("MODE", mode).replace("print", f"{begin}print")).causes == causes

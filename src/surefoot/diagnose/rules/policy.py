@@ -118,10 +118,10 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
 
 def _no_gradient(run: RecordedRun) -> Claim | None:
     """The same where advantages are single numbers, which are not recorded: the gradient of the policy is exactly 0."""
-    norms = run.grad_norms
+    norms, certainty = run.grad_norms, entropies(run)
     zero = sum(norm == 0.0 for norm in norms)
-    if len(norms) < 5 or zero < 0.7 * len(norms):
-        return None
+    if len(norms) < 5 or zero < 0.7 * len(norms) or not certainty or median(v for _, v in certainty) < 0.05:
+        return None  # the log-probability of an action that is certain has no gradient either
     site = next((root.site for root in run.sampled.backward_calls), "")
     return Claim(
         0.85,

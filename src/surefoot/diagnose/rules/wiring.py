@@ -396,10 +396,10 @@ def _switched_off(note: ModelCall) -> bool:
 
 def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
-    if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
+    if run.adversarial or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
-    trained = trained_models(run)
-    notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
+    trained, blocks = trained_models(run), evaluating_blocks(run)
+    notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode and n.block in blocks]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
         return _evaluated_with_gradients(run, trained) or _evaluated_at_each_step(run, trained)
@@ -418,6 +418,18 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
         severity="warning",
         fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
     )  # fmt: skip
+
+
+def evaluating_blocks(run: RecordedRun) -> set[int | None]:
+    """The blocks without gradients that evaluate, by number.
+
+    What is done at every step may be a part of the training: samples, targets, a choice of rows. It is an evaluation if
+    a loss judges it as a whole.
+    """
+    if run.facts.evaluation_blocks < 0.5 * max(1, run.steps):
+        return {call.block for call in run.facts.evaluations}
+    judged = {b.block for b in run.facts.evaluation_calls if any(loss.reduction != "none" for loss in b.losses)}
+    return set(judged) if len(judged) >= 3 else set()
 
 
 def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | None:
