@@ -183,3 +183,13 @@ def test_flattened_outputs_with_time_first_are_compared_with_their_inputs(
     assert run.causes == causes
     look = next(look for look in run.loaded[0].sampled_steps if look.backward_calls[0].causality is not None)
     assert look.backward_calls[0].causality.from_past > 0 == look.backward_calls[0].causality.from_future
+
+
+def test_ids_of_an_evaluation_before_the_step_are_not_those_of_its_loss(watch: Nursery) -> None:
+    evaluated = LOOP.replace(
+        "    loss = loss_of(rows)\n",
+        "    with torch.no_grad(): model(walks[:16, :LENGTH])\n    loss = loss_of(rows)\n",
+    )
+    run = watch(MODEL, loss_of("rows[:, 2:LENGTH + 2]"), evaluated)
+    assert len(run.loaded[0].sampled_steps[0].calls.losses[0].tokens or []) == 2
+    assert run.causes == ["loss.target-offset"]

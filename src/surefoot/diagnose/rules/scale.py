@@ -207,8 +207,8 @@ def dead_units(run: RecordedRun) -> Claim | None:
     worst: tuple[float, int, tuple[str, str], list[ActivationCall]] | None = None
     for (module, site, _, units), notes in _rectified(run).items():
         late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
-        if len(late) < 2 or units < 4:
-            continue
+        if len(late) < 2 or units < 4 or notes[0].step > run.sampled.steps[:2][-1].step:
+            continue  # what comes only later is an evaluation with gradients, and no layer that is trained
         silent = set(late[0].dead_units or ())
         for note in late:
             silent &= set(note.dead_units or ())
@@ -235,14 +235,14 @@ def dead_units(run: RecordedRun) -> Claim | None:
 def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[ActivationCall]]:
     """Notes of rectified layers: by module, line, place among the calls of that line, and width.
 
-    A line that runs often in one step, as a recurrence does, is one layer. Calls without gradients are evaluations:
-    counted among the others they would make the same layer a new one in the steps that follow them.
+    A line that runs often in one step, as a recurrence does, is one layer. Places are counted from the last call of a
+    step: an evaluation comes before it, and would otherwise make the same layer a new one in the step that follows.
     """
     groups: dict[tuple[str, str, int, int], list[ActivationCall]] = {}
     for look in run.sampled.steps:
         seen: dict[tuple[str, str], int] = {}
         notes = [n for n in look.calls.activations if n.units and n.trained_on and (n.rows or 0) >= 4]
-        for note in notes:
+        for note in reversed(notes):
             line = (note.module, note.site)
             often = sum((n.module, n.site) == line for n in notes) > 4
             seen[line] = seen.get(line, -1) + 1
