@@ -13,7 +13,7 @@ from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from surefoot.record.facts import (
         BackwardCall,
@@ -159,6 +159,17 @@ class SampledData:
         return found
 
 
+_MANY_KINDS, _OF_EACH = 100, 20
+
+
+def are_too_few(counts: Mapping[str, int]) -> bool:
+    """Whether so many kinds of labels were seen so rarely that their entropy is much lower than that of all labels.
+
+    Words are an example: most of them are rare, and a few thousand do not show how rare.
+    """
+    return len(counts) > _MANY_KINDS and sum(counts.values()) < _OF_EACH * len(counts)
+
+
 def _entropy(losses: list[LossCall]) -> float | None:
     """Entropy of all labels seen, in nats."""
     counts: dict[str, int] = {}
@@ -168,6 +179,6 @@ def _entropy(losses: list[LossCall]) -> float | None:
         for label, count in call.labels.items():
             counts[label] = counts.get(label, 0) + count
     total = sum(counts.values())
-    if len(losses) < 3 or total < 64:
+    if len(losses) < 3 or total < 64 or are_too_few(counts):
         return None
     return -sum(c / total * math.log(c / total) for c in counts.values() if c)
