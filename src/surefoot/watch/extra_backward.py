@@ -178,11 +178,14 @@ def _offset(ids: Tensor, goals: Tensor, valid: Tensor) -> int | None:
     width, whole = goals.shape[1], goals.shape[1] == ids.shape[1]
     size = min(width, ids.shape[1] - 1)
     inner = valid[:, :size]
-    following = ((goals[:, :size] == ids[:, 1 : 1 + size]) & inner).sum() / inner.sum().clamp_min(1)
-    same = ((goals == ids[:, :width]) & valid).sum() / valid.sum().clamp_min(1)
-    if bool(following > (0.95 if whole else 0.99)) and not (whole and bool(same > 0.95)):
+    shares = (
+        ((goals[:, :size] == ids[:, 1 : 1 + size]) & inner).sum() / inner.sum().clamp_min(1),
+        ((goals == ids[:, :width]) & valid).sum() / valid.sum().clamp_min(1),
+    )
+    following, same = torch.stack(shares).tolist()
+    if following > (0.95 if whole else 0.99) and not (whole and same > 0.95):
         return 1
-    return 0 if whole and bool(same > 0.99) else None
+    return 0 if whole and same > 0.99 else None
 
 
 def _by_time(shape: torch.Size, tokens: _Tokens) -> tuple[tuple[int, ...], int] | None:
