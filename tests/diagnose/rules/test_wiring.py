@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import falling, optimizer, run
+from recorded import SITE, falling, look, optimizer, parameter, run
 from surefoot.diagnose.rules import wiring
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
@@ -607,3 +607,17 @@ for step in range(60):
 )
 def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, begin: str, causes: list[str]) -> None:
     assert watch(START, GRAPH.replace("MODE", mode).replace("print", f"{begin}print")).causes == causes
+
+
+def test_gradients_that_the_backward_of_another_optimizer_leaves_need_not_be_cleared() -> None:
+    """A generator that steps ten times for each step of the discriminator, through which its gradient passes."""
+    left = optimizer(falling(20), 1)
+    left["series"]["leftover"] = [None] + [1.0] * 19
+    facts = {"optimizers": [optimizer(falling(200), 0), left], "parameters": [parameter(0), parameter(1, "D", (1,))]}
+
+    def looks(stepped: int) -> list[dict[str, Any]]:
+        root = {"parameters": [0, 1], "value": 1.0, "site": SITE, "for": [stepped]}
+        return [look(step, roots=[root]) for step in range(8)]
+
+    assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=0))) is None
+    assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=1))) is not None

@@ -22,6 +22,8 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
     for held in everyone:
         left = present((held.series if held is not None else run.facts.backward_series).leftover[1:])
         mostly = sum(v > 0.5 for v in left)
+        if held is not None and _read_at_others(run, held):
+            continue
         if len(left) >= 2 and (mostly >= 0.8 * len(left) or _never_fall(left)):
             norms = run.grad_norms
             site = next((root.site for root in run.sampled.backward_calls), "")
@@ -38,6 +40,17 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
                 evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
             )
     return None
+
+
+def _read_at_others(run: RecordedRun, held: OptimizerFacts) -> bool:
+    """Whether most backwards that were looked at and reach the parameters of an optimizer are for another one's step.
+
+    A generator's backward goes through the discriminator, whose gradients are cleared only before its own.
+    """
+    mine = {p.id for p in run.parameters.values() if held.number in p.optimizers}
+    reaching = [root for root in run.sampled.backward_calls if root.optimizers and mine & set(root.parameters)]
+    others = [root for root in reaching if held.number not in root.optimizers]
+    return len(others) > 0.6 * len(reaching)
 
 
 def _never_fall(left: list[float]) -> bool:
