@@ -159,7 +159,9 @@ class SampledData:
         return found
 
 
-_MANY_KINDS, _OF_EACH = 100, 20
+_MANY_KINDS = 100
+_OF_EACH = 20
+"""With more than `_MANY_KINDS` kinds of labels, so many of each must have been seen on average."""
 
 
 def are_too_few(counts: Mapping[str, int]) -> bool:

@@ -141,7 +141,7 @@ def _rate(optimizer: OptimizerFacts) -> float | None:
 
 
 _GROWN = 100
-"""Steps of a generator before which its samples may still be as alike as those of random weights."""
+"""A generator with fewer steps may still make samples as similar to each other as random weights do."""
 
 
 def mode_collapse(run: RecordedRun) -> Claim | None:
@@ -156,7 +156,7 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     # Batch by batch: a generator that hops from one mode to the next makes alike samples at any one time.
     spread = median(_spread(batch) for batch in batches) / max(1e-9, _spread(real))
     if pair.generator.steps < _GROWN and spread > 0.5 * _first_spread(run, pair) / max(1e-9, _spread(real)):
-        return None  # the samples of a generator that has hardly been trained are as alike as at first
+        return None  # the samples were as similar to each other before training
     covered, near = (median(values) for values in zip(*(coverage(real, batch) for batch in batches), strict=True))
     if spread > 0.25 and not (covered < 0.35 and near > 0.5):
         return None

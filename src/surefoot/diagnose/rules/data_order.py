@@ -195,7 +195,7 @@ def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
 def _one_batch_held(run: RecordedRun) -> Claim | None:
     """One batch is drawn from a loader before the loop, and every step trains on it; other rows are evaluated.
 
-    Who checks whether a model can learn a single batch does not evaluate it on other data.
+    A script that only checks whether a model can learn one batch does not evaluate it on other rows.
     """
     batches = run.facts.step_data.batches
     prints = {note.input_print for note in batches}

@@ -436,8 +436,8 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
 def evaluating_blocks(run: RecordedRun) -> set[int | None]:
     """The blocks without gradients that evaluate, by number.
 
-    What is done at every step may be a part of the training: samples, targets, a choice of rows. It is an evaluation if
-    a loss judges it as a whole.
+    A block at every step may be part of the training: it makes samples or targets, or selects rows. It is an evaluation
+    if it computes a loss with a reduction.
     """
     if run.facts.evaluation_blocks < 0.5 * max(1, run.steps):
         return {call.block for call in run.facts.evaluations}
@@ -480,7 +480,7 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
 def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None:
     """The same at every step, where a loss is computed from the output and not trained on: a validation loss.
 
-    Labels that a model makes for itself are not compared with any. A loss for each row chooses rows to train on.
+    A model that makes labels for itself computes no loss there. A loss without a reduction selects rows to train on.
     """
     windows = [look for look in run.sampled.steps if look.step > 0 and look.backward_calls]
     found = [(call, drops) for look in windows for call, drops in _judged_at_random(run, look, trained)]
@@ -504,7 +504,10 @@ def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None
 
 
 def _judged_at_random(run: RecordedRun, look: SampledStep, trained: set[str]) -> list[tuple[ModelCall, int]]:
-    """Model calls in training mode that no backward goes through and whose output a loss judges; with what drops."""
+    """Model calls in training mode that no backward goes through and whose output a loss judges.
+
+    With each comes the number of calls in it that drop at random, functional ones included.
+    """
     found, start = [], -1
     for call in look.model_calls:
         end = call.index if call.index is not None else -1
