@@ -69,8 +69,7 @@ def no_update(run: RecordedRun) -> Claim | None:
     made = run.facts.optimizers
     compiled = run.facts.compiled  # a compiled `step` is not seen
     if made and not run.optimizers and not compiled and run.facts.backwards >= 5:
-        fell = run.curve.learned and not run.curve.blind  # the level of some losses says nothing
-        if fell or any(p.moved_alone for p in run.parameters.values()):
+        if (run.curve.learned and not run.blind) or any(p.moved_alone for p in run.parameters.values()):
             return None  # something else moves them
         return Claim(
             0.95,
