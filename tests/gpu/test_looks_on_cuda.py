@@ -133,3 +133,29 @@ def test_looks_before_a_device_side_assert_are_kept(tmp_path):
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert [look["step"] for look in facts["sampled_steps"]][:4] == [0, 1, 2, 3]
     assert facts["crash"]["type"] in ("AcceleratorError", "RuntimeError")
+
+
+BY_HAND = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+source = torch.randint(17, (300, 16), device="cuda")
+embed, out = nn.Embedding(17, 16).cuda(), nn.Linear(16, 17).cuda()
+model = nn.Sequential(embed, out, nn.Flatten(0, 1))
+for at in range(0, 240, 12):
+    model.zero_grad()
+    F.nll_loss(F.log_softmax(model(source[at : at + 12]), 1), source[at + 1 : at + 13].reshape(-1)).backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.5)
+"""
+
+
+def test_a_loop_without_an_optimizer_has_its_moves_and_its_causality(tmp_path):
+    ended = run(tmp_path, BY_HAND, watched=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["problems"] == {}
+    assert all(move > 0 for parameter in facts["parameters"] for move in parameter["moves"])
+    assert any(root.get("causality") for look in facts["sampled_steps"] for root in look["roots"])

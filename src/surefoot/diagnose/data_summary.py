@@ -9,6 +9,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
+from surefoot.diagnose.sampled import are_too_few
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def chance(run: RecordedRun) -> Chance | None:
     counts: Counter[str] = Counter()
     for labels in label_batches(run) or [Counter(n.labels) for n in notes if n.labels]:
         counts.update(labels)
-    if len(counts) < 2:
+    if len(counts) < 2 or are_too_few(counts):
         return None
     return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site)
 

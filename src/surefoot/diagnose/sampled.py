@@ -8,11 +8,12 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import moves_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from surefoot.record.facts import (
         BackwardCall,
@@ -33,6 +34,7 @@ class SampledData:
     def __init__(self, facts: RunFacts, parameters: dict[int, ParameterFacts]) -> None:
         self.steps: list[SampledStep] = facts.sampled_steps
         self._parameters = parameters
+        self._has_optimizer = bool(facts.optimizers)
 
     @cached_property
     def calls(self) -> SampledCalls:
@@ -136,7 +138,12 @@ class SampledData:
                 yield from ((step.step, row) for row in update.rows if self.is_matrix(row.parameter))
 
     def update_ratios(self, before: int | None = None) -> list[float]:
-        """The median ratio of update to weight of the matrices at each step."""
+        """The median ratio of update to weight of the matrices at each step; without an optimizer, at the first steps.
+
+        A loop that updates its parameters itself is sampled at its first steps only.
+        """
+        if not self._has_optimizer:
+            return moves_by_hand(self._parameters.values())
         found = []
         for step in self.steps:
             if before is not None and step.step >= before:
@@ -152,6 +159,19 @@ class SampledData:
         return found
 
 
+_MANY_KINDS = 100
+_OF_EACH = 20
+"""With more than `_MANY_KINDS` kinds of labels, so many of each must have been seen on average."""
+
+
+def are_too_few(counts: Mapping[str, int]) -> bool:
+    """Whether so many kinds of labels were seen so rarely that their entropy is much lower than that of all labels.
+
+    Words are an example: most of them are rare, and a few thousand do not show how rare.
+    """
+    return len(counts) > _MANY_KINDS and sum(counts.values()) < _OF_EACH * len(counts)
+
+
 def _entropy(losses: list[LossCall]) -> float | None:
     """Entropy of all labels seen, in nats."""
     counts: dict[str, int] = {}
@@ -161,6 +181,6 @@ def _entropy(losses: list[LossCall]) -> float | None:
         for label, count in call.labels.items():
             counts[label] = counts.get(label, 0) + count
     total = sum(counts.values())
-    if len(losses) < 3 or total < 64:
+    if len(losses) < 3 or total < 64 or are_too_few(counts):
         return None
     return -sum(c / total * math.log(c / total) for c in counts.values() if c)

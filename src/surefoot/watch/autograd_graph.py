@@ -51,6 +51,25 @@ def number_of(node: Any, owner: object) -> int | None:
     return held[1] if held is not None and held[0] is owner else None
 
 
+def node_of(tensor: Tensor) -> Any:
+    """The node that made a tensor; `None` if it has none, or if autograd forbids to ask.
+
+    It does so of a view that was made without gradients and whose base has changed in place since.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether no operation that autograd knows made a tensor; of one that autograd forbids to ask about, no."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def leaf(node: Any) -> Tensor | None:
     """The leaf tensor a node accumulates into, if it is such a node."""
     variable = getattr(node, "variable", None)

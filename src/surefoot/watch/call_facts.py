@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
@@ -79,6 +80,8 @@ class CallFacts:
     def take(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record what matters about one call."""
         name = entry.name
+        if _has_sparse(out) or (_has_sparse(*args) and name not in WEIGHT_LAYERS):
+            return  # its values are not where those of other tensors are
         if name in ("mul", "div") and len(args) > 1:
             _note_factor(entry, args)
         with WithoutHooks():
@@ -100,7 +103,7 @@ class CallFacts:
                 self.losses.product(entry, args)
             elif name == "exp":
                 self.losses.ratio(entry, out)
-            elif name in DROPOUTS and not entry.grad_enabled:
+            elif name in DROPOUTS:
                 self.layers.dropout(entry, args, kwargs)
             elif name in NORMS:
                 self.layers.normalization(entry, args, kwargs)
@@ -114,6 +117,11 @@ class CallFacts:
                 self.numbers.domain(entry, args, kwargs, out)
             if name in RISKY and entry.out_grad and isinstance(out, Tensor) and out.is_floating_point():
                 self.numbers.risk(entry, args, out)
+
+
+def _has_sparse(*values: Any) -> bool:
+    """Whether one of the values is a tensor in a sparse layout."""
+    return any(isinstance(value, Tensor) and value.layout is not torch.strided for value in values)
 
 
 def _note_factor(entry: RecordedCall, args: tuple[Any, ...]) -> None:

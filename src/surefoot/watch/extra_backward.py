@@ -8,7 +8,7 @@ they would call a hook of the script. The terms of graphs with more than 3,000 n
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from surefoot.observe.tensors import measurable
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, number, own
-from surefoot.watch.operation_names import VIEWS
+from surefoot.watch.operation_names import CLASS_LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import SAMPLE, norms
+from surefoot.watch.token_alignment import SHORTEST
 
 if TYPE_CHECKING:
     from surefoot.record.facts import BackwardCall
@@ -103,85 +104,121 @@ def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor,
     return [(entry, *scalar)] if scalar is not None else []
 
 
+class _Tokens(NamedTuple):
+    """How ids and the targets of a loss lie in each other's rows."""
+
+    offset: int
+    """By how many positions the targets are ahead of the ids: 1 or 0."""
+    turned: bool
+    """Whether time comes first."""
+    rows: int
+    length: int
+    targets: int
+
+
 def ask_causality(
     recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
 ) -> Causality | None:
     """Whether an output of a next-token model depends on inputs that come after it; `None` if there is no such."""
     if recorder is None or not held:
         return None
-    loss = next((n for n in reversed(calls.losses) if n.op == "cross_entropy" and n.trained_on), None)
+    loss = next((n for n in reversed(calls.losses) if n.op in CLASS_LOSSES and n.trained_on), None)
     if loss is None:
         return None
     target = calls.targets[loss.index].labels if loss.index in calls.targets else None
     if target is None:
         return None
     nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
-    for model_call, _, outputs in held:
-        out = next((output for output in outputs if len(output.shape) == 3 and output.number in nodes), None)
-        if out is None:
+    for entry in recorder.entries:
+        ids = entry.notes.ids if entry.name == "embedding" and entry.index in nodes else None
+        tokens = None if ids is None else _tokens(ids, target, loss.ignore_index)
+        if tokens is None:
             continue
-        for entry in recorder.entries:
-            if entry.name != "embedding" or entry.index not in nodes:
+        for model_call, _, outputs in held:
+            fitting = [(out, at) for out in outputs if out.number in nodes and (at := _by_time(out.shape, tokens))]
+            if not fitting:
                 continue
-            ids = entry.notes.ids
-            offset = None if ids is None or ids.dim() != 2 or ids.shape[1] < 4 else _offset(ids, target)
-            if ids is None or offset is None:
-                continue
-            flow = _flow(out, nodes[out.number], ids, nodes[entry.index])
-            applies = flow is not None
+            flow = _flow(*fitting[0], nodes[fitting[0][0].number], tokens, nodes[entry.index])
             past, future = flow if flow is not None else (None, None)
-            positions = ids.shape[1] if applies else None
             return Causality(
-                applies=applies,
+                applies=flow is not None,
                 from_past=past,
                 from_future=future,
-                positions=positions,
+                positions=tokens.length if flow is not None else None,
                 model=model_call.model,
                 site=loss.site,
-                offset=offset,
+                offset=tokens.offset,
             )
     return None
 
 
-def _offset(ids: Tensor, target: Tensor) -> int | None:
-    """By how many positions the targets are ahead of the inputs: 1 or 0; `None` if they are something else."""
-    if _is_next_token(ids, target):
-        return 1
-    is_same = target.numel() == ids.numel() and bool((target.reshape(ids.shape) == ids).float().mean() > 0.99)
-    return 0 if is_same else None
-
-
-def _is_next_token(ids: Tensor, target: Tensor) -> bool:
-    """Whether the targets are the inputs, one later."""
-    if target.is_floating_point() or target.numel() not in (ids.numel(), ids[:, 1:].numel()):
-        return False
-    if target.numel() == ids[:, 1:].numel():
-        return bool((target.reshape(-1) == ids[:, 1:].reshape(-1)).float().mean() > 0.99)
-    goals = target.reshape(ids.shape)
-    same = (goals[:, :-1] == ids[:, 1:]).float().mean()
-    return bool(same > 0.95) and not bool((goals == ids).float().mean() > 0.95)
-
-
-def _flow(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> tuple[float, float] | None:
-    """The gradient of the first half of the outputs for inputs of the first and of the second half."""
-    rows, length = ids.shape
-    axes = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
-    time = next(
-        (dim for dim, sizes in axes.items()
-         if all(size in (None, out.shape[i]) for i, size in enumerate(sizes))), None
-    )  # fmt: skip
-    if time is None:
+def _tokens(ids: Tensor, target: Tensor, ignore: int | None) -> _Tokens | None:
+    """Where the targets are the ids, or the ids one token later; `None` if they are something else."""
+    if ids.dim() != 2 or target.is_floating_point():
         return None
-    cut = ids.shape[1] // 2
+    for turned in (False, True):
+        given = ids.t() if turned else ids
+        count, length = given.shape
+        width = target.numel() // max(1, count)
+        if length < SHORTEST or target.numel() != count * width or width not in (length, length - 1):
+            continue
+        if target.dim() == 2 and list(target.shape) != ([width, count] if turned else [count, width]):
+            continue
+        goals = target.reshape(width, count).t() if turned else target.reshape(count, width)
+        offset = _offset(given, goals, goals != (-100 if ignore is None else ignore))
+        if offset is not None:
+            return _Tokens(offset, turned, count, length, width)
+    return None
+
+
+def _offset(ids: Tensor, goals: Tensor, valid: Tensor) -> int | None:
+    """By how many positions the targets that count are ahead of the inputs: 1 or 0; `None` if they are something else.
+
+    A row of targets that is as long as its ids ends with a token that the ids do not have.
+    """
+    width, whole = goals.shape[1], goals.shape[1] == ids.shape[1]
+    size = min(width, ids.shape[1] - 1)
+    inner = valid[:, :size]
+    shares = (
+        ((goals[:, :size] == ids[:, 1 : 1 + size]) & inner).sum() / inner.sum().clamp_min(1),
+        ((goals == ids[:, :width]) & valid).sum() / valid.sum().clamp_min(1),
+    )
+    following, same = torch.stack(shares).tolist()
+    if following > (0.95 if whole else 0.99) and not (whole and same > 0.95):
+        return 1
+    return 0 if whole and same > 0.99 else None
+
+
+def _by_time(shape: torch.Size, tokens: _Tokens) -> tuple[tuple[int, ...], int] | None:
+    """The shape of an output with an axis of time, and which axis that is; `None` if it has none.
+
+    Outputs are often flattened to a matrix with one row for each target.
+    """
+    rows, length = tokens.rows, tokens.length
+    if len(shape) == 2 and shape[0] == rows * tokens.targets:
+        return ((tokens.targets, rows, shape[1]), 0) if tokens.turned else ((rows, tokens.targets, shape[1]), 1)
+    axes = {1: (rows, length), 2: (rows, None, length), 0: (length, rows)}
+    for time in (0, 1, 2) if tokens.turned else (1, 2, 0):
+        if len(shape) == 3 and all(size in (None, shape[i]) for i, size in enumerate(axes[time])):
+            return tuple(shape), time
+    return None
+
+
+def _flow(
+    out: Output, at: tuple[tuple[int, ...], int], made_by: Any, tokens: _Tokens, embedding: Any
+) -> tuple[float, float] | None:
+    """The gradient of the first half of the outputs for inputs of the first and of the second half."""
+    shape, time = at
+    cut = tokens.length // 2
     caught: list[Tensor] = []
     handle = embedding.register_prehook(lambda grads: caught.append(grads[0].detach()))
     table = next(variable for variable in (graph.leaf(n) for n, _ in embedding.next_functions) if variable is not None)
     with WithoutHooks(grad=True):
-        given = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
+        given = torch.zeros(shape, dtype=out.dtype, device=out.device)
         _fill(given.narrow(time, 0, cut))
         edge = GradientEdge(made_by, out.result)
         try:
-            torch.autograd.grad(edge, [table], given, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(edge, [table], given.view(out.shape), retain_graph=True, allow_unused=True)
         except RuntimeError:
             caught.clear()  # a part of the graph was used up by an earlier backward
     handle.remove()
@@ -191,7 +228,7 @@ def _flow(out: Output, made_by: Any, ids: Tensor, embedding: Any) -> tuple[float
         flow = caught[0].float().abs().sum(-1)
         if flow.dim() != 2:
             return None
-        flow = flow if flow.shape[1] == ids.shape[1] else flow.t()
+        flow = flow.t() if tokens.turned else flow
         return number(flow[:, :cut].mean()), number(flow[:, cut:].mean())
 
 

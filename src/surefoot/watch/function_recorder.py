@@ -216,7 +216,7 @@ class FunctionRecorder(FunctionMode):
             entry.out_shape = list(first.shape)
             entry.out_grad = first.requires_grad
             entry.out_dtype = str(first.dtype).removeprefix("torch.")
-            if (node := first.grad_fn) is not None:
+            if (node := graph.node_of(first)) is not None:
                 entry.kind = graph.op(node)
                 graph.mark(node, self.mark, entry.index)
             entry.result = weakref.ref(first)

@@ -60,10 +60,11 @@ class LayerCalls:
             ),
             None,
         )
-        if parameter is None and entry.name not in RECURRENT:
+        if parameter is None and entry.name in PRODUCTS:
             return  # a product of activations, as in attention
         first = self._input(entry.name, given)
-        values = sampled(first).float() if first.is_floating_point() else None
+        is_known = first.is_floating_point() and first.layout is torch.strided
+        values = sampled(first).float() if is_known else None
         results = sampled(made).float()
         self._keep_sample(entry, made)
         self.layers.append(
@@ -225,7 +226,9 @@ def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 
 def _fan_in(name: str, given: list[Tensor]) -> int | None:
-    """How many inputs each output of a layer adds up."""
+    """How many inputs each output of a layer adds up; of a recurrent layer, whose weights differ in that, `None`."""
+    if name in RECURRENT:
+        return None
     if name.startswith("conv") and len(given) > 1:
         return math.prod(given[1].shape[1:])
     return given[0].shape[-1] if given[0].dim() else None

@@ -147,7 +147,7 @@ class ModelCalls:
         self.held = [held._replace(features=None) for held in self.held]
         found: list[Output] = []
         for tensor in outputs if self._marks is not None else ():
-            node = tensor.grad_fn
+            node = graph.node_of(tensor)
             if node is None:
                 continue
             number = graph.number_of(node, self._marks)
@@ -184,11 +184,16 @@ def _batch_facts(inputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
     from all of it.
     """
     facts: _BatchFacts = {}
-    if inputs and is_readable(inputs[0]) and inputs[0].shape[0] and inputs[0].numel() <= 1 << 22:
+    if inputs and _has_rows(inputs[0]) and inputs[0].numel() <= 1 << 22:
         distance = 1 if grad_mode else math.ceil(len(inputs[0]) / MOST_PRINTS)
         facts["rows"] = prints_of_rows(inputs[0][::distance], MOST_PRINTS)
         facts["features"] = feature_scales(inputs[0])
     return facts
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether a tensor has rows that can be read one by one, as those of sparse layouts cannot."""
+    return tensor.layout is torch.strided and bool(tensor.dim()) and bool(len(tensor)) and is_readable(tensor)
 
 
 class _ModeFacts(TypedDict):
@@ -233,7 +238,7 @@ def _scales(count: int, means: Tensor, spreads: Tensor) -> FeatureScales:
 
 def _few(tensor: Tensor) -> list[list[float]] | None:
     """A few rows of a batch, thinned to a few numbers each."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or not is_readable(tensor):
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or not _has_rows(tensor):
         return None
     return later(partial(rounded_rows, 4), own(few_of(tensor, 32, 16)))
 

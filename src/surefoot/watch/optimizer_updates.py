@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SAMPLE_SIZE = 65_536
 """So many values of a parameter are compared."""
+MOST_MOVES = 16
+"""So many moves of a parameter without an optimizer are measured."""
 _STACKED = 1 << 22
 """Moments that are sorted at the same time."""
 
@@ -319,6 +321,10 @@ def note_if_moved(record: Parameter) -> None:
         return
     if record.sample is not None and record.sample.shape == sample.shape and record.sample.device == sample.device:
         record.moved_alone.add(number((record.sample != sample).any()))
+        if len(record.moves) < MOST_MOVES:
+            before = torch.linalg.vector_norm(record.sample.float())
+            moved = torch.linalg.vector_norm(sample.float() - record.sample.float())
+            record.moves.append(number(moved / before.clamp_min(torch.finfo(torch.float32).tiny)))
     record.sample = sample.clone()
 
 

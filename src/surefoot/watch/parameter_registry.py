@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ class Parameter:
     unchanged: Count = field(default_factory=Count)
     moved_alone: Count = field(default_factory=Count)
     """Looks between which it changed although it is in no optimizer."""
+    moves: list[float] = field(default_factory=list)
+    """By how much, as a share of its norm; as numbers that may be read later."""
     sample: Tensor | None = None
     """Some of its values in the last sampled step, kept only while no optimizer has it."""
 
@@ -90,8 +93,18 @@ class Parameter:
             changed=self.changed.value,
             unchanged=self.unchanged.value,
             moved_alone=self.moved_alone.value,
+            moves=_known(self.moves),
             label=label,
         )
+
+
+def _known(numbers: list[float]) -> list[float]:
+    """Those that could be read and are finite."""
+    found = []
+    for each in numbers:
+        with suppress(Lost):
+            found.append(read(each))
+    return [value for value in found if math.isfinite(value)]
 
 
 def _scale(facts: WeightScale) -> WeightScale:

@@ -168,7 +168,7 @@ class StepRecording:
                 self._safely("evaluation", self.calls.take_evaluated, entry, args, kwargs, out)
             return
         for tensor in tensors[: len(entry.taken)]:
-            if tensor.requires_grad and tensor.is_leaf and (number := self._registry.id_of(tensor)) is not None:
+            if tensor.requires_grad and graph.is_leaf(tensor) and (number := self._registry.id_of(tensor)) is not None:
                 self._used.add(number)
                 entry.parameters.append(number)
         if isinstance(out, Tensor) and out.dim() == 0 and out.grad_fn is not None:

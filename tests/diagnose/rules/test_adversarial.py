@@ -32,13 +32,14 @@ def ring(chooser: random.Random, rows: int = 32) -> list[list[float]]:
     return [[2 * math.cos(a) + chooser.gauss(0, 0.05), 2 * math.sin(a) + chooser.gauss(0, 0.05)] for a in angles]
 
 
-def gan(judge: list[float], maker: list[float], alike: bool, values: bool = False) -> Any:
+def gan(judge: list[float], maker: list[float], alike: bool, values: bool = False, varied_until: int = 0) -> Any:
     chooser = random.Random(1)
     looks = []
     for step in (0, 10, 40, 60, 80, 95):
         noise, real = ring(chooser), ring(chooser)
         point = ring(chooser, 1)[0]
-        made = [[v + chooser.gauss(0, 0.02) for v in point] for _ in range(32)] if alike else ring(chooser)
+        made = [[v + chooser.gauss(0, 0.02) for v in point] for _ in range(32)]
+        made = made if alike and step >= varied_until else ring(chooser)
         passes = [a_pass("G", noise, made), a_pass("D", real, [[0.5, 0.5]]), a_pass("D", made, [[0.4, 0.4]])]
         roots = [{"parameters": [1], "value": 1.0, "site": SITE}, {"parameters": [0, 1], "value": 1.0, "site": SITE}]
         fitted = {"op": "mse_loss", "grad": True, "site": SITE, "target": {"std": 1.0}, "value": 0.5}
@@ -77,3 +78,8 @@ def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
 
 def test_samples_spread_like_the_data_have_not() -> None:
     assert adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=False)) is None
+
+
+def test_samples_of_a_generator_that_has_hardly_been_trained_have_not_collapsed() -> None:
+    assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True)) is None
+    assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True, varied_until=20)) is not None

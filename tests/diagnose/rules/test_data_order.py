@@ -179,3 +179,36 @@ def test_a_batch_that_spikes_whenever_it_comes_is_bad() -> None:
     claim = data_order.bad_batch(run(events=[spike(31), spike(56), spike(81)], stream=sized({})))
     assert claim is not None
     assert claim.evidence["batch_came_at"] == [30, 55, 80]
+
+
+ONE_BATCH = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = x[:, :3].argmax(1)
+loader = DataLoader(TensorDataset(x[:200], y[:200]), batch_size=20, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+inputs, labels = next(iter(loader))
+for step in range(40):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    EVALUATE
+"""
+
+
+def test_one_batch_that_is_trained_on_for_good_is_named_if_other_rows_are_evaluated(watch: Nursery) -> None:
+    evaluated = ONE_BATCH.replace("EVALUATE", "print((model(x[200:]).argmax(1) == y[200:]).float().mean())")
+    found = watch(evaluated).names_first(
+        "data.repeated-batches", step=1, at="|next(iter(", evidence={"drawn", "batches", "steps"}
+    )
+    assert "20 of 200 rows" in found.summary
+    checked = ONE_BATCH.replace("EVALUATE", "print((model(inputs).argmax(1) == labels).float().mean())")
+    assert watch(checked).causes == []  # whether a model can learn one batch is a usual check

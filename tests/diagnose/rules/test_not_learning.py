@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from surefoot.diagnose.rules.not_learning import course_of
+from surefoot.diagnose.sampled import are_too_few
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -208,3 +209,15 @@ def test_random_weights_that_are_frozen_and_left_out_are_named(watch: Nursery) -
 def test_weights_that_were_loaded_may_be_frozen_and_left_out(watch: Nursery) -> None:
     run = watch(START, FROZEN.replace("LOADED", "model.load_state_dict(model.state_dict())"), HEAD_ONLY)
     assert "optim.frozen-parameters" not in run.causes
+
+
+def test_a_short_run_at_the_best_constant_answer_is_unknown(watch: Nursery) -> None:
+    run = watch(START, CLASSES.replace("GIVEN", "torch.randn_like(x[rows])"), TRAIN.replace("range(10)", "range(2)"))
+    assert run.diagnosis.verdict == "unknown"
+    assert "too short to judge" in run.diagnosis.reason
+
+
+def test_rare_words_give_no_level_to_compare_a_loss_with() -> None:
+    assert are_too_few({str(word): 1 + 40 // (1 + word) for word in range(400)})
+    assert not are_too_few({str(letter): 60 for letter in range(90)})
+    assert not are_too_few(dict.fromkeys("abcdefghij", 7))

@@ -109,7 +109,8 @@ def test_units_that_die_under_steps_larger_than_the_weights_are_the_work_of_the_
         looks = []
         for step in range(10):
             dead = list(range(at_first if step == 0 else 14))
-            note = {"op": "relu", "site": SITE, "rows": 32, "units": 16, "dead": len(dead), "dead_units": dead}
+            note = {"op": "relu", "site": SITE, "rows": 32, "units": 16, "dead": len(dead)}
+            note |= {"dead_units": dead, "grad": True}
             looks.append(look(10 * step, steps=moves(ratio), notes={"activations": [note]}))
         return run(falling(100, 2.4, 1.2), sampled_steps=looks)
 

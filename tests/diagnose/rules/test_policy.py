@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recorded import SITE, look, run
+from recorded import SITE, look, optimizer, run
 from surefoot.diagnose.rules import policy
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 90)
@@ -29,6 +29,15 @@ def test_advantages_of_zero_are_named_with_their_place() -> None:
     claim = policy.zero_advantage(run(sampled_steps=looks("products", [weighted(0.0, 0.0)] * 9)))
     assert claim is not None
     assert claim.where == (SITE,)
+
+
+def test_a_policy_whose_gradient_is_always_zero_has_no_advantages() -> None:
+    """Single numbers, which are multiplied one by one, are not recorded."""
+    still = optimizer([0.0] * 9)
+    for norm, entropy, found in ((0.0, 1.0, True), (0.1, 1.0, False), (0.0, 0.0, False)):
+        still["series"]["grad_norm"] = [norm] * 9
+        claim = policy.zero_advantage(run([0.0] * 9, optimizers=[still], policy=entropies([entropy] * 9)))
+        assert (claim is not None) is found
 
 
 def test_centred_advantages_are_fine() -> None:

@@ -347,3 +347,72 @@ def test_attention_logits_that_climb_while_the_heads_become_certain_are_named(wa
 
 def test_attention_logits_that_stay_are_fine(watch: Nursery) -> None:
     assert "model.attention-logit-growth" not in watch(GROWING.replace("FACTOR", "1.0")).causes
+
+
+LATE_EVALUATION = """
+held_out = torch.randn(16, 8)
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+with torch.no_grad():
+    model[0].bias[:44] = 0.05
+    model[0].weight[:44] *= 0.01
+for step in range(60):
+    if step == 2:  # most units are dead from here on, and the others learn
+        with torch.no_grad():
+            model[0].bias[:44] = -50.0
+    if step > 2:
+        with torch.no_grad():
+            model(held_out)
+    rows = torch.randint(len(x), (32,))
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x[rows]), y[rows])
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_units_that_die_later_were_not_dead_at_the_start_although_evaluations_come_between(watch: Nursery) -> None:
+    run = watch(START, LATE_EVALUATION)
+    assert run.finding("model.dead-units").evidence["share_at_start"] < 0.2
+    assert run.causes == []
+
+
+NORMED_WEIGHTS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.skip, self.head = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.body = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16))
+        for part in (self.skip, self.head):
+            nn.init.normal_(part.weight, std=0.005)
+            nn.init.zeros_(part.bias)
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x) + self.skip(x)))
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+"""
+
+
+def test_a_path_with_computed_weights_is_not_taken_for_one_that_dies(watch: Nursery) -> None:
+    run = watch(START, NORMED_WEIGHTS, LOOP)
+    assert "init.too-small" not in [finding.cause for finding in run.diagnosis.findings]
+
+
+def test_the_gain_of_a_recurrent_cell_goes_by_its_own_inputs(watch: Nursery) -> None:
+    cells = """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell, self.head = nn.LSTMCell(1, 48), nn.Linear(48, 3)
+            def forward(self, rows):
+                state = (torch.zeros(len(rows), 48), torch.zeros(len(rows), 48))
+                for column in rows.split(1, 1):
+                    state = self.cell(column, state)
+                return self.head(state[0])
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
+    """
+    run = watch(START, cells, LOOP)
+    assert "init.too-small" not in [finding.cause for finding in run.diagnosis.findings]
+    layer = next(call for call in run.loaded[0].sampled_steps[0].calls.layers if call.op == "lstm_cell")
+    assert layer.fan_in is None

@@ -141,3 +141,55 @@ def loss_of(rows):
     return F.cross_entropy(model(ids).reshape(-1, VOCAB), goals.reshape(-1))
 """
     assert "loss.padding-counted" not in watch(MODEL, happened, LOOP).causes
+
+
+TIME_FIRST = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+VOCAB = 17
+walks = (torch.randint(VOCAB, (16, 1)) + torch.randint(1, 5, (16, 600)).cumsum(1)) % VOCAB
+source = walks.t().contiguous()
+
+class Lm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(VOCAB, 16), nn.LSTM(16, 32), nn.Linear(32, VOCAB)
+    def forward(self, ids, hidden):
+        output, hidden = self.rnn(self.embed(ids), hidden)
+        return F.log_softmax(self.out(output).view(-1, VOCAB), dim=1), hidden
+
+model = Lm()
+hidden = (torch.zeros(1, 16, 32), torch.zeros(1, 16, 32))
+for at in range(0, 480, 12):
+    ids, goals = source[at : at + 12], source[at + OFFSET : at + 12 + OFFSET].view(-1)
+    model.zero_grad()
+    output, hidden = model(ids, tuple(each.detach() for each in hidden))
+    loss = F.nll_loss(output, goals)
+    loss.backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-2.0)
+"""
+"""A model of words with time first, flattened outputs, log-probabilities, and no optimizer."""
+
+
+@pytest.mark.parametrize(("offset", "causes"), [("0", ["loss.target-offset"]), ("1", [])])
+def test_flattened_outputs_with_time_first_are_compared_with_their_inputs(
+    watch: Nursery, offset: str, causes: list[str]
+) -> None:
+    run = watch(TIME_FIRST.replace("OFFSET", offset))
+    assert run.causes == causes
+    look = next(look for look in run.loaded[0].sampled_steps if look.backward_calls[0].causality is not None)
+    assert look.backward_calls[0].causality.from_past > 0 == look.backward_calls[0].causality.from_future
+
+
+def test_ids_of_an_evaluation_before_the_step_are_not_those_of_its_loss(watch: Nursery) -> None:
+    evaluated = LOOP.replace(
+        "    loss = loss_of(rows)\n",
+        "    with torch.no_grad(): model(walks[:16, :LENGTH])\n    loss = loss_of(rows)\n",
+    )
+    run = watch(MODEL, loss_of("rows[:, 2:LENGTH + 2]"), evaluated)
+    assert len(run.loaded[0].sampled_steps[0].calls.losses[0].tokens or []) == 2
+    assert run.causes == ["loss.target-offset"]

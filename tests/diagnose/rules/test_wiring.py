@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import falling, optimizer, run
+from recorded import SITE, falling, look, optimizer, parameter, run
 from surefoot.diagnose.rules import wiring
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
@@ -532,3 +532,92 @@ def test_an_ensemble_of_dropout_masks_is_no_mistake(watch: Nursery) -> None:
 
 def test_a_regression_wired_plainly_is_healthy(watch: Nursery) -> None:
     assert watch(VALUES, "loss_of = F.mse_loss", FIT, LOOP).causes == []
+
+
+BY_HAND = """
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3))
+for step in range(60):
+    MODE
+    if step % 10 == 5:
+        with torch.no_grad():
+            F.cross_entropy(model(x[200:]), y[200:]).item()
+    model.train()
+    rows = torch.randint(200, (32,))
+    loss = F.cross_entropy(model(x[rows]), y[rows])
+    model.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        p.data -= RATE * p.grad
+"""
+"""The loop of lectures: the update is written out."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "rate", "causes"),
+    [
+        ("model.eval()", "0.3", []),
+        ("pass", "0.3", ["model.train-mode-eval"]),
+        ("model.eval()", "300.0", ["lr.too-high"]),
+        ("model.eval()", "1e-6", ["lr.too-low"]),
+    ],
+)
+def test_loops_without_an_optimizer_are_judged_like_others(
+    watch: Nursery, mode: str, rate: str, causes: list[str]
+) -> None:
+    run = watch(START, BY_HAND.replace("MODE", mode).replace("RATE", rate))
+    assert run.causes[:1] == causes
+    assert run.diagnosis.verdict == ("broken" if "lr" in "".join(causes) else "unstable" if causes else "healthy")
+
+
+GRAPH = """
+edges = torch.eye(256).to_sparse()
+inputs = x.to_sparse()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(0.3 * torch.randn(8, 32))
+        self.second = nn.Parameter(0.3 * torch.randn(32, 3))
+    def forward(self, inputs):
+        hidden = F.relu(edges @ (inputs @ self.first))
+        return F.log_softmax(edges @ (F.dropout(hidden, 0.3, self.training) @ self.second), 1)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    model.train()
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(inputs)[:200], y[:200])
+    loss.backward()
+    optimizer.step()
+    MODE
+    print(F.nll_loss(model(inputs)[200:], y[200:]).item())
+"""
+"""Nodes of one graph: every step trains on some and evaluates others, with the same sparse inputs."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "begin", "causes"),
+    [
+        ("model.eval()", "", []),
+        ("model.eval()", "with torch.no_grad(): ", []),
+        ("pass", "", ["model.train-mode-eval"]),
+        ("pass", "with torch.no_grad(): ", ["eval.random-eval"]),  # the dropout is a function, no module
+    ],
+)
+def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, begin: str, causes: list[str]) -> None:
+    assert watch(START, GRAPH.replace("MODE", mode).replace("print", f"{begin}print")).causes == causes
+
+
+def test_gradients_that_the_backward_of_another_optimizer_leaves_need_not_be_cleared() -> None:
+    """A generator that steps ten times for each step of the discriminator, through which its gradient passes."""
+    left = optimizer(falling(20), 1)
+    left["series"]["leftover"] = [None] + [1.0] * 19
+    facts = {"optimizers": [optimizer(falling(200), 0), left], "parameters": [parameter(0), parameter(1, "D", (1,))]}
+
+    def looks(stepped: int) -> list[dict[str, Any]]:
+        root = {"parameters": [0, 1], "value": 1.0, "site": SITE, "for": [stepped]}
+        return [look(step, roots=[root]) for step in range(8)]
+
+    assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=0))) is None
+    assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=1))) is not None

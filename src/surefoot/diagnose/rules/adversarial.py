@@ -140,6 +140,10 @@ def _rate(optimizer: OptimizerFacts) -> float | None:
 # ── samples all alike ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_GROWN = 100
+"""A generator with fewer steps may still make samples as similar to each other as random weights do."""
+
+
 def mode_collapse(run: RecordedRun) -> Claim | None:
     """Made samples spread far less than real ones, or cover only a part of them."""
     pair = adversaries(run)
@@ -151,6 +155,8 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
         return None
     # Batch by batch: a generator that hops from one mode to the next makes alike samples at any one time.
     spread = median(_spread(batch) for batch in batches) / max(1e-9, _spread(real))
+    if pair.generator.steps < _GROWN and spread > 0.5 * _first_spread(run, pair) / max(1e-9, _spread(real)):
+        return None  # the samples were as similar to each other before training
     covered, near = (median(values) for values in zip(*(coverage(real, batch) for batch in batches), strict=True))
     if spread > 0.25 and not (covered < 0.35 and near > 0.5):
         return None
@@ -166,6 +172,12 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}
         | {"discriminator_loss": judge.end, "rows": [len(real), sum(map(len, batches))]},
     )
+
+
+def _first_spread(run: RecordedRun, pair: Pair) -> float:
+    """How much the first samples of a generator differ; 0 if they are not known."""
+    made = _samples(run.sampled.steps[:2], pair)[1]
+    return _spread(made[0]) if made else 0.0
 
 
 def _samples(looks: list[SampledStep], pair: Pair) -> tuple[list[list[float]], list[list[list[float]]]]:

@@ -163,7 +163,7 @@ def repeated_batches(run: RecordedRun) -> Claim | None:
     """The very same batches again, although the script draws them anew."""
     if run.steps < 6 and run.facts.preflight is None:
         return None
-    return _first_batch_for_ever(run) or _same_within_epoch(run) or _same_shuffle(run)
+    return _first_batch_for_ever(run) or _one_batch_held(run) or _same_within_epoch(run) or _same_shuffle(run)
 
 
 def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
@@ -190,6 +190,33 @@ def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
             fixes=("Create the iterator once, before the loop, and call `next` on it; create a new one when it ends.",),
         )
     return None
+
+
+def _one_batch_held(run: RecordedRun) -> Claim | None:
+    """One batch is drawn from a loader before the loop, and every step trains on it; other rows are evaluated.
+
+    A script that only checks whether a model can learn one batch does not evaluate it on other rows.
+    """
+    batches = run.facts.step_data.batches
+    prints = {note.input_print for note in batches}
+    sources = [held for held in run.facts.loaders if held.drawn == 1 and (held.batches or 0) > 1]
+    if len(sources) != 1 or len(batches) < 20 or len(prints) != 1 or None in prints:
+        return None
+    known = {row for held in run.facts.step_data.rows.values() for row in held.prints}
+    others = [call for call in run.evaluations() if call.rows and not known & set(call.rows)]
+    loader, size = sources[0], batches[0].size
+    if not others or not known:
+        return None
+    rows = f"{size} of {loader.rows:,} rows" if loader.rows and size else f"1 of {loader.batches} batches"
+    return Claim(
+        0.9,
+        f"One batch was drawn from the loader at {loader.site}, and all {len(batches)} steps looked at train on it: "
+        f"only {rows} are ever trained on, and other rows are evaluated at {others[0].site}.",
+        step=batches[1].step,
+        where=where_of(loader.site, others[0].site),
+        evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},
+        fixes=("Iterate over the loader in the loop: `for inputs, targets in loader`.",),
+    )
 
 
 def _same_within_epoch(run: RecordedRun) -> Claim | None:

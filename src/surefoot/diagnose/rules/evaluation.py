@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.data_summary import entropy, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import Predictability, known_pairs, predictability
 from surefoot.diagnose.rules.data_splits import split_mismatch
-from surefoot.diagnose.rules.wiring import repeats_rows
+from surefoot.diagnose.rules.wiring import evaluating_blocks, repeats_rows
 from surefoot.watch.operation_names import CLASS_LOSSES
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 def random_eval(run: RecordedRun) -> Claim | None:
     """Something drops at random in an evaluation, although every dropout module of the model is switched off."""
-    if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
+    if run.adversarial or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients
-    trained = {p.model for p in run.parameters.values() if p.changed}
+    trained, evaluating = trained_models(run), evaluating_blocks(run)
     blocks: list[EvaluationBlock] = []
     hot: list[DropoutCall] = []
     in_training: list[bool] = []
     for block in run.facts.evaluation_calls:
         passes = [call for call in run.facts.evaluations if call.block == block.block and call.model in trained]
-        if not passes or any(call.dropouts_on for call in passes):
+        if block.block not in evaluating or not passes or any(call.dropouts_on for call in passes):
             continue  # none of the trained models, or `model.train-mode-eval`
         blocks.append(block)
         if block.dropouts and not repeats_rows(passes):

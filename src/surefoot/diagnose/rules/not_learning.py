@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.data_summary import chance
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
@@ -72,11 +73,17 @@ def course_of(losses: list[float]) -> Course:
 def _can_judge(run: RecordedRun) -> bool:
     """Whether the level of the loss says what was learned, and there is enough of it."""
     curve = run.curve
-    if run.facts.preflight is not None or run.adversarial or run.nonfinite.seen or run.main is None:
+    return curve.count >= FEWEST and _means_something(run)
+
+
+def _means_something(run: RecordedRun) -> bool:
+    """Whether the level of the loss says what was learned, however short the run was."""
+    curve = run.curve
+    if run.facts.preflight is not None or run.adversarial or run.nonfinite.seen or not curve.finite:
         return False
-    if curve.blind or curve.continued or curve.around_zero or curve.count < FEWEST or min(curve.finite) < 0:
+    if curve.blind or curve.continued or curve.around_zero or min(curve.finite) < 0:
         return False
-    return not _was_loaded(run, run.main)
+    return updates_by_hand(run) if run.main is None else not _was_loaded(run, run.main)
 
 
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
@@ -232,7 +239,7 @@ def why_unjudged(run: RecordedRun) -> str:
     functions = {loss.op for loss in run.sampled.training_losses()}
     compares = bool(functions) and functions <= _METRIC and run.curve.count >= FEWEST and not run.adversarial
     if not _can_judge(run) and not compares:
-        return ""
+        return _too_short(run) if _means_something(run) else ""
     course, level = course_of(run.curve.finite), constant_answer(run)
     if level is not None and course.last >= _AT_CONSTANT * level:
         return (
@@ -245,6 +252,17 @@ def why_unjudged(run: RecordedRun) -> str:
             f"steps and {course.last:.4g} over the last), and for this loss it is not known whether it should fall."
         )
     return ""
+
+
+def _too_short(run: RecordedRun) -> str:
+    """Why a run with too few losses for a curve is not called healthy: it is not below the best constant answer."""
+    level, end = constant_answer(run), run.curve.end
+    if level is None or end < _AT_CONSTANT * level:
+        return ""
+    return (
+        f"The run is too short to judge whether it learns: after {run.curve.count} losses it is at {end:.4g}, and the "
+        f"loss of the best constant answer is {level:.4g}."
+    )
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
@@ -30,7 +31,7 @@ def too_high(run: RecordedRun) -> Claim | None:
     if run.facts.preflight is not None:
         return _lower_learns(run.facts.preflight)
     curve = run.curve
-    if run.adversarial or not run.main:
+    if run.adversarial or not (run.main or updates_by_hand(run)):
         return None
     ratios = run.sampled.update_ratios(
         before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None
@@ -51,20 +52,32 @@ def too_high(run: RecordedRun) -> Claim | None:
         return None
     consequence = saturated or killed
     rate = max(run.lr, default=math.nan)  # a warmup begins at 0
+    who = f"At a learning rate of {rate:.3g} one step of {run.main.type}" if run.main else "One update by hand"
     confidence = 0.9 if early > 0.3 else 0.8 if early > 0.1 else 0.65
     ends = "is not finite" if curve.first_bad is not None else f"ends at {curve.end:.3g}"
     moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
     return Claim(
         confidence,
-        f"At a learning rate of {rate:.3g} one step of {run.main.type} changes the weights by up "
-        f"to {moved} their norm in the first sampled steps (1% is large), and the loss, {curve.start:.3g} at first, "
-        f"peaks at {curve.peak:.3g} and {ends}.{'' if consequence is None else ' ' + consequence.summary}",
+        f"{who} changes the weights by up to {moved} their norm in the first sampled steps (1% is large), and the "
+        f"loss, {curve.start:.3g} at first, peaks at {curve.peak:.3g} and {ends}."
+        f"{'' if consequence is None else ' ' + consequence.summary}",
         step=curve.first_bad if curve.first_bad is not None else 0,
-        where=(run.main.site,),
-        evidence={"update_to_weight": early, "lr": rate, "first": curve.start, "peak": curve.peak, "last": curve.end},
+        where=(_stepped_at(run),),
+        evidence={
+            "update_to_weight": early,
+            "lr": rate if rate == rate else None,
+            "first": curve.start,
+            "peak": curve.peak,
+            "last": curve.end,
+        },
         severity="error" if blown or stalled else "warning",
         fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
+
+
+def _stepped_at(run: RecordedRun) -> str:
+    """Where the optimizer was made; without one, where `backward` is called."""
+    return run.main.site if run.main else next((root.site for root in run.sampled.backward_calls), "")
 
 
 def _killed_units(run: RecordedRun) -> Claim | None:
@@ -120,7 +133,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         return _higher_learns(run.facts.preflight)
     curve = run.curve
     ratios = run.sampled.update_ratios()
-    if run.adversarial or not run.main or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
+    if run.adversarial or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
         return None
     if curve.rose or not run.grad_norms or median(run.grad_norms) == 0:
         return None
@@ -128,16 +141,22 @@ def too_low(run: RecordedRun) -> Claim | None:
     travelled = typical * curve.count
     if typical <= 0 or typical > 3e-4 or travelled > 0.1:
         return None
+    rate = median(run.lr) if run.main and run.lr else None
+    who = (
+        "update by hand"
+        if rate is None or not run.main
+        else f"step of {run.main.type} at a learning rate of {rate:.2g}"
+    )
     return Claim(
         0.85 if typical < 1e-5 else 0.7,
-        f"One step of {run.main.type} at a learning rate of {median(run.lr):.2g} changes the weights by "
-        f"{typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; gradients are steady (norm "
-        f"{median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to {curve.end:.4g}.",
+        f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
+        f"gradients are steady (norm {median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to "
+        f"{curve.end:.4g}.",
         step=0,
-        where=(run.main.site,),
-        evidence={"update_to_weight": typical, "lr": median(run.lr), "grad_norm": median(run.grad_norms),
+        where=(_stepped_at(run),),
+        evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end},
-        fixes=(f"Multiply the learning rate by 10 to 100: {median(run.lr) * 10:.1g} to {median(run.lr) * 100:.1g}.",),
+        fixes=(f"Multiply the learning rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
     )  # fmt: skip
 
 

@@ -93,6 +93,8 @@ def entropies(run: RecordedRun) -> list[tuple[int, float]]:
 def zero_advantage(run: RecordedRun) -> Claim | None:
     """The weights of all log-probabilities are 0: no action is better than another."""
     notes = advantages(run)
+    if run.facts.policy_entropies and (claim := _no_gradient(run)) is not None:
+        return claim
     if not notes or not is_policy(run):
         return None
     by_step: dict[int, float] = {}
@@ -111,6 +113,23 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
         step=empty[0],
         where=where_of(first.site),
         evidence={"steps_without": len(empty), "steps": len(by_step), "values": first.other.shape},
+    )
+
+
+def _no_gradient(run: RecordedRun) -> Claim | None:
+    """The same where advantages are single numbers, which are not recorded: the gradient of the policy is exactly 0."""
+    norms, certainty = run.grad_norms, entropies(run)
+    zero = sum(norm == 0.0 for norm in norms)
+    if len(norms) < 5 or zero < 0.7 * len(norms) or not certainty or median(v for _, v in certainty) < 0.05:
+        return None  # the log-probability of an action that is certain has no gradient either
+    site = next((root.site for root in run.sampled.backward_calls), "")
+    return Claim(
+        0.85,
+        f"At {zero} of {len(norms)} steps the gradient that backward at {site} computes for the policy is exactly 0: "
+        "what the log-probabilities are multiplied with is 0, and the policy cannot change.",
+        step=0,
+        where=where_of(site),
+        evidence={"steps_without": zero, "steps": len(norms)},
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import SpikeEvent, WeightScale
+from surefoot.watch.operation_names import RECURRENT
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -59,7 +60,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # nothing that starts there starts well
-    if not (large or grows) or not (_badly(run) or extreme):
+    if not (large or grows) or not (_badly(run) or (extreme and not _ended_well(run))):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
@@ -71,6 +72,13 @@ def init_too_large(run: RecordedRun) -> Claim | None:
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
     )
+
+
+def _ended_well(run: RecordedRun) -> bool:
+    """Whether the loss ended far below the best constant answer; where that is not known, at a thousandth of itself."""
+    curve = run.curve
+    level = curve.chance
+    return curve.learned and curve.end < (0.5 * level if level is not None else 1e-3 * abs(curve.start))
 
 
 def _starts_above_chance(run: RecordedRun) -> Claim | None:
@@ -103,6 +111,8 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     if run.curve.before_bad.learned and not lost:
         return None
     inner = chain[:-1]
+    if any(note.parameter is None and note.op not in RECURRENT for note in inner):
+        return None  # weights that are computed, as by weight normalization, have another scale than their parts
     last = chain[-1].in_std or 0.0
     if not _starts_at_zero(run, chain[-1].parameter):  # as heads do on purpose, which says nothing about what they get
         last = min(chain[-1].out_std or 0.0, last)  # a bias may hide the death
@@ -197,8 +207,8 @@ def dead_units(run: RecordedRun) -> Claim | None:
     worst: tuple[float, int, tuple[str, str], list[ActivationCall]] | None = None
     for (module, site, _, units), notes in _rectified(run).items():
         late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
-        if len(late) < 2 or units < 4:
-            continue
+        if len(late) < 2 or units < 4 or notes[0].step > run.sampled.steps[:2][-1].step:
+            continue  # what comes only later is an evaluation with gradients, and no layer that is trained
         silent = set(late[0].dead_units or ())
         for note in late:
             silent &= set(note.dead_units or ())
@@ -225,13 +235,14 @@ def dead_units(run: RecordedRun) -> Claim | None:
 def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[ActivationCall]]:
     """Notes of rectified layers: by module, line, place among the calls of that line, and width.
 
-    A line that runs often in one step, as a recurrence does, is one layer.
+    A line that runs often in one step, as a recurrence does, is one layer. Places are counted from the last call of a
+    step: an evaluation comes before it, and would otherwise make the same layer a new one in the step that follows.
     """
     groups: dict[tuple[str, str, int, int], list[ActivationCall]] = {}
     for look in run.sampled.steps:
         seen: dict[tuple[str, str], int] = {}
-        notes = [n for n in look.calls.activations if n.units and (n.rows or 0) >= 4]
-        for note in notes:
+        notes = [n for n in look.calls.activations if n.units and n.trained_on and (n.rows or 0) >= 4]
+        for note in reversed(notes):
             line = (note.module, note.site)
             often = sum((n.module, n.site) == line for n in notes) > 4
             seen[line] = seen.get(line, -1) + 1

@@ -22,12 +22,15 @@ _ALL, _FEW = 0.99, 0.9
 
 
 def _aligned(run: RecordedRun) -> dict[str, list[tuple[LossCall, TokenAlignment]]]:
-    """The losses of the run with the ids they are compared with, by the line that looked the ids up."""
+    """The losses of the run with the ids they are compared with, by the line that looked the ids up.
+
+    Of the ids of one line, those that were looked up last before the loss are its own; others are of evaluations.
+    """
     found: dict[str, list[tuple[LossCall, TokenAlignment]]] = {}
     for loss in run.sampled.training_losses(*CLASS_LOSSES):
-        for tokens in loss.tokens or []:
-            if loss.valid:
-                found.setdefault(tokens.site + loss.site, []).append((loss, tokens))
+        last = {tokens.site: tokens for tokens in reversed(loss.tokens or [])}
+        for tokens in last.values() if loss.valid else ():
+            found.setdefault(tokens.site + loss.site, []).append((loss, tokens))
     return {place: pairs for place, pairs in found.items() if len({loss.step for loss, _ in pairs}) >= _FEWEST}
 
 

@@ -7,12 +7,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.core.wording import count_of
+from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import GraphBreak, ModelCall, OptimizerFacts, ParameterFacts
+    from surefoot.record.facts import GraphBreak, ModelCall, OptimizerFacts, ParameterFacts, SampledStep
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
@@ -21,6 +22,8 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
     for held in everyone:
         left = present((held.series if held is not None else run.facts.backward_series).leftover[1:])
         mostly = sum(v > 0.5 for v in left)
+        if held is not None and _read_at_others(run, held):
+            continue
         if len(left) >= 2 and (mostly >= 0.8 * len(left) or _never_fall(left)):
             norms = run.grad_norms
             site = next((root.site for root in run.sampled.backward_calls), "")
@@ -39,6 +42,17 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
     return None
 
 
+def _read_at_others(run: RecordedRun, held: OptimizerFacts) -> bool:
+    """Whether most backwards that were looked at and reach the parameters of an optimizer are for another one's step.
+
+    A generator's backward goes through the discriminator, whose gradients are cleared only before its own.
+    """
+    mine = {p.id for p in run.parameters.values() if held.number in p.optimizers}
+    reaching = [root for root in run.sampled.backward_calls if root.optimizers and mine & set(root.parameters)]
+    others = [root for root in reaching if held.number not in root.optimizers]
+    return len(others) > 0.6 * len(reaching)
+
+
 def _never_fall(left: list[float]) -> bool:
     """Whether the share of parameters with an old gradient only grows, and is never 0.
 
@@ -55,7 +69,7 @@ def no_update(run: RecordedRun) -> Claim | None:
     made = run.facts.optimizers
     compiled = run.facts.compiled  # a compiled `step` is not seen
     if made and not run.optimizers and not compiled and run.facts.backwards >= 5:
-        if run.curve.learned or any(p.moved_alone for p in run.parameters.values()):
+        if (run.curve.learned and not run.blind) or any(p.moved_alone for p in run.parameters.values()):
             return None  # something else moves them
         return Claim(
             0.95,
@@ -361,7 +375,7 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     groups: dict[str, list[ModelCall]] = {}
     for note in run.sampled.trained_model_calls:
         groups.setdefault(note.model, []).append(note)
-    trained = {p.model for p in run.parameters.values() if p.changed}
+    trained = trained_models(run)
     for model, notes in groups.items():
         if model not in trained:
             continue
@@ -394,13 +408,13 @@ def _switched_off(note: ModelCall) -> bool:
 
 def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, switched on."""
-    if run.adversarial or run.facts.policy_entropies or run.facts.evaluation_blocks >= 0.5 * max(1, run.steps):
+    if run.adversarial or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
-    trained = {p.model for p in run.parameters.values() if p.changed}
-    notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode]
+    trained, blocks = trained_models(run), evaluating_blocks(run)
+    notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode and n.block in blocks]
     hot = [n for n in notes if n.training and (n.dropouts_on or n.batchnorms_on)]
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
-        return _evaluated_with_gradients(run, trained)
+        return _evaluated_with_gradients(run, trained) or _evaluated_at_each_step(run, trained)
     first = hot[0]
     parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
     parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
@@ -416,6 +430,18 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
         severity="warning",
         fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
     )  # fmt: skip
+
+
+def evaluating_blocks(run: RecordedRun) -> set[int | None]:
+    """The blocks without gradients that evaluate, by number.
+
+    A block at every step may be part of the training: it makes samples or targets, or selects rows. It is an evaluation
+    if it computes a loss with a reduction.
+    """
+    if run.facts.evaluation_blocks < 0.5 * max(1, run.steps):
+        return {call.block for call in run.facts.evaluations}
+    judged = {b.block for b in run.facts.evaluation_calls if any(loss.reduction != "none" for loss in b.losses)}
+    return set(judged) if len(judged) >= 3 else set()
 
 
 def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | None:
@@ -448,6 +474,53 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
         severity="warning",
         fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
     )  # fmt: skip
+
+
+def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None:
+    """The same at every step, where a loss is computed from the output and not trained on: a validation loss.
+
+    A model that makes labels for itself computes no loss there. A loss without a reduction selects rows to train on.
+    """
+    windows = [look for look in run.sampled.steps if look.step > 0 and look.backward_calls]
+    found = [(call, drops) for look in windows for call, drops in _judged_at_random(run, look, trained)]
+    if len({call.step for call, _ in found}) < max(3, 0.5 * len(windows)) or run.blind:
+        return None
+    call, drops = found[0]
+    parts = [count_of(max(call.dropouts_on, drops), "dropout")] * bool(call.dropouts_on or drops)
+    parts += [count_of(call.batchnorms_on, "batch norm")] * bool(call.batchnorms_on)
+    return Claim(
+        0.85,
+        f"At {call.site} `{call.model}` runs in training mode, with {' and '.join(parts)} active, in {len(found)} of "
+        f"{len(windows)} steps looked at, and the loss of its output is not trained on: it is evaluated with random "
+        "results.",
+        step=call.step,
+        where=(call.model, call.site),
+        evidence={"windows": len(found), "of": len(windows), "dropouts": max(call.dropouts_on, drops),
+                  "batchnorms": call.batchnorms_on},
+        severity="warning",
+        fixes=("Call `model.eval()` before evaluating, under `torch.no_grad()`, and `model.train()` after.",),
+    )  # fmt: skip
+
+
+def _judged_at_random(run: RecordedRun, look: SampledStep, trained: set[str]) -> list[tuple[ModelCall, int]]:
+    """Model calls in training mode that no backward goes through and whose output a loss judges.
+
+    With each comes the number of calls in it that drop at random, functional ones included.
+    """
+    found, start = [], -1
+    for call in look.model_calls:
+        end = call.index if call.index is not None else -1
+        drops = sum(start < drop.index < end for drop in look.calls.dropouts)
+        judged = any(
+            loss.index >= end and loss.producer is not None and start < loss.producer.index < end
+            for loss in look.calls.losses
+            if loss.trained_on and loss.reduction != "none" and (look.step, loss.index) not in run.sampled.signs
+        )
+        is_random = bool(call.dropouts_on or call.batchnorms_on or drops)
+        if call.model in trained and call.training and call.reached is False and is_random and judged:
+            found.append((call, drops))
+        start = end
+    return found
 
 
 def _has_trained_rows(run: RecordedRun, call: ModelCall) -> bool:

@@ -235,7 +235,7 @@ class ActivationCall(SampledCall):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropoutCall(SampledCall):
-    """A call that drops a part of its input at random, with gradients off."""
+    """A call that drops a part of its input at random."""
 
     p: float
     """The probability with which an element is dropped."""

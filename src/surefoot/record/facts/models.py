@@ -93,5 +93,7 @@ class ParameterFacts(Facts):
     """In how many sampled updates it did not."""
     moved_alone: int = 0
     """How often it changed between sampled steps although no optimizer holds it."""
+    moves: list[float] = item(factory=list)
+    """By how much, as a share of its norm, from one sampled step to the next."""
     label: str
     """Its name, with its model's in front where there are several models."""
