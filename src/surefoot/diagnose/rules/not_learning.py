@@ -82,6 +82,8 @@ def _can_judge(run: RecordedRun) -> bool:
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
     """Whether most of what an optimizer trains had been learned before."""
     mine = [p for p in run.parameters.values() if optimizer.number in p.optimizers and p.requires_grad]
+    if not run.began_new(mine):
+        return True
     sizes = {p.id: math.prod(p.shape) for p in mine}
     before = [p for p in mine if p.loaded or any(number < optimizer.number for number in p.trained_by)]
     loaded = sum(sizes[p.id] for p in before)

@@ -360,7 +360,7 @@ def stale_state(run: RecordedRun) -> Claim | None:
                     if grad and root and len(run.parameters[row.parameter].shape) >= 2:
                         ratios.append(root * size / grad)
         mine = [p for p in run.parameters.values() if held.number in p.optimizers]
-        known = run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine)
+        known = run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine) or not run.began_new(mine)
         fresh = not known and (held.loaded_state_steps or 0) > 1
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(

@@ -93,6 +93,7 @@ from surefoot.record.facts.preflight import (
 from surefoot.record.facts.ranks import Fingerprints, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.run_facts import (
     STEPS_ONLY,
+    TRAINING,
     CrashArguments,
     CrashFacts,
     EvaluationPass,
@@ -124,6 +125,7 @@ from surefoot.record.facts.sampled_steps import (
 
 __all__ = [
     "STEPS_ONLY",
+    "TRAINING",
     "ActivationCall",
     "AlikeRows",
     "BackwardCall",

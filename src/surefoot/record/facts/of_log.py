@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.record.facts.events import IncidentEvent
 from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
-from surefoot.record.facts.run_facts import PolicySignal
+from surefoot.record.facts.run_facts import GuardFacts, PolicySignal
 from surefoot.record.policy_signals import kind_of
 from surefoot.record.schema import SIGNAL
 
@@ -47,6 +47,33 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
         if event.event in _INCIDENTS:
             made.incident(_incident(event, event.step))
     return replace(made.facts(), policy_signals=_policy_signals(tables))
+
+
+def with_log(facts: RunFacts, tables: RunTables) -> RunFacts:
+    """The facts of a training that was observed from inside, with what only its guard knows: the log of the same run.
+
+    Steps of the log are counted from the beginning of the run, those of the facts from that of the observation.
+    """
+    began = facts.began_at
+    columns = {name: tables.scalars.column(name).to_pylist() for name in ("step", "skipped")}
+    overflows = {event.step for event in tables.events if event.event == "overflow"}
+    rows = zip(columns["step"], columns["skipped"], strict=True)
+    skipped = [step - began for step, skips in rows if skips and step >= began and step not in overflows]
+    guard = GuardFacts(
+        checked=facts.steps,
+        skipped=len(skipped),
+        first=min(skipped, default=None),
+        last=max(skipped, default=None),
+        parameters=[],
+        not_guarded={},
+    )
+    incidents = [
+        _incident(event, event.step - began)
+        for event in tables.events
+        if event.step is not None and event.step >= began and event.event in _INCIDENTS
+    ]
+    signals = [replace(each, step=each.step - began) for each in _policy_signals(tables) if each.step >= began]
+    return replace(facts, guard=guard, events=[*facts.events, *incidents], policy_signals=signals)
 
 
 def _policy_signals(tables: RunTables) -> list[PolicySignal]:
