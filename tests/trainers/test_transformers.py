@@ -52,6 +52,14 @@ class Copies(TrainerCallback):
         self.rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """As in a process in which no other test has called `torch.compile`: there, steps are observed in depth."""
+    from torch._dynamo import eval_frame
+
+    monkeypatch.setattr(eval_frame, "cached_backends", {})
+
+
 def train(
     folder: Path,
     *callbacks: Any,
@@ -101,7 +109,7 @@ def guard_of(callback: StabilizerCallback) -> Any:
     ],
     ids=["default", "accumulated", "clipped", "clipped-accumulated", "unclipped-sgd", "bf16"],
 )
-def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings):
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, nothing_compiled):
     bare, guarded = Copies(), Copies()
     train(tmp_path / "bare", bare, **settings)
     callback = StabilizerCallback(tmp_path / "run")
@@ -112,6 +120,28 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings):
     counts = guard_of(callback).counts
     assert counts["skipped"] == counts["alarms"] == 0
     assert counts["clipped"] == {None: counts["clipped"], 0.0: 0, 0.05: counts["steps"]}[settings.get("max_grad_norm")]
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["problems"] == {}
+    assert len(facts["sampled_steps"]) >= 4  # so many are observed in depth, however slow the machine is
+
+
+class Softmax(Classifier):
+    """A fault that the loss and the gradients do not show."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        probabilities = self.head(self.body(x)).softmax(-1)
+        return {"loss": torch.nn.functional.cross_entropy(probabilities, labels), "logits": probabilities}
+
+
+def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, nothing_compiled):
+    train(tmp_path, StabilizerCallback(tmp_path / "run"), model=Softmax())
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert found["findings"][0]["cause"] == "loss.softmax-before-cross-entropy"
+    assert Path(__file__).name in found["findings"][0]["where"][0]
+    train(tmp_path, StabilizerCallback(tmp_path / "off", probes=False), model=Softmax())
+    assert not (tmp_path / "off" / "facts.json").exists()
+    found = json.loads((tmp_path / "off" / "findings.json").read_text())
+    assert [each["cause"] for each in found["findings"] if each["severity"] != "info"] == []
 
 
 def test_the_loss_is_that_of_the_whole_step(tmp_path):

@@ -34,7 +34,7 @@ def state():
               torch.nn.utils, torch.no_grad, DataLoader, torch.amp.GradScaler, torch.utils.data.dataloader]
     codes = {(str(owner), name): value.__code__ for owner in owners for name, value in vars(owner).items()
              if isinstance(value, types.FunctionType)}
-    hooks = len(module_of_optimizers._global_optimizer_pre_hooks), len(module_of_optimizers._global_optimizer_post_hooks)
+    hooks = [len(getattr(module_of_optimizers, f"_global_optimizer_{when}_hooks")) for when in ("pre", "post")]
     ours = {(name, key): id(value) for name, module in sys.modules.items() if name.startswith("surefoot.")
             for key, value in vars(module).items() if isinstance(value, types.ModuleType)}
     return codes, hooks, ours
@@ -59,7 +59,7 @@ for training in range(2):
     assert patches.installed == [] and watch.end() is None
     assert facts.problems == {}, facts.problems
     assert (facts.scope, facts.began_at, facts.seeds, facts.steps) == ("training", 7, None, 32)
-    assert len(facts.sampled_steps) > 8 and facts.optimizers[0].series.loss[0] is not None
+    assert len(facts.sampled_steps) >= 4 and facts.optimizers[0].series.loss[0] is not None
     assert {each.op for step in facts.sampled_steps for each in step.calls.losses} == {"cross_entropy"}
     assert facts.schedulers[0].steps > 30 and facts.loaders[0].shuffles and len(facts.batches) == 32
 """

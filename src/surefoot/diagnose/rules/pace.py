@@ -405,7 +405,8 @@ def _foreign_moments(preflight: PreflightFacts) -> Claim | None:
 def _emptied_moments(run: RecordedRun) -> Claim | None:
     """The second moment fell faster than its decay allows, and its age went on: it was reset by half.
 
-    No gradient lowers it below what its decay leaves of it; the rest is for moments in low precision.
+    No gradient lowers it below what its decay leaves of it; the rest is for moments in bfloat16. Of float16, whose
+    small values are 0, nothing is concluded.
     """
     before: dict[int, tuple[float, float]] = {}
     fallen: dict[int, list[str]] = {}
@@ -419,8 +420,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
             beta = min(decays)
             for row in step.rows:
                 second, age = row.second_moment, row.age
-                if second is None or age is None:
-                    continue
+                if second is None or age is None or run.parameters[row.parameter].dtype == "float16":
+                    continue  # the squares of small gradients are 0 in float16
                 if row.parameter in before:
                     was, then = before[row.parameter]
                     least = was * beta ** ((age - then) / 2)

@@ -52,13 +52,17 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
 def with_log(facts: RunFacts, tables: RunTables) -> RunFacts:
     """The facts of a training that was observed from inside, with what only its guard knows: the log of the same run.
 
+    The guard may refuse steps for several reasons; `guard` holds those that were not finite, as under `--guard`.
     Steps of the log are counted from the beginning of the run, those of the facts from that of the observation.
     """
     began = facts.began_at
-    columns = {name: tables.scalars.column(name).to_pylist() for name in ("step", "skipped")}
+    columns = [tables.scalars.column(name).to_pylist() for name in ("step", "skipped", "loss", "grad_norm")]
     overflows = {event.step for event in tables.events if event.event == "overflow"}
-    rows = zip(columns["step"], columns["skipped"], strict=True)
-    skipped = [step - began for step, skips in rows if skips and step >= began and step not in overflows]
+    skipped = [
+        step - began
+        for step, skips, *numbers in zip(*columns, strict=True)
+        if skips and step >= began and step not in overflows and not all(map(_is_finite, numbers))
+    ]
     guard = GuardFacts(
         checked=facts.steps,
         skipped=len(skipped),
@@ -91,6 +95,10 @@ def _policy_signals(tables: RunTables) -> list[PolicySignal]:
         for step, value in zip(steps, scalars.column(name).to_pylist(), strict=True)
         if value is not None and math.isfinite(value)
     ]
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def _incident(event: Event, step: int) -> IncidentEvent:
