@@ -134,7 +134,10 @@ class Softmax(Classifier):
 
 
 def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, nothing_compiled):
-    train(tmp_path, StabilizerCallback(tmp_path / "run"), model=Softmax())
+    train(tmp_path, StabilizerCallback(tmp_path / "run"), model=Softmax(), max_grad_norm=0.5)
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert (facts["trainer"], facts["clips"][0]["limit"]) == ("transformers", 0.5)
+    assert set(facts["optimizers"][0]["series"]["clip_limit"]) == {0.5}
     found = json.loads((tmp_path / "run" / "findings.json").read_text())
     assert found["findings"][0]["cause"] == "loss.softmax-before-cross-entropy"
     assert Path(__file__).name in found["findings"][0]["where"][0]

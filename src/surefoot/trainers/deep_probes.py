@@ -37,7 +37,7 @@ class DeepProbes:
     @staticmethod
     def begin(options: GuardOptions, models: Sequence[nn.Module]) -> DeepProbes:
         """Observe this process from here on, if the user wants it and there is a run folder for what is seen."""
-        if not options.probes or options.log is None:
+        if not options.probes or not options.diagnose or options.log is None:
             return DeepProbes()
         return DeepProbes(TrainingWatch.begin(models))
 

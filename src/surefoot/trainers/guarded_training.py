@@ -83,7 +83,10 @@ class GuardOptions:
     diagnose: bool = True
     """Whether the run is diagnosed when training ends."""
     probes: bool = True
-    """Whether sampled steps are observed in depth for the diagnosis, as `surefoot run` does. Needs a `log`."""
+    """Whether sampled steps are observed in depth for the diagnosis, as `surefoot run` does.
+
+    Needs a `log`, and `diagnose`. Accelerate and Ray Train, whose loop is the user's, do not observe steps in depth.
+    """
 
     def __post_init__(self) -> None:
         if self.recovery is not None and self.recovery != "auto" and not isinstance(self.recovery, TrainingRecovery):
@@ -312,10 +315,12 @@ class GuardedTraining:
 
     def clipped(self, parameters: Sequence[Tensor], factor: Tensor) -> None:
         """The framework has multiplied the gradients of these parameters by `factor`."""
-        numbers = {id(parameter) for parameter in parameters}
+        numbers = set(map(id, parameters))
         for attachment in self.attachments:
-            own = [each for each in _trained(attachment) if each.grad is not None]
-            if own and all(id(each) in numbers for each in own):
+            own = _trained(attachment)
+            if not numbers.issuperset(map(id, own)):  # those without a gradient need not be among them
+                own = [each for each in own if each.grad is not None]
+            if own and numbers.issuperset(map(id, own)) and any(each.grad is not None for each in own):
                 attachment.observe(clip_factor=factor)
 
     # ---- state ------------------------------------------------------------------------------------------------------

@@ -198,9 +198,9 @@ def broken_loss(run: RecordedRun) -> Claim | None:
 
 
 LAST_RESORT = (
+    Rule("precision.fp16-overflow", "curve", broken_update),
     Rule("loss.undefined-op", "curve", left_out),
     Rule("loss.undefined-op", "curve", broken_gradient),
-    Rule("precision.fp16-overflow", "curve", broken_update),
     Rule("loss.undefined-op", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),
     Rule("optim.not-learning", "curve", not_learning),

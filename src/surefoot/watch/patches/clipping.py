@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from surefoot.act import torch_clip
+from surefoot.core.function_hooks import Hook
 from surefoot.observe.readable import is_readable, readable
 from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
@@ -42,6 +44,12 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
             )
         _note_if_scaled(watcher)
 
+    def clipped_by_guard(call: Any, result: Any) -> None:
+        """The guard inside a trainer clips as torch does, and leaves broken gradients alone."""
+        norm, factor = result
+        if factor is not None and watcher.probes.here():
+            watcher.probes.safely("clipping", clipped, norm, *call)
+
     def before_value(args: Any, kwargs: Any) -> None:
         """Clipping by value leaves no figure behind: the largest entry is taken before."""
         if watcher.probes.here():
@@ -67,6 +75,8 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
 
     why = "the norm of the gradients before clipping, and the limit"
     wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
+    by_guard = Hook(lambda args, kwargs: (args, kwargs), clipped_by_guard)  # ours, so not in the table
+    wrapping.hook("clipping", torch_clip.clip_grad_norm, by_guard)
     why = "the largest entry before clipping, and the limit"
     wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
 
