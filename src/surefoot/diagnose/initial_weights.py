@@ -11,10 +11,12 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.record.facts import TRAINING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from surefoot.record.facts import ParameterFacts
+    from surefoot.record.facts import ParameterFacts, RunFacts
 
 _EVEN_TAIL = 1.8
 """The largest of evenly drawn values is at most sqrt(3) times their spread; the spread of few values varies."""
@@ -55,6 +57,14 @@ def look_new(parameters: Sequence[ParameterFacts]) -> bool:
         if p.first.std and p.first.largest is not None and size_of([p]) >= _FEWEST
     ]
     return bool(tails) and median(tails) < _EVEN_TAIL
+
+
+def began_new(facts: RunFacts, parameters: Sequence[ParameterFacts]) -> bool:
+    """Whether weights that no state was seen to be loaded into were new when the run began.
+
+    Where nothing before the training was observed, their values must show it.
+    """
+    return facts.scope != TRAINING or look_new(parameters)
 
 
 def _constant_norms(parameters: Sequence[ParameterFacts]) -> list[bool]:

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.diagnose.curves import LossCurve, present, present_finite
-from surefoot.diagnose.initial_weights import look_new
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.nonfinite import NonFiniteValues
 from surefoot.diagnose.sampled import SampledData
-from surefoot.record.facts import STEPS_ONLY, TRAINING, RunDescription
+from surefoot.record.facts import STEPS_ONLY, RunDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from surefoot.record.facts import (
         Facts,
@@ -51,13 +51,6 @@ class RecordedRun:
         """Model calls without gradients, between the steps and in them."""
         yield from self.facts.evaluations
         yield from (call for call in self.sampled.model_calls if not call.trained_on and not call.grad_mode)
-
-    def began_new(self, parameters: Sequence[ParameterFacts]) -> bool:
-        """Whether weights that no state was seen to be loaded into were new when the run began.
-
-        Where nothing before the training was observed, their values must show it.
-        """
-        return self.facts.scope != TRAINING or look_new(parameters)
 
     # Optimizers and their numbers
 
@@ -105,7 +98,7 @@ class RecordedRun:
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
             continued=_can_learn(self.facts)
-            or (optimizer is not None and self.continues(optimizer))
+            or (optimizer is not None and _continues(optimizer, self.facts))
             or self.sampled.begins_trained,
             blind=self.blind,
             chance=self.sampled.chance,
@@ -125,15 +118,6 @@ class RecordedRun:
         if losses and sum(call.target_from_model for call in losses) > 0.5 * len(losses):
             return True
         return any(weighs_by_reward(call) for call in self.sampled.calls.products)
-
-    def continues(self, optimizer: OptimizerFacts) -> bool:
-        """Whether most of what an optimizer trains was trained or loaded before it was made."""
-        number = optimizer.number
-        mine = [p for p in self.parameters.values() if number in p.optimizers and p.requires_grad]
-        if self.facts.scope == TRAINING and not look_new(mine):
-            return True
-        before = [p for p in mine if p.loaded or any(n < number for n in p.trained_by)]
-        return optimizer.created_at_step > 0 and len(before) > 0.5 * len(mine) > 0
 
     # What went wrong
 
@@ -158,6 +142,16 @@ def weighs_by_reward(call: ProductCall) -> bool:
     low, high = call.other.min or 0.0, call.other.max or 0.0
     logs = {"log_prob", "log_softmax", "logsumexp"} & set(call.history)
     return not call.other_binary and ("log_prob" in call.history or (low < 0 < high and bool(logs)))
+
+
+def _continues(optimizer: OptimizerFacts, facts: RunFacts) -> bool:
+    """Whether most of what an optimizer trains was trained or loaded before it was made."""
+    number = optimizer.number
+    mine = [p for p in facts.parameters if number in p.optimizers and p.requires_grad]
+    if not began_new(facts, mine):
+        return True
+    before = [p for p in mine if p.loaded or any(n < number for n in p.trained_by)]
+    return optimizer.created_at_step > 0 and len(before) > 0.5 * len(mine) > 0
 
 
 def _span(optimizer: OptimizerFacts) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import chance
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
@@ -82,7 +83,7 @@ def _can_judge(run: RecordedRun) -> bool:
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
     """Whether most of what an optimizer trains had been learned before."""
     mine = [p for p in run.parameters.values() if optimizer.number in p.optimizers and p.requires_grad]
-    if not run.began_new(mine):
+    if not began_new(run.facts, mine):
         return True
     sizes = {p.id: math.prod(p.shape) for p in mine}
     before = [p for p in mine if p.loaded or any(number < optimizer.number for number in p.trained_by)]

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
@@ -360,7 +361,9 @@ def stale_state(run: RecordedRun) -> Claim | None:
                     if grad and root and len(run.parameters[row.parameter].shape) >= 2:
                         ratios.append(root * size / grad)
         mine = [p for p in run.parameters.values() if held.number in p.optimizers]
-        known = run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine) or not run.began_new(mine)
+        known = (
+            run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine) or not began_new(run.facts, mine)
+        )
         fresh = not known and (held.loaded_state_steps or 0) > 1
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.initial_weights import look_trained
+from surefoot.diagnose.initial_weights import began_new, look_trained
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         and not p.loaded
         and not p.moved_alone
     ]
-    if not lost or not run.began_new(lost):
+    if not lost or not began_new(run.facts, lost):
         return None
     all_of = [p for p in run.parameters.values() if p.requires_grad and p.registered and p.model]
     share = _numel(lost) / max(1, _numel(all_of))
@@ -190,7 +190,7 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
     mine = [p for p in run.parameters.values() if p.optimizers and p.model]
     frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = _numel(frozen) / max(1, _numel(mine))
-    if share < 0.5 or not run.optimizers or look_trained(frozen) or not run.began_new(frozen):
+    if share < 0.5 or not run.optimizers or look_trained(frozen) or not began_new(run.facts, frozen):
         return _frozen_and_left_out(run)
     weak = not run.curve.learned or run.curve.drop < 0.5
     if run.facts.preflight is not None:  # too few steps to tell; a few rows were tried
@@ -223,7 +223,7 @@ def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
         return None
     if share < 0.3 or curve.learned or curve.blind or curve.count < 20:
         return None
-    if look_trained(frozen) or not run.began_new(frozen):
+    if look_trained(frozen) or not began_new(run.facts, frozen):
         return None
     return Claim(
         0.8,
@@ -376,7 +376,7 @@ def _parts_never_on(run: RecordedRun, model: str, notes: list[ModelCall]) -> boo
     trained = [p for p in mine if p.changed]
     if _numel(trained) < 0.9 * _numel(mine) or any(p.loaded or p.rewritten for p in mine) or look_trained(mine):
         return False
-    return len(notes) >= 4 and all(n.training and _switched_off(n) for n in notes) and run.began_new(mine)
+    return len(notes) >= 4 and all(n.training and _switched_off(n) for n in notes) and began_new(run.facts, mine)
 
 
 def _parts_in_eval_mode(model: str, notes: list[ModelCall]) -> Claim:

@@ -17,6 +17,8 @@ from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.watch.patches.hooks import Hooks
     from surefoot.watch.watcher import Watcher
 
@@ -44,12 +46,6 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
             )
         _note_if_scaled(watcher)
 
-    def clipped_by_guard(call: Any, result: Any) -> None:
-        """The guard inside a trainer clips as torch does, and leaves broken gradients alone."""
-        norm, factor = result
-        if factor is not None and watcher.probes.here():
-            watcher.probes.safely("clipping", clipped, norm, *call)
-
     def before_value(args: Any, kwargs: Any) -> None:
         """Clipping by value leaves no figure behind: the largest entry is taken before."""
         if watcher.probes.here():
@@ -68,17 +64,27 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
                 "clip_by_value": True,
             }
         if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append(
-                ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
-            )
+            facts = ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
+            watcher.calls.clips.append(facts)
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"
     wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
-    by_guard = Hook(lambda args, kwargs: (args, kwargs), clipped_by_guard)  # ours, so not in the table
-    wrapping.hook("clipping", torch_clip.clip_grad_norm, by_guard)
+    _follow_guard(watcher, wrapping, clipped)
     why = "the largest entry before clipping, and the limit"
     wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
+
+
+def _follow_guard(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]) -> None:
+    """The guard inside a trainer clips as torch does, and leaves broken gradients alone."""
+
+    def clipped_by_guard(call: Any, result: Any) -> None:
+        norm, factor = result
+        if factor is not None and watcher.probes.here():
+            watcher.probes.safely("clipping", clipped, norm, *call)
+
+    hook = Hook(lambda args, kwargs: (args, kwargs), clipped_by_guard)
+    wrapping.hook("clipping", torch_clip.clip_grad_norm, hook)  # ours, so not in the table of `docs/run.md`
 
 
 def _note_if_scaled(watcher: Watcher) -> None:
