@@ -52,14 +52,6 @@ class Copies(TrainerCallback):
         self.rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
 
 
-@pytest.fixture
-def nothing_compiled(monkeypatch):
-    """As in a process in which no other test has called `torch.compile`: there, steps are observed in depth."""
-    from torch._dynamo import eval_frame
-
-    monkeypatch.setattr(eval_frame, "cached_backends", {})
-
-
 def train(
     folder: Path,
     *callbacks: Any,
