@@ -1,10 +1,11 @@
 """Ten faults in scripts that train with `transformers.Trainer` and Lightning: which cause does `surefoot run` name?
 
-    python benchmarks/trainer_faults.py [--framework transformers|lightning] [--only FAULT ...]
+    python benchmarks/trainer_faults.py [--inside] [--framework transformers|lightning] [--only FAULT ...]
 
 Each script trains a classifier of handwritten digits, or a small language model, on a CPU with one fault, as a user
-would write it, and is watched by `surefoot run`. For each it prints the verdict and the findings above `info`, best
-first. The scripts without a fault must be healthy.
+would write it, and is watched by `surefoot run`; with `--inside`, by the callback of the framework, and the diagnosis
+is the one at the end of the training. For each it prints the verdict and the findings above `info`, best first. The
+scripts without a fault must be healthy.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +124,14 @@ def loss_of(logits, targets):
     return F.cross_entropy(logits.float(), targets)
 
 
+def callbacks():
+    if len(sys.argv) < 4:
+        return []
+    import surefoot
+
+    return [getattr(surefoot.trainers, sys.argv[2]).StabilizerCallback(sys.argv[3])]
+
+
 TASK = "text" if FAULT in ("none-text", "pad", "mask") else "digits"
 LR = 3e-3 * (100 if FAULT == "lr" else 1)
 inputs, targets = text() if TASK == "text" else digits()
@@ -155,7 +166,7 @@ model = Model()
 if FAULT == "fp16":
     model = model.half()
 rows = [{"x": x, "labels": y} for x, y in zip(inputs, targets)]
-Trainer(model, arguments, train_dataset=rows).train()
+Trainer(model, arguments, train_dataset=rows, callbacks=callbacks()).train()
 """,
     "lightning": COMMON
     + """
@@ -183,7 +194,7 @@ loader = DataLoader(TensorDataset(inputs, targets), batch_size=16, shuffle=FAULT
 precision = {"precision": "16-true"} if FAULT == "fp16" else {}
 L.Trainer(
     default_root_dir=tempfile.mkdtemp(), accelerator="cpu", logger=False, enable_progress_bar=False, max_epochs=2,
-    enable_model_summary=False, enable_checkpointing=False, **precision,
+    enable_model_summary=False, enable_checkpointing=False, callbacks=callbacks(), **precision,
 ).fit(Module(), loader)
 """,
 }
@@ -202,10 +213,53 @@ def watched(framework: str, fault: Fault, folder: Path) -> dict[str, object]:
     return json.loads((out / "findings.json").read_text())
 
 
+def from_inside(framework: str, fault: Fault, folder: Path) -> dict[str, object]:
+    """What the callback says about one script at the end of the training.
+
+    The script runs in a process that has already imported its framework: importing takes longer than training.
+    """
+    script = folder / f"train_{framework}.py"
+    script.write_text(SCRIPTS[framework])
+    out = folder / f"{framework}-{fault.name}-inside"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    _import_all()
+    child = os.fork()
+    if child == 0:
+        try:
+            output = os.open(folder / f"{out.name}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.argv = [str(script), fault.name, framework, str(out)]
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    if not (out / "findings.json").exists():
+        raise RuntimeError(f"{framework}, {fault.name}: no diagnosis\n{Path(f'{out}.txt').read_text()[-3000:]}")
+    return json.loads((out / "findings.json").read_text())
+
+
+def _import_all() -> None:
+    import lightning  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+    import torch
+    from transformers import Trainer  # noqa: F401
+
+    import surefoot
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    for name in SCRIPTS:
+        getattr(surefoot.trainers, name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", choices=list(SCRIPTS), action="append")
     parser.add_argument("--only", nargs="*", choices=[fault.name for fault in FAULTS])
+    parser.add_argument("--inside", action="store_true", help="let the callback of the framework watch")
     parser.add_argument("--keep", type=Path, help="a folder for scripts and run folders")
     chosen = parser.parse_args()
     folder = chosen.keep or Path(tempfile.mkdtemp())
@@ -216,7 +270,7 @@ def main() -> None:
         for fault in FAULTS:
             if chosen.only and fault.name not in chosen.only:
                 continue
-            found = watched(framework, fault, folder)
+            found = (from_inside if chosen.inside else watched)(framework, fault, folder)
             named = [each["cause"] for each in found["findings"] if each["severity"] != "info"]
             is_right = named[:1] == [] and found["verdict"] == "healthy" if not fault.causes else False
             is_right = is_right or bool(named and named[0] in fault.causes)

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from surefoot.core.function_hooks import Hook, add_hook, add_hook_to_wrapper
+from surefoot.core.function_hooks import Hook, add_hook, add_hook_to_wrapper, remove_hook
 
 
 def test_a_hook_is_given_the_parameters_and_the_result():
@@ -122,3 +122,32 @@ def test_hooks_of_both_kinds_are_called_in_any_order(order):
     with pytest.raises(ZeroDivisionError):
         divide(0)
     assert heard == ["begin 0", "begin 1", *ends]
+
+
+def test_one_of_several_hooks_is_removed_and_the_last_one_leaves_the_functions_own_code():
+    def half(x):
+        if x < 0:
+            raise ValueError(x)
+        return x / 2
+
+    heard, own = [], half.__code__
+    first, second, third = (
+        Hook(lambda args, kwargs, name=name: heard.append(name) or name, None, end)
+        for name, end in (("first", None), ("second", lambda token: heard.append(f"end of {token}")), ("third", None))
+    )
+    add_hook(half, first)
+    add_hook(half, second, always=True)
+    add_hook(half, third)
+    assert half(4) == 2
+    assert heard == ["first", "second", "third", "end of second"]
+    remove_hook(half, second)
+    heard.clear()
+    with pytest.raises(ValueError, match="-1"):
+        half(-1)
+    assert heard == ["first", "third"]
+    remove_hook(half, first)
+    remove_hook(half, first)  # a second time does nothing
+    heard.clear()
+    assert (half(6), heard) == (3, ["third"])
+    remove_hook(half, third)
+    assert half.__code__ is own

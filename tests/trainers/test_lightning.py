@@ -252,12 +252,16 @@ def test_manual_optimization_with_two_optimizers_is_guarded(tmp_path):
     assert first.history[3].signals.loss != second.history[3].signals.loss
 
 
-def test_the_run_folder_has_log_and_diagnosis_and_the_logger_our_numbers(tmp_path):
+def test_the_run_folder_has_log_facts_and_diagnosis_and_the_logger_our_numbers(tmp_path, nothing_compiled):
     callback = StabilizerCallback(tmp_path / "run")
     logger = CSVLogger(tmp_path / "csv")
     trainer = train(tmp_path, callback, faults={8 * 21: float("nan")}, logger=logger, log_every_n_steps=10)
     assert len(sf.load_run(tmp_path / "run").scalars) == 40
-    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 40
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert (found["steps"], found["findings"][0]["cause"]) == (40, "data.nonfinite-input")
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert (facts["scope"], facts["trainer"], facts["problems"]) == ("training", "lightning", {})
+    assert len(facts["batches"]) == 40  # from the first one on, which is drawn before the guard is attached
     logged = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
     assert "surefoot/skipped" in logged.splitlines()[0]
     assert not {"clip_grad_by_norm", "clip_grad_by_value"} & set(vars(trainer.precision_plugin))

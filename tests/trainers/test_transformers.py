@@ -101,7 +101,7 @@ def guard_of(callback: StabilizerCallback) -> Any:
     ],
     ids=["default", "accumulated", "clipped", "clipped-accumulated", "unclipped-sgd", "bf16"],
 )
-def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings):
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, nothing_compiled):
     bare, guarded = Copies(), Copies()
     train(tmp_path / "bare", bare, **settings)
     callback = StabilizerCallback(tmp_path / "run")
@@ -112,6 +112,31 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings):
     counts = guard_of(callback).counts
     assert counts["skipped"] == counts["alarms"] == 0
     assert counts["clipped"] == {None: counts["clipped"], 0.0: 0, 0.05: counts["steps"]}[settings.get("max_grad_norm")]
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["problems"] == {}
+    assert len(facts["sampled_steps"]) >= 4  # so many are observed in depth, however slow the machine is
+
+
+class Softmax(Classifier):
+    """A fault that the loss and the gradients do not show."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        probabilities = self.head(self.body(x)).softmax(-1)
+        return {"loss": torch.nn.functional.cross_entropy(probabilities, labels), "logits": probabilities}
+
+
+def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, nothing_compiled):
+    train(tmp_path, StabilizerCallback(tmp_path / "run"), model=Softmax(), max_grad_norm=0.5)
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert (facts["trainer"], facts["clips"][0]["limit"]) == ("transformers", 0.5)
+    assert set(facts["optimizers"][0]["series"]["clip_limit"]) == {0.5}
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert found["findings"][0]["cause"] == "loss.softmax-before-cross-entropy"
+    assert Path(__file__).name in found["findings"][0]["where"][0]
+    train(tmp_path, StabilizerCallback(tmp_path / "off", probes=False), model=Softmax())
+    assert not (tmp_path / "off" / "facts.json").exists()
+    found = json.loads((tmp_path / "off" / "findings.json").read_text())
+    assert [each["cause"] for each in found["findings"] if each["severity"] != "info"] == []
 
 
 def test_the_loss_is_that_of_the_whole_step(tmp_path):

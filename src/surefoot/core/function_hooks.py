@@ -92,6 +92,8 @@ class _Heard(NamedTuple):
     """How a function was heard of before."""
 
     original: types.CodeType
+    hooks: tuple[Hook, ...] = ()
+    """In the order in which they were added."""
     always: bool = False
     listed: str | None = None
 
@@ -118,28 +120,67 @@ def _add(function: Any, hook: Hook, always: bool, listed: str | None) -> None:
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"{function!r} is not written in Python")
     code = function.__code__
-    held = next((value for value in code.co_consts if isinstance(value, Hook)), None)
-    known = _heard[function] if held is not None and function in _heard else _Heard(code)
+    held = _held(function)
+    known = _Heard(code)
+    if held is not None:
+        known = _heard.get(function, _Heard(code, (held,)))
+    hooks = (*known.hooks, hook)
     if held is not None and (known.always or not always) and listed in (None, known.listed):
-        both = tuple(_both(held, hook) if value is held else value for value in code.co_consts)
-        function.__code__ = code.replace(co_consts=both)
+        _heard[function] = known._replace(hooks=hooks)
+        _put(function, held, _together(hooks, known.always))
         return
-    now = _Heard(known.original, always or known.always, listed or known.listed)
+    now = _Heard(known.original, hooks, always or known.always, listed or known.listed)
     function.__code__ = known.original
     try:
-        function.__code__ = _instrumented(function, hook if held is None else _both(held, hook), now)
+        function.__code__ = _instrumented(function, _together(hooks, now.always), now)
     except BaseException:
         function.__code__ = code
         raise
     _heard[function] = now
 
 
-def remove_hook(function: Any, hook: Hook) -> bool:
-    """Give a function its own code back, unless it has another hook by now; returns whether it has its own code."""
-    function = inspect.unwrap(function)
-    if function in _heard and any(value is hook for value in function.__code__.co_consts):
+def remove_hook(function: Any, hook: Hook) -> None:
+    """Have a function call a hook no more. Without other hooks it has its own code again."""
+    _remove(inspect.unwrap(function), hook)
+
+
+def _remove(function: Any, hook: Hook) -> None:
+    held, known = _held(function), _heard.get(function)
+    if held is None or known is None:
+        return  # somebody else has given it other code
+    left = tuple(each for each in known.hooks if each is not hook)
+    if left:
+        _heard[function] = known._replace(hooks=left)
+        _put(function, held, _together(left, known.always))
+    else:
         function.__code__ = _heard.pop(function).original
-    return function not in _heard
+
+
+def _held(function: types.FunctionType) -> Hook | None:
+    """The hook in the code of a function, which may stand for several."""
+    return next((value for value in function.__code__.co_consts if isinstance(value, Hook)), None)
+
+
+def _together(hooks: tuple[Hook, ...], always: bool) -> Hook:
+    """Several hooks as one; with `always`, one whose end can be called."""
+    found = functools.reduce(_both, hooks)
+    if always and found.end is None:
+        return _both(found, Hook(_not_observed, None, _nothing))
+    return found
+
+
+def _not_observed(args: Any, kwargs: Any) -> None:
+    """The call is not observed further."""
+
+
+def _nothing(token: Any) -> None:
+    """The call is over."""
+
+
+def _put(function: types.FunctionType, old: Hook, new: Hook) -> None:
+    """Have the code of a function, which calls a hook, call another one."""
+    code = function.__code__
+    function.__code__ = code.replace(co_consts=tuple(new if value is old else value for value in code.co_consts))
 
 
 def _instrumented(function: types.FunctionType, hook: Hook, how: _Heard) -> types.CodeType:

@@ -27,7 +27,7 @@ from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
 from surefoot.diagnose.run import RecordedRun
 from surefoot.diagnose.trainer_fixes import trainer_fixes
 from surefoot.errors import UsageError
-from surefoot.record.facts import STEPS_ONLY, RunDescription, RunFacts
+from surefoot.record.facts import STEPS_ONLY, TRAINING, RunDescription, RunFacts
 from surefoot.record.rank_file import rank_folders
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
 
 
 def _limit(facts: RunFacts) -> str:
-    """What was not watched although everything works: the inside of compiled models."""
+    """What was not watched although everything works: the inside of compiled models, and what came before."""
+    if facts.scope == TRAINING:
+        return " They were observed from the beginning of the training on: what came before was not."
     eager = sum(each.eager for each in facts.sampled_steps)
     if not facts.compiled:
         return ""
@@ -176,7 +178,7 @@ def load_one(path: Path) -> tuple[RunFacts, RunDescription]:
             return _load_log(path)
         held = _json(path / "facts.json"), _json(path / "run.json")
         facts = RunFacts.from_json(FACTS.read(held[0], str(path / "facts.json"), unmarked=1))
-        return facts, _description(path, held[1])
+        return _with_guard(facts, path), _description(path, held[1])
     except FileNotFoundError as error:
         raise UsageError(
             f"{path} has no {Path(error.filename).name}: either it is not a run folder, or the run was killed before "
@@ -184,6 +186,16 @@ def load_one(path: Path) -> tuple[RunFacts, RunDescription]:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}. Run the script again with `surefoot run`.") from None
+
+
+def _with_guard(facts: RunFacts, path: Path) -> RunFacts:
+    """The facts of a training that was observed from inside, with those of the guard in its run log."""
+    if facts.scope != TRAINING or not (path / "telemetry").is_dir():
+        return facts
+    from surefoot.record.facts.of_log import with_log
+    from surefoot.record.reading import load_run
+
+    return with_log(facts, load_run(path))
 
 
 def _is_recorded(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
 from surefoot.diagnose.rules.not_learning import why_unjudged
-from surefoot.record.facts import IncidentEvent
+from surefoot.record.facts import TRAINING, IncidentEvent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,8 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
         return f"surefoot stopped watching {probe}{more} ({why}), so not everything could be judged."
     if failed:
         return _failed_rules(failed)
+    if run.facts.scope == TRAINING and (happened := _what_happened(run)):
+        return f"{happened}, and no rule knows why."
     if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
@@ -58,15 +60,10 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
     """The same for a run of which only the steps are known: healthy if its loss clearly fell and nothing happened."""
     if not run.steps:
         return "No training step was seen."
-    happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
-    if happened:
-        first = happened[0]
-        skipped = sum(event.action == "skip" for event in happened)
-        count = f"{skipped:,} of {run.steps:,} steps were skipped" if skipped else f"{len(happened):,} incidents"
-        what = first.summary.rstrip(".")
+    if happened := _what_happened(run):
         return (
-            f"{count}, the first at step {first.step:,} ({what}). What caused it cannot be judged: data and operations "
-            "were not recorded. Run `surefoot replay` on the incident, or the script under `surefoot run`."
+            f"{happened}. What caused it cannot be judged: data and operations were not recorded. Run `surefoot "
+            "replay` on the incident, or the script under `surefoot run`."
         )
     curve = LossCurve(run.curve.values, run.curve.steps)
     if curve.count < FEWEST_LOSSES:
@@ -80,6 +77,16 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
             "under `surefoot run`."
         )
     return ""
+
+
+def _what_happened(run: RecordedRun) -> str:
+    """What the guard of a run had to do, in words without a period; empty if nothing."""
+    happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
+    if not happened:
+        return ""
+    first, skipped = happened[0], sum(event.action == "skip" for event in happened)
+    count = f"{skipped:,} of {run.steps:,} steps were skipped" if skipped else f"{len(happened):,} incidents"
+    return f"{count}, the first at step {first.step:,} ({first.summary.rstrip('.')})"
 
 
 def _losses_seen(count: int) -> str:

@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.diagnose.curves import LossCurve, present, present_finite
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.nonfinite import NonFiniteValues
 from surefoot.diagnose.sampled import SampledData
 from surefoot.record.facts import STEPS_ONLY, RunDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from surefoot.record.facts import (
         Facts,
@@ -97,7 +98,7 @@ class RecordedRun:
             [sign * value for _, value in pairs],
             [step for step, _ in pairs],
             continued=_can_learn(self.facts)
-            or (optimizer is not None and _continues(optimizer, self.parameters.values()))
+            or (optimizer is not None and _continues(optimizer, self.facts))
             or self.sampled.begins_trained,
             blind=self.blind,
             chance=self.sampled.chance,
@@ -143,10 +144,12 @@ def weighs_by_reward(call: ProductCall) -> bool:
     return not call.other_binary and ("log_prob" in call.history or (low < 0 < high and bool(logs)))
 
 
-def _continues(optimizer: OptimizerFacts, parameters: Iterable[ParameterFacts]) -> bool:
+def _continues(optimizer: OptimizerFacts, facts: RunFacts) -> bool:
     """Whether most of what an optimizer trains was trained or loaded before it was made."""
     number = optimizer.number
-    mine = [p for p in parameters if number in p.optimizers and p.requires_grad]
+    mine = [p for p in facts.parameters if number in p.optimizers and p.requires_grad]
+    if not began_new(facts, mine):
+        return True
     before = [p for p in mine if p.loaded or any(n < number for n in p.trained_by)]
     return optimizer.created_at_step > 0 and len(before) > 0.5 * len(mine) > 0
 

@@ -470,9 +470,15 @@ HOOK_ORDER = _HookOrder()
 
 
 def keep_hook_order() -> None:
-    """Have the order of the hooks kept for the rest of the process: needed before one attaches inside a step."""
+    """Have the order of the hooks kept until `release_hook_order`: needed before one attaches inside a step."""
     HOOK_ORDER.stays = True
     HOOK_ORDER.begin()
+
+
+def release_hook_order() -> None:
+    """Have the order kept only while there is an attachment, as it is without `keep_hook_order`."""
+    HOOK_ORDER.stays = False
+    HOOK_ORDER.end_if_unused()
 
 
 def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -7,6 +7,7 @@ is ready first, and `parameter_report` describes every parameter of a model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class Layout:
     def refresh(self) -> bool:
         """Look again if the optimizer has been given other parameters, as when layers are unfrozen one by one."""
         groups = self._optimizer().param_groups
-        seen = [id(parameter) for group in groups for parameter in group["params"]]
+        seen = list(chain.from_iterable(map(id, group["params"]) for group in groups))
         if seen == self._seen:
             return False
         models = [model for reference in self._models if (model := reference()) is not None]
@@ -116,16 +117,11 @@ class Layout:
 
     def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
         """The parameters that have a gradient now, and the gradients."""
-        present: list[int] = []
-        gradients: list[Tensor] = []
-        for i, (_, parameter) in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            present.append(i)
-            gradients.append(gradient)
-        if tuple(present) != self._present:
-            self._present, self._positions = tuple(present), None
+        found = [parameter.grad for _, parameter in self.parameters]
+        present = tuple([i for i, gradient in enumerate(found) if gradient is not None])
+        gradients = [gradient for gradient in found if gradient is not None]
+        if present != self._present:
+            self._present, self._positions = present, None
         if len(present) == len(self.parameters):
             return self.parameters, gradients
         return [self.parameters[i] for i in present], gradients

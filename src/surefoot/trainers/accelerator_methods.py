@@ -83,4 +83,5 @@ def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
 def _is_sharded(accelerator: Any, parameters: list[Tensor]) -> bool:
     """Whether the norm takes communication that Accelerate knows how to do."""
     plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-    return accelerator.distributed_type not in plain or any(hasattr(each, "to_local") for each in parameters)
+    kinds = set(map(type, parameters))  # few: asking every parameter of a large model takes longer than its clipping
+    return accelerator.distributed_type not in plain or any(hasattr(kind, "to_local") for kind in kinds)

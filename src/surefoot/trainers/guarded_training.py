@@ -32,6 +32,7 @@ from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.guard.attach import AttachSettings, account_of, attach_with
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import bytes_for_copies
+from surefoot.trainers.deep_probes import DeepProbes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,6 +82,11 @@ class GuardOptions:
     on_event: Callable[[Incident], None] | None = None
     diagnose: bool = True
     """Whether the run is diagnosed when training ends."""
+    probes: bool = True
+    """Whether sampled steps are observed in depth for the diagnosis, as `surefoot run` does.
+
+    Needs a `log`, and `diagnose`. Accelerate and Ray Train, whose loop is the user's, do not observe steps in depth.
+    """
 
     def __post_init__(self) -> None:
         if self.recovery is not None and self.recovery != "auto" and not isinstance(self.recovery, TrainingRecovery):
@@ -201,6 +207,8 @@ class GuardedTraining:
         self, options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], framework: str
     ) -> None:
         self._options, self._framework = options, framework
+        self.probes = DeepProbes()
+        """What is observed in depth on sampled steps, if an adapter puts it here; ends with the training."""
         self.watches = options.mode == "watch"
         """Whether nothing may be changed, so that the framework's own methods do all the work."""
         self._latest: StepRecord | None = None
@@ -307,10 +315,12 @@ class GuardedTraining:
 
     def clipped(self, parameters: Sequence[Tensor], factor: Tensor) -> None:
         """The framework has multiplied the gradients of these parameters by `factor`."""
-        numbers = {id(parameter) for parameter in parameters}
+        numbers = set(map(id, parameters))
         for attachment in self.attachments:
-            own = [each for each in _trained(attachment) if each.grad is not None]
-            if own and all(id(each) in numbers for each in own):
+            own = _trained(attachment)
+            if not numbers.issuperset(map(id, own)):  # those without a gradient need not be among them
+                own = [each for each in own if each.grad is not None]
+            if own and numbers.issuperset(map(id, own)) and any(each.grad is not None for each in own):
                 attachment.observe(clip_factor=factor)
 
     # ---- state ------------------------------------------------------------------------------------------------------
@@ -363,19 +373,20 @@ class GuardedTraining:
         found |= {"lr": signals.lr, **self._counts}
         return {f"surefoot/{name}": float(value) for name, value in found.items() if value is not None}
 
-    def finish(self, diagnose: bool = True) -> None:
-        """Training has ended: detach, write the log, and say what it shows."""
+    def finish(self, diagnose: bool = True, error: BaseException | None = None) -> None:
+        """Training has ended, perhaps by an error: detach, write the log, and say what it shows."""
+        logs = [attachment.log for attachment in self.attachments]
+        log = logs[0] if logs else None
+        self.probes.end(log, error)
         self.replaced.undo()
         while self.hooks:
             self.hooks.pop().remove()
         if self._is_over:
             return
         self._is_over = True
-        logs = [attachment.log for attachment in self.attachments]
         for attachment in self.attachments:
             attachment.detach()
         given = self._options.log
-        log = logs[0] if logs else None
         if log is None or log is given:  # the user's own log is closed by the user
             return
         log.close()

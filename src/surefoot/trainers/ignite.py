@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ignite.engine import Events
 
 from surefoot.errors import UsageError
+from surefoot.trainers.deep_probes import DeepProbes
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, observed_by, require_guard
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class StabilizerHandler:
         if self._saved is not None:
             self.training.load_state_dict(self._saved)
             self._saved = None
+        self.training.probes = DeepProbes.begin(self._options, [self._model])
+        self.training.probes.follow(self.training.attachments)
 
     def _stepped(self, engine: Any) -> None:
         training = self.training
@@ -89,13 +92,13 @@ class StabilizerHandler:
             training.count_if_skipped(self._scaler)
         engine.state.metrics.update(training.numbers())
 
-    def _end(self, engine: Any) -> None:
+    def _end(self, engine: Any, error: BaseException | None = None) -> None:
         if self.training is not None and self.training.is_attached:
             self._saved = self.training.state_dict()  # the engine may be run on, or its end be saved
-            self.training.finish()
+            self.training.finish(error=error)
 
     def _failed(self, engine: Any, error: BaseException) -> None:
-        self._end(engine)
+        self._end(engine, error)
         if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # as Ignite does without a handler
             raise error
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import Precision
 
 from surefoot.errors import UsageError
+from surefoot.trainers.deep_probes import DeepProbes
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
 from surefoot.trainers.watched_engine import WatchedEngine
 
@@ -55,12 +56,19 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         self._trained: Callable[[], Any] = _nothing
         """The module of the last training."""
         self._steps = 0
+        self._probes = DeepProbes()
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget a state that was loaded for something else, as `test(ckpt_path="best")` loads one."""
+        """Forget a state that was loaded for something else, as `test(ckpt_path="best")` loads one.
+
+        The first epoch begins to draw its batches, and a checkpoint is loaded, before `on_train_start`.
+        """
         self._saved = None
+        self._probes.end(None)  # of a training that did not begin
+        if stage == "fit" and type(trainer.strategy).__name__ not in ENGINES:
+            self._probes = DeepProbes.begin(self._options, [pl_module])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
@@ -71,7 +79,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             return
         self._refuse_two_clippers(trainer)
         training = GuardedTraining(self._options, [trainer.strategy.model], trainer.optimizers, "Lightning")
-        self.training = training
+        self.training, training.probes = training, self._probes
         self._follow_clipping(training, trainer.precision_plugin)
         if self._saved is not None:
             training.load_state_dict(self._saved)
@@ -82,9 +90,10 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         elif trainer.global_step and carried and self._trained() is pl_module:
             training.load_state_dict(carried)  # a second `fit` goes on where the first has ended
         self._saved, self._trained = None, weakref.ref(pl_module)
+        self._probes.follow(training.attachments, [each.scheduler for each in trainer.lr_scheduler_configs])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "training": None, "_trained": _nothing}
+        return {**self.__dict__, "training": None, "_trained": _nothing, "_probes": DeepProbes()}
 
     def _refuse_two_clippers(self, trainer: Any) -> None:
         if self._options.clip is not None and trainer.gradient_clip_val:
@@ -128,7 +137,8 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         except Exception as error:  # the exception may be that of a device, which cannot be read any more
             logger.warning("surefoot: the state of the guard could not be read: %s: %s", type(error).__name__, error)
         if self.training is not None:
-            self.training.finish()
+            self.training.finish(error=exception)
+        self._probes.end(None)  # if the training had not begun
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 

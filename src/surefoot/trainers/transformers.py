@@ -23,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from surefoot.errors import UsageError
 from surefoot.record.policy_signals import kind_of, logged_name
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
+from surefoot.trainers.deep_probes import DeepProbes
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
 from surefoot.trainers.watched_engine import WatchedEngine
 
@@ -111,6 +112,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         elif self._ended is not None and self._ended[0]() is trainer.model:
             training.load_state_dict(self._ended[1])  # a second `train` goes on with the model of the first
         self._ended = None
+        training.probes = DeepProbes.begin(self._options, [trainer.model_wrapped])
+        training.probes.follow(training.attachments, [_schedule(trainer)])
 
     def _end_with_errors(self, training: GuardedTraining, trainer: Trainer) -> None:
         """End the guard when an epoch or a callback raises: the trainer calls no callback then."""
@@ -119,8 +122,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             def followed(*args: Any, **kwargs: Any) -> Any:
                 try:
                     return method(*args, **kwargs)
-                except BaseException:
-                    training.finish()
+                except BaseException as error:
+                    training.finish(error=error)
                     self._trainer = None
                     raise
 
@@ -227,6 +230,11 @@ class _AfterOthers(TrainerCallback):  # type: ignore[misc]
         """The others have not raised."""
         self._callbacks.remove(self)
         self.owner.begin()
+
+
+def _schedule(trainer: Any) -> Any:
+    """The learning-rate schedule itself, which Accelerate may have wrapped."""
+    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
 
 
 def policy_signals(logs: dict[str, float]) -> dict[str, float]:

@@ -73,8 +73,8 @@ class WatchedEngine:
             self._arriving.popleft()
             self.log.take(StepRow(step, when, loss=None if loss is None else loss.wait()))
 
-    def finish(self, diagnose: bool = True) -> None:
-        """Training has ended: write the log, and say what the losses show."""
+    def finish(self, diagnose: bool = True, error: BaseException | None = None) -> None:
+        """Training has ended, perhaps by an error: write the log, and say what the losses show."""
         self.replaced.undo()
         if self.log is None or self.log is self._options.log or self.log.closed:  # the user's own is closed by the user
             return

@@ -46,9 +46,13 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 _NO_TENSORS = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice)
 
 
-def original_of(func: Any) -> Any:
-    """What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
+def itself(func: Any) -> Any:
+    """The function as it came to the recorder."""
     return func
+
+
+original_of: Callable[[Any], Any] = itself
+"""What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
 
 
 class _ResultFacts(TypedDict):

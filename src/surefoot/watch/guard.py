@@ -29,7 +29,7 @@ from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import AttachSettings, attach_with
-from surefoot.guard.step_hooks import keep_hook_order
+from surefoot.guard.step_hooks import keep_hook_order, release_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.measured_steps import MeasuredSteps
 from surefoot.watch.messages import say
@@ -152,6 +152,7 @@ class OptimizerGuard:
     def install(self, hooks: Hooks) -> None:
         """Called once, before any optimizer is made."""
         keep_hook_order()
+        hooks.keep(release_hook_order)
         if self.acts:
             hooks.after(
                 DistributedDataParallel,
@@ -250,6 +251,11 @@ class OptimizerGuard:
         self._settle_outlived()
         for attachment in self._attachments.values():
             attachment.settle()
+
+    def detach(self) -> None:
+        """Measure no more steps."""
+        for attachment in self._attachments.values():
+            attachment.detach()
 
     def _settle_outlived(self) -> None:
         while self._outlived:

@@ -86,6 +86,8 @@ class Originals:
         """What the class of tensors itself had."""
         self._inherited: set[str] = set()
         """Methods of tensors that are written in C, where a replacement would lie above."""
+        self._replaced: list[tuple[dict[str, Any], str, Any]] = []
+        """The names that `bind` has given to modules of surefoot, and what each was before."""
 
     @property
     def is_bound(self) -> bool:
@@ -102,14 +104,26 @@ class Originals:
             held = vars(module)
             for name, value in list(held.items()):
                 if type(value) is types.ModuleType and not value.__name__.startswith("surefoot"):
+                    self._replaced.append((held, name, value))
                     held[name] = self._freeze(value)
-            for name in used_builtins:
-                held.setdefault(name, self._builtins[name])
+            for name in used_builtins - held.keys():
+                self._replaced.append((held, name, _MISSING))
+                held[name] = self._builtins[name]
         if not self._classes:
             self._handed_on = [_Owner(owner) for owner in _OWNERS]
             self._names_of_tensors = set(vars(Tensor))
             self._inherited = set(dir(torch._C.TensorBase)) - self._names_of_tensors
             self._classes = [_Class(kind, self._used) for kind in _CLASSES]
+
+    def unbind(self) -> None:
+        """Give the modules of surefoot the names that they had before: nothing is observed any more."""
+        while self._replaced:
+            held, name, value = self._replaced.pop()
+            if value is _MISSING:
+                held.pop(name, None)
+            else:
+                held[name] = value
+        self._classes, self._bound = [], set()
 
     def codes(self) -> Iterator[types.CodeType]:
         """All code of surefoot's that is loaded."""
@@ -319,6 +333,17 @@ def _is_torchs(value: Any) -> bool:
     Where a function was written is told by its globals: `functools.wraps` copies `__module__`.
     """
     return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
+
+
+def replaced_methods() -> list[str]:
+    """Methods of torch's own classes that code outside of torch has replaced, as `Tensor.sum`."""
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in _CLASSES
+        for name, value in list(vars(kind).items())
+        if isinstance(plain := getattr(value, "__func__", value), types.FunctionType)
+        and not str(plain.__globals__.get("__name__", "")).startswith(("torch.", "typing"))
+    ]
 
 
 def _put(kind: type, name: str, value: Any) -> None:

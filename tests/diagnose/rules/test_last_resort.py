@@ -10,7 +10,7 @@ import pytest
 
 from surefoot.diagnose.engine import diagnose
 from surefoot.diagnose.terminal import as_full_text
-from surefoot.record.facts import NonFiniteLossEvent
+from surefoot.record.facts import GuardFacts, NonFiniteLossEvent
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -87,6 +87,10 @@ def test_an_update_that_breaks_fp16_weights_is_no_fault_of_the_machine(watch: Nu
     assert (run.first.cause, run.first.step) == ("precision.fp16-overflow", 1)
     assert "eps of 1e-08 is 0 in fp16" in run.first.summary
     assert "hw.silent-corruption" not in run.causes
+    facts, description = run.loaded
+    left_out = GuardFacts(checked=60, skipped=59, first=1, last=59, parameters=[], not_guarded={})
+    guarded = diagnose(replace(facts, guard=left_out), description, strict=True)
+    assert guarded.findings[0].cause == "precision.fp16-overflow"  # and not the steps that follow from it
 
 
 def test_a_gradient_of_which_only_the_norm_is_known_is_still_what_broke_the_weights(watch: Nursery) -> None:

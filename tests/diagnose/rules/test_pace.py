@@ -288,6 +288,10 @@ def test_moments_that_decay_faster_than_those_of_the_first_group_are_fine(settin
     assert pace.stale_state(run(falling(60), optimizers=held, **facts)) is None
     held = [optimizer(falling(60), settings=[{"lr": 0.01, "betas": [0.9, 0.999]}])]
     assert pace.stale_state(run(falling(60), optimizers=held, **facts)) is not None
+    halves = [
+        parameter(number) | {"dtype": "float16"} for number in (0, 1)
+    ]  # where the squares of small gradients are 0
+    assert pace.stale_state(run(falling(60), optimizers=held, **facts | {"parameters": halves})) is None
 
 
 def test_moments_loaded_with_their_weights_are_fine(watch: Nursery) -> None:

@@ -495,6 +495,30 @@ def test_a_model_left_in_eval_mode_is_named_from_its_first_step_there(watch: Nur
     assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 0)
 
 
+PART_IN_EVAL_MODE = """
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
+    def forward(self, x):
+        self.body.eval()
+        return self.body(x)
+model = Wrapped()
+LOADED
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_a_part_of_a_new_model_that_is_always_in_eval_mode_is_named(watch: Nursery) -> None:
+    run = watch(START, PART_IN_EVAL_MODE.replace("LOADED", ""), LOOP)
+    found = run.names_first(
+        "model.eval-mode-training", step=0, at="|loss = loss_of", evidence={"passes", "dropouts", "batchnorms"}
+    )
+    assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 1)
+    loaded = "model.load_state_dict({name: value + 0.01 for name, value in model.state_dict().items()})"
+    assert "model.eval-mode-training" not in watch(START, PART_IN_EVAL_MODE.replace("LOADED", loaded), LOOP).causes
+
+
 def test_modes_switched_around_an_evaluation_are_fine(watch: Nursery) -> None:
     assert watch(START, DROPOUT, validating("model.eval()", "model.train()")).causes == []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.not_learning import not_learning
+from surefoot.record.facts import TRAINING
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -29,13 +30,14 @@ def _ended_badly(run: RecordedRun) -> bool:
 
 
 def steps_left_out(run: RecordedRun) -> str:
-    """How many steps `--guard` skipped, in one sentence; empty if none."""
+    """How many steps the guard skipped, in one sentence; empty if none."""
     guard = run.facts.guard
     if guard is None or not guard.skipped:
         return ""
     count, checked = guard.skipped, guard.checked
     when = f"{'' if count == 1 else 'the first '}at step {guard.first}"
-    return f"`--guard` skipped {count:,} of {checked:,} steps, {when}."
+    who = "The guard" if run.facts.scope == TRAINING else "`--guard`"
+    return f"{who} skipped {count:,} of {checked:,} steps, {when}."
 
 
 def left_out(run: RecordedRun) -> Claim | None:
@@ -196,9 +198,9 @@ def broken_loss(run: RecordedRun) -> Claim | None:
 
 
 LAST_RESORT = (
+    Rule("precision.fp16-overflow", "curve", broken_update),
     Rule("loss.undefined-op", "curve", left_out),
     Rule("loss.undefined-op", "curve", broken_gradient),
-    Rule("precision.fp16-overflow", "curve", broken_update),
     Rule("loss.undefined-op", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),
     Rule("optim.not-learning", "curve", not_learning),

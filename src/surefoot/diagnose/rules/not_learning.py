@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.data_summary import chance
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
@@ -89,6 +90,8 @@ def _means_something(run: RecordedRun) -> bool:
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
     """Whether most of what an optimizer trains had been learned before."""
     mine = [p for p in run.parameters.values() if optimizer.number in p.optimizers and p.requires_grad]
+    if not began_new(run.facts, mine):
+        return True
     sizes = {p.id: math.prod(p.shape) for p in mine}
     before = [p for p in mine if p.loaded or any(number < optimizer.number for number in p.trained_by)]
     loaded = sum(sizes[p.id] for p in before)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present, present_finite
+from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
@@ -379,7 +380,9 @@ def stale_state(run: RecordedRun) -> Claim | None:
                     if grad and root and len(run.parameters[row.parameter].shape) >= 2:
                         ratios.append(root * size / grad)
         mine = [p for p in run.parameters.values() if held.number in p.optimizers]
-        known = run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine)
+        known = (
+            run.events(ModelLoadedEvent) or any(p.loaded or p.rewritten for p in mine) or not began_new(run.facts, mine)
+        )
         fresh = not known and (held.loaded_state_steps or 0) > 1
         if ratios and (median(ratios) > 30 or median(ratios) < 1 / 30):
             return Claim(
@@ -424,7 +427,8 @@ def _foreign_moments(preflight: PreflightFacts) -> Claim | None:
 def _emptied_moments(run: RecordedRun) -> Claim | None:
     """The second moment fell faster than its decay allows, and its age went on: it was reset by half.
 
-    No gradient lowers it below what its decay leaves of it; the rest is for moments in low precision.
+    No gradient lowers it below what its decay leaves of it; the rest is for moments in bfloat16. Of float16, whose
+    small values are 0, nothing is concluded.
     """
     before: dict[int, tuple[float, float]] = {}
     fallen: dict[int, list[str]] = {}
@@ -438,8 +442,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
             beta = min(decays)
             for row in step.rows:
                 second, age = row.second_moment, row.age
-                if second is None or age is None:
-                    continue
+                if second is None or age is None or run.parameters[row.parameter].dtype == "float16":
+                    continue  # the squares of small gradients are 0 in float16
                 if row.parameter in before:
                     was, then = before[row.parameter]
                     least = was * beta ** ((age - then) / 2)

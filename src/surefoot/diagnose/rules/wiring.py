@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from surefoot.core.wording import count_of
 from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.curves import present
+from surefoot.diagnose.initial_weights import began_new, look_trained
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         and not p.loaded
         and not p.moved_alone
     ]
-    if not lost:
+    if not lost or not began_new(run.facts, lost):
         return None
     all_of = [p for p in run.parameters.values() if p.requires_grad and p.registered and p.model]
     share = _numel(lost) / max(1, _numel(all_of))
@@ -203,7 +204,7 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
     mine = [p for p in run.parameters.values() if p.optimizers and p.model]
     frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = _numel(frozen) / max(1, _numel(mine))
-    if share < 0.5 or not run.optimizers or _look_trained(frozen):
+    if share < 0.5 or not run.optimizers or look_trained(frozen) or not began_new(run.facts, frozen):
         return _frozen_and_left_out(run)
     weak = not run.curve.learned or run.curve.drop < 0.5
     if run.facts.preflight is not None:  # too few steps to tell; a few rows were tried
@@ -234,7 +235,9 @@ def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
     share = _numel(frozen) / max(1, _numel(mine))
     if run.facts.preflight is not None:
         return None
-    if share < 0.3 or curve.learned or curve.blind or curve.count < 20 or _look_trained(frozen):
+    if share < 0.3 or curve.learned or curve.blind or curve.count < 20:
+        return None
+    if look_trained(frozen) or not began_new(run.facts, frozen):
         return None
     return Claim(
         0.8,
@@ -246,30 +249,6 @@ def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
         evidence={"share": share, "frozen": [p.label for p in frozen[:50]], "drop": curve.drop},
         fixes=("Load the weights that were meant to be frozen, or set requires_grad=True and pass them too.",),
     )
-
-
-def _look_trained(parameters: list[ParameterFacts]) -> bool:
-    """Whether weights have left the values that layers begin with: then they were learned before, and read from a file.
-
-    Layers of normalization begin with ones and zeros. Without those, weights tell by their tails: the largest of n
-    values drawn at random stays near sqrt(2 ln n) times their spread.
-    """
-    norms = [p for p in parameters if "norm" in p.module_type.lower() and p.first.norm is not None]
-    if norms:
-        constant = [_is_constant(p) for p in norms]
-        return sum(constant) < 0.5 * len(constant)
-    tails = [
-        p.first.largest / p.first.std - math.sqrt(2 * math.log(_numel([p])))
-        for p in parameters
-        if p.first.std and p.first.largest is not None and _numel([p]) > 1
-    ]
-    return bool(tails) and median(tails) > 2
-
-
-def _is_constant(p: ParameterFacts) -> bool:
-    """Whether all entries of a parameter had the same size at first."""
-    norm, largest = p.first.norm or 0.0, p.first.largest or 0.0
-    return math.isclose(norm, largest * math.sqrt(_numel([p])), rel_tol=1e-4)
 
 
 def detached_graph(run: RecordedRun) -> Claim | None:
@@ -379,9 +358,11 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     for model, notes in groups.items():
         if model not in trained:
             continue
-        off = [n for n in notes if _switched_off(n)]
+        if _parts_never_on(run, model, notes):
+            return _parts_in_eval_mode(model, notes)
+        off = [n for n in notes if not n.training and _switched_off(n)]
         late = notes[-max(2, len(notes) // 4) :]
-        if len(off) >= max(2, 0.2 * len(notes)) and all(_switched_off(n) for n in late):
+        if len(off) >= max(2, 0.2 * len(notes)) and all(not n.training and _switched_off(n) for n in late):
             first = off[0]
             parts = [count_of(first.dropouts, "dropout")] * bool(first.dropouts)
             parts += [count_of(first.batchnorms, "batch norm")] * bool(first.batchnorms)
@@ -399,9 +380,35 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     return None
 
 
-def _switched_off(note: ModelCall) -> bool:
-    if note.training:
+def _parts_never_on(run: RecordedRun, model: str, notes: list[ModelCall]) -> bool:
+    """Whether a model that is in training mode has all its dropouts and batch norms in eval mode, from the first step.
+
+    Batch norms of a model that was loaded are often kept in eval mode on purpose, as is a frozen part. In a new model
+    that is trained as a whole, they never see the statistics of the data.
+    """
+    mine = [p for p in run.parameters.values() if p.model == model and p.registered]
+    trained = [p for p in mine if p.changed]
+    if _numel(trained) < 0.9 * _numel(mine) or any(p.loaded or p.rewritten for p in mine) or look_trained(mine):
         return False
+    return len(notes) >= 4 and all(n.training and _switched_off(n) for n in notes) and began_new(run.facts, mine)
+
+
+def _parts_in_eval_mode(model: str, notes: list[ModelCall]) -> Claim:
+    first = notes[0]
+    parts = [count_of(first.dropouts, "dropout")] * bool(first.dropouts)
+    parts += [count_of(first.batchnorms, "batch norm")] * bool(first.batchnorms)
+    return Claim(
+        0.9,
+        f"`{model}` is in training mode, but {' and '.join(parts)} inside it {'are' if len(parts) > 1 else 'is'} in "
+        f"eval mode (training=False) in all {len(notes)} passes looked at, from step {first.step} on.",
+        step=first.step,
+        where=(model, first.site),
+        evidence={"passes": len(notes), "dropouts": first.dropouts, "batchnorms": first.batchnorms},
+        fixes=("Do not call `eval()` on a part of the model before the training steps, or call `train()` after it.",),
+    )
+
+
+def _switched_off(note: ModelCall) -> bool:
     norms = note.batchnorms - note.batchnorms_frozen
     return bool((note.dropouts + norms) > 0 and note.dropouts_on == 0 and note.batchnorms_on == 0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.record.facts.events import IncidentEvent
 from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
-from surefoot.record.facts.run_facts import PolicySignal
+from surefoot.record.facts.run_facts import GuardFacts, PolicySignal
 from surefoot.record.policy_signals import kind_of
 from surefoot.record.schema import SIGNAL
 
@@ -49,6 +49,37 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
     return replace(made.facts(), policy_signals=_policy_signals(tables))
 
 
+def with_log(facts: RunFacts, tables: RunTables) -> RunFacts:
+    """The facts of a training that was observed from inside, with what only its guard knows: the log of the same run.
+
+    The guard may refuse steps for several reasons; `guard` holds those that were not finite, as under `--guard`.
+    Steps of the log are counted from the beginning of the run, those of the facts from that of the observation.
+    """
+    began = facts.began_at
+    columns = [tables.scalars.column(name).to_pylist() for name in ("step", "skipped", "loss", "grad_norm")]
+    overflows = {event.step for event in tables.events if event.event == "overflow"}
+    skipped = [
+        step - began
+        for step, skips, *numbers in zip(*columns, strict=True)
+        if skips and step >= began and step not in overflows and not all(map(_is_finite, numbers))
+    ]
+    guard = GuardFacts(
+        checked=facts.steps,
+        skipped=len(skipped),
+        first=min(skipped, default=None),
+        last=max(skipped, default=None),
+        parameters=[],
+        not_guarded={},
+    )
+    incidents = [
+        _incident(event, event.step - began)
+        for event in tables.events
+        if event.step is not None and event.step >= began and event.event in _INCIDENTS
+    ]
+    signals = [replace(each, step=each.step - began) for each in _policy_signals(tables) if each.step >= began]
+    return replace(facts, guard=guard, events=[*facts.events, *incidents], policy_signals=signals)
+
+
 def _policy_signals(tables: RunTables) -> list[PolicySignal]:
     """What a trainer of policies has logged; a signal that is not finite is an incident of its own."""
     scalars = tables.scalars
@@ -64,6 +95,10 @@ def _policy_signals(tables: RunTables) -> list[PolicySignal]:
         for step, value in zip(steps, scalars.column(name).to_pylist(), strict=True)
         if value is not None and math.isfinite(value)
     ]
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def _incident(event: Event, step: int) -> IncidentEvent:

@@ -20,7 +20,7 @@ from surefoot.record.facts.optimizers import ClippingFacts, LossScalerFacts, Opt
 from surefoot.record.facts.preflight import PreflightFacts
 from surefoot.record.facts.sampled_steps import EvaluationBlock, SampledStep
 
-WHOLE_SCRIPT, STEPS_ONLY = "script", "steps"
+WHOLE_SCRIPT, STEPS_ONLY, TRAINING = "script", "steps", "training"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +211,9 @@ class RunFacts(Facts):
     schema: int = FACTS.version
     """The version of the format."""
     scope: str = item(default=WHOLE_SCRIPT)
-    """What was observed: `script`, or `steps` where only the steps of optimizers were."""
+    """What was observed: `script`; `training` if nothing before it was; `steps` if only steps of optimizers were."""
+    began_at: int = item(default=0)
+    """How many steps the guard had counted when observation began, of a `training`."""
     steps: int = 0
     """How many steps were made; where optimizers take turns, one for each round."""
     backwards: int = 0

@@ -53,7 +53,8 @@ def stop_listening(listener: BackwardListener) -> None:
     global _is_hooked
     _listeners[:] = [each for each in _listeners if each() is not None and each() is not listener]
     if _is_hooked and not _listeners:
-        _is_hooked = not remove_hook(torch.autograd.backward, _HOOK)
+        remove_hook(torch.autograd.backward, _HOOK)
+        _is_hooked = False
 
 
 def _alive() -> list[BackwardListener]:

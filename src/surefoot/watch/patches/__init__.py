@@ -1,12 +1,14 @@
 """The calls that make a training loop: the watcher observes each of them.
 
 One file per group of calls; `core.function_hooks` describes how a call is observed without replacing the function.
-Nothing is ever undone: a run is watched to its end.
+`surefoot run` watches a process to its end and undoes nothing. A training that is watched from inside
+(`watch.training_watch`) ends before its process does, and `uninstall` puts everything back.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -34,10 +36,13 @@ installed: list[Hooks] = []
 
 
 def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
-    """Observe everything. Called once, right after torch was imported; `later` are other modules that will be used."""
+    """Observe everything from here on; `later` are other modules that will be used."""
+    state = weakref.ref(watcher.state)
 
     def left_behind() -> None:
-        watcher.state.active = False
+        held = state()
+        if held is not None:
+            held.active = False
 
     os.register_at_fork(after_in_child=left_behind)
     wrapping = Hooks(watcher.probes)
@@ -60,6 +65,20 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     for name in (*_LATER, *later):
         import_module(name)
     watcher.probes.originals.bind()
-    function_recorder.original_of = watcher.probes.originals.original_of  # type: ignore[assignment]
+    function_recorder.original_of = watcher.probes.originals.original_of
     installed.append(wrapping)
     return wrapping
+
+
+def uninstall(watcher: Watcher, wrapping: Hooks) -> None:
+    """Observe nothing any more: functions have their own code again.
+
+    Functions keep their hooks, which do nothing then, if something was compiled meanwhile: code that is compiled with a
+    function is compiled again if the function changes.
+    """
+    watcher.state.active = False
+    installed.remove(wrapping)
+    if not watcher.state.compiled:
+        wrapping.remove()
+    function_recorder.original_of = function_recorder.itself
+    watcher.probes.originals.unbind()

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from surefoot.act import torch_clip
+from surefoot.core.function_hooks import Hook
 from surefoot.observe.readable import is_readable, readable
 from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.watch.patches.hooks import Hooks
     from surefoot.watch.watcher import Watcher
 
@@ -53,13 +57,27 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
                 "clip_by_value": True,
             }
         if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
+            facts = ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
+            watcher.calls.clips.append(facts)
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"
     wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
+    _follow_guard(watcher, wrapping, clipped)
     why = "the largest entry before clipping, and the limit"
     wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
+
+
+def _follow_guard(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]) -> None:
+    """The guard inside a trainer clips as torch does, and leaves broken gradients alone."""
+
+    def clipped_by_guard(call: Any, result: Any) -> None:
+        norm, factor = result
+        if factor is not None and watcher.probes.here():
+            watcher.probes.safely("clipping", clipped, norm, *call)
+
+    hook = Hook(lambda args, kwargs: (args, kwargs), clipped_by_guard)
+    wrapping.hook("clipping", torch_clip.clip_grad_norm, hook)  # ours, so not in the table of `docs/run.md`
 
 
 def _note_if_scaled(watcher: Watcher) -> None:

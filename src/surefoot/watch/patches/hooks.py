@@ -15,7 +15,7 @@ import torch
 from torch.jit._builtins import _find_builtin, _register_builtin
 from torch.utils._device import _device_constructors
 
-from surefoot.core.function_hooks import Hook, add_hook
+from surefoot.core.function_hooks import Hook, add_hook, remove_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +62,16 @@ class Hooks:
     def __init__(self, probes: ProbeRunner) -> None:
         self._safely, self._here = probes.safely, probes.here
         self.hooked: list[HookedFunction] = []
+        self._removals: list[Callable[[], Any]] = []
+
+    def keep(self, removal: Callable[[], Any]) -> None:
+        """Have something called when the hooks are removed."""
+        self._removals.append(removal)
+
+    def remove(self) -> None:
+        """Remove every hook: functions have their own code again, unless others hook them too."""
+        while self._removals:
+            self._removals.pop()()
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Let `call(original, args, kwargs)` stand in for a function."""
@@ -101,8 +111,13 @@ class Hooks:
         if getattr(original, "_is_surefoots", False):  # one of the changes of an experiment, which lie inside
             around(owner, name, functools.partial(_call_between, hook))
         else:
-            self._safely(probe, add_hook, original, hook, last is not None, listed)
+            self.hook(probe, original, hook, last is not None, listed)
         self.announce(f"{_name(owner)}.{name}", why)
+
+    def hook(self, probe: str, function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
+        """Add a hook to a function that is not in the table of `docs/run.md`."""
+        self._safely(probe, add_hook, function, hook, always, listed)
+        self.keep(functools.partial(remove_hook, function, hook))
 
     def announce(self, name: str, why: str) -> None:
         """Put a function into the table of `docs/run.md`."""

@@ -47,8 +47,8 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
             if watcher.memory.is_due:
                 watcher.probes.safely("memory", watcher.memory.after_step)
 
-    register_optimizer_step_pre_hook(before_step)
-    register_optimizer_step_post_hook(after_step)
+    wrapping.keep(register_optimizer_step_pre_hook(before_step).remove)
+    wrapping.keep(register_optimizer_step_post_hook(after_step).remove)
 
     def zeroed(args: Any, kwargs: Any) -> None:
         if watcher.probes.here():  # nothing but a number is noted, with no call of torch's that would need `safely`

@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.core.function_hooks import Hook, add_hook
+from surefoot.core.function_hooks import Hook
 from surefoot.core.user_code import is_users
 from surefoot.keep.restore import load_models
 from surefoot.record.facts import (
@@ -50,7 +50,7 @@ def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
     wrapping.after(nn.Module, "load_state_dict", "states", states.module_loaded, _WHY_LOADED)
     # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
     resumed = Hook(lambda args, kwargs: (args, kwargs), states.models_restored)
-    watcher.probes.safely("states", add_hook, load_models, resumed)
+    wrapping.hook("states", load_models, resumed)
     wrapping.after(Optimizer, "load_state_dict", "states", states.optimizer_loaded, _WHY_LOADED)
     wrapping.after(LRScheduler, "load_state_dict", "states", states.scheduler_loaded, _WHY_LOADED)
     wrapping.after(GradScaler, "load_state_dict", "states", states.scaler_loaded, _WHY_LOADED)

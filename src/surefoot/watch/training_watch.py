@@ -1,0 +1,145 @@
+"""Watches one training from inside its process: what `surefoot run` observes, for a trainer's callback.
+
+`TrainingWatch.begin` installs the same observers and probes that `surefoot run` installs, although the script has been
+running for a while, and `end` removes them: functions of torch have their own code again, and nothing of the script is
+held. What happened before is read off what exists: the optimizers, their schedules and their parameters, and whether
+saved tensors are being hooked. What cannot be read (seeds, loaded files) is left out of the facts, whose scope says so.
+
+Nothing is watched, with one line in the log that says why, where watching could change the run or would be incomplete:
+
+- `surefoot run` watches the process already;
+- something was compiled before. Compiled code depends on the hooks and modes that are on when it is made, and what has
+  been compiled in other places cannot be found out;
+- a method of torch's classes was replaced before, so that surefoot's own calls would go through the replacement.
+
+Left out: events between the ranks of a distributed run, which the guard watches itself; the copy of the first bad step,
+which `incidents=` keeps; and facts of a process that is killed, whose diagnosis rests on its run log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.core.device import has_streams
+from surefoot.record.facts import TRAINING
+from surefoot.watch import patches
+from surefoot.watch.context import SchedulerRecord, WatchOptions
+from surefoot.watch.crash import describe_end, find_bad_loss
+from surefoot.watch.originals import replaced_methods
+from surefoot.watch.patches import indexing
+from surefoot.watch.script_hooks import script_hooks
+from surefoot.watch.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+    from torch.optim.optimizer import Optimizer
+
+    from surefoot.record.facts import RunFacts
+    from surefoot.watch.patches.hooks import Hooks
+
+logger = logging.getLogger("surefoot")
+
+
+class TrainingWatch:
+    """The probes of one training, from `begin` to `end`."""
+
+    def __init__(self, watcher: Watcher, hooks: Hooks, script_hooks_before: tuple[bool, bool]) -> None:
+        self._watcher, self._hooks = watcher, hooks
+        self._script_hooks_before = script_hooks_before
+        self._began_at = 0
+
+    @staticmethod
+    def begin(models: Sequence[nn.Module]) -> TrainingWatch | None:
+        """Observe this process from here on; `None` if that could change the run or would be incomplete."""
+        if patches.installed:
+            return None  # `surefoot run` says more than this would
+        reason = _why_not(models)
+        if reason:
+            logger.info("surefoot: sampled steps are not observed in depth: %s.", reason)
+            return None
+        before = script_hooks.gradients, script_hooks.saved
+        script_hooks.gradients, script_hooks.saved = False, _saves_with_hooks()
+        try:
+            watcher = Watcher(WatchOptions())
+            hooks = patches.install(watcher)
+        except Exception as error:
+            script_hooks.gradients, script_hooks.saved = before
+            logger.warning("surefoot: this torch cannot be observed in depth: %s: %s", type(error).__name__, error)
+            return None
+        return TrainingWatch(watcher, hooks, before)
+
+    def add(self, optimizers: Iterable[Optimizer], schedulers: Iterable[Any] = (), began_at: int = 0) -> None:
+        """Observe optimizers and schedules that may have been made before, from a step of the guard on."""
+        self._began_at = began_at
+        self._watcher.probes.safely("optimizers", self._add, list(optimizers), list(schedulers))
+
+    def _add(self, optimizers: list[Optimizer], schedulers: list[Any]) -> None:
+        known = [record.ref() for record in self._watcher.optimizers.all]
+        for optimizer in optimizers:
+            if all(each is not optimizer for each in known):
+                self._watcher.steps.optimizer_made(optimizer)
+        followed = [record.ref() for record in self._watcher.calls.schedulers]
+        for scheduler in schedulers:
+            if all(each is not scheduler for each in followed):
+                record = SchedulerRecord(weakref.ref(scheduler), type(scheduler).__name__, "")
+                self._watcher.calls.schedulers.append(record)
+        parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+        if any(has_streams(each.device) for each in parameters):
+            indexing.begin(self._watcher, self._hooks)
+
+    def end(self, error: BaseException | None = None) -> RunFacts | None:
+        """Observe nothing any more; returns what was seen. `error` is what ended the training."""
+        if self._hooks not in patches.installed:
+            return None
+        watcher, safely = self._watcher, self._watcher.probes.safely
+        facts: RunFacts | None = None
+        try:
+            crash = safely("crash", describe_end, error, watcher.indexed_calls)
+            bad = safely("autopsy", find_bad_loss, error, None, watcher)
+            facts = watcher.as_facts()
+            facts = replace(facts, scope=TRAINING, seeds=None, began_at=self._began_at, crash=crash, discarded_loss=bad)
+        except Exception as problem:
+            logger.warning("surefoot: what was observed is lost: %s: %s", type(problem).__name__, problem)
+        finally:
+            watcher.state.stop_sampling()
+            watcher.steps.guard.detach()
+            patches.uninstall(watcher, self._hooks)
+            script_hooks.gradients, script_hooks.saved = self._script_hooks_before
+        return facts
+
+
+def _why_not(models: Sequence[nn.Module]) -> str:
+    """Why nothing may be observed, in words; empty if it may."""
+    if _has_compiled(models):
+        return "something was compiled with `torch.compile` before the training began"
+    if replaced := replaced_methods():
+        return f"{', '.join(replaced[:3])} of torch {'was' if len(replaced) == 1 else 'were'} replaced"
+    return ""
+
+
+def _has_compiled(models: Sequence[nn.Module]) -> bool:
+    """Whether `torch.compile` was called before, for these models or anything else."""
+    if "torch._dynamo" not in sys.modules:
+        return False  # nothing can have been compiled
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {0: "unknown"})
+    if any(backend is not None for backend in backends.values()):  # `None` stands for code that is not to be compiled
+        return True
+    parts = [part for model in models for part in model.modules()]
+    return any(
+        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+        for part in parts
+    )
+
+
+def _saves_with_hooks() -> bool:
+    """Whether what autograd saves goes through hooks of the script's now."""
+    ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return ask is None or ask(False) is not None
