@@ -257,7 +257,7 @@ COLUMNS = {
 
 def report(measures: list[Measure], tolerance: float) -> bool:
     """Print the figures, and what grows beyond its limit; whether all of them stay flat."""
-    limits = {name: 1 + tolerance for name in ("memory_mib", "open_files", "written")}
+    limits = dict.fromkeys(("memory_mib", "open_files", "written"), 1 + tolerance)
     limits |= {"plain_steps": TIME_TIMES, "calls": CALLS_TIMES}  # the folder has a limit of its own
     too_large = []
     print(f"{'process':>8} {'steps':>20} " + " ".join(f"{title:>18}" for title in COLUMNS.values()))
