@@ -21,6 +21,7 @@ from surefoot.act.apply import (
     SettingsOfStep,
     StepCopy,
     can_fold,
+    divides_by_size,
     fold,
     has_torchs_step,
     is_guarded_twice,
@@ -344,6 +345,7 @@ class GuardedOptimizer:
 
     def _given(self, step: OpenStep, measured: MeasuredGradients) -> StepInput:
         facts = step.facts
+        self._look_for_bounds()
         step.settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
         return StepInput(
             facts.step,
@@ -358,6 +360,14 @@ class GuardedOptimizer:
             facts.clipped,
             facts.was_broken,
         )
+
+    def _look_for_bounds(self) -> None:
+        """Note that the optimizer limits what one gradient does, once that is known."""
+        decider = self.decider
+        if self._acts and not decider.is_bounded:
+            decider.is_bounded = divides_by_size(self.optimizer)
+            if decider.is_bounded:
+                self.forget_recordings()
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:
         """1 if a setting is not finite, else 0. Reads nothing off a device."""

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
+TOLERATED_IF_BOUNDED = ("spike",)
+"""Rules that refuse nothing where one gradient moves the weights by a bounded distance: a loss and a gradient that are
+outliers together may be a bad batch, or the first batch of other data, another loss or a reward."""
 BROKEN_SETTING = "nonfinite-setting"
 """The reason of a step that is refused for a setting of the optimizer."""
 
@@ -276,6 +279,9 @@ class StepDecider:
         """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
         self.stop_wanted = False
         """Whether this rank has been asked to stop."""
+        self.is_bounded = False
+        """Whether a gradient, however large, moves the weights by a bounded distance. The rules in
+        `TOLERATED_IF_BOUNDED` then refuse nothing. Set by whoever knows the optimizer."""
 
     def decide(
         self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None
@@ -349,8 +355,9 @@ class StepDecider:
         overflow = self._overflow(signals, given.outer)
         flags, notices, overflow = self._agree([*flags, given.broken_setting > 0], overflow, signals)
         skip = overflow | self.left_out_by(given.outer)
-        for flag in flags:
-            skip = skip | flag
+        tolerated = TOLERATED_IF_BOUNDED if self.is_bounded else ()
+        for name, flag in zip(self.rule_names, flags, strict=True):
+            skip = skip if name in tolerated else skip | flag
         if self._tensors or skip:  # what one rule refused is no baseline for the others: they have not seen it
             self.policy.rules_state = tuple(
                 choose(skip > flag, old, new)  # refused, and not by this one
