@@ -242,6 +242,21 @@ def test_what_one_rule_refused_is_no_baseline_for_another(decide_on):
     assert float(stabilizer._run.guard.policy.rules_state[1].peak) == peak
 
 
+@pytest.mark.parametrize("decide_on", ["host", "device"])
+@pytest.mark.parametrize(("optimizer", "applied"), [(torch.optim.Adam, True), (torch.optim.SGD, False)])
+def test_a_spike_is_applied_by_an_optimizer_that_divides_by_the_size_of_gradients(optimizer, applied, decide_on):
+    model = net()
+    stabilizer = sf.TrainingStabilizer(model, optimizer(model.parameters(), lr=0.0), decide_on=decide_on)
+    for seed in range(100):
+        stabilizer.backward(loss_of(model, seed))
+        stabilizer.step()
+    stabilizer.backward(loss_of(model, 3) * 30)
+    outcome = stabilizer.step()
+    assert (outcome.applied, outcome.reasons) == (applied, ("spike",))
+    (incident,) = stabilizer.incidents
+    assert (incident.severity, incident.action) == (("info", "none") if applied else ("error", "skip"))
+
+
 def test_a_window_may_start_with_a_microbatch_of_weight_zero():
     bare, model = net(), net()
     stabilizer = guarded(model, accumulate=2)
