@@ -244,7 +244,7 @@ class Spike:
     patience: int = 3
     """After so many refusals within about a thousand steps, values of that kind are the run's own and accepted: unlike
     an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
-    always_refuse: bool = False
+    always_refuse: bool = field(default=False, repr=False)
     """Whether the verdict is a warning, which refuses the step, for every optimizer."""
 
     def __post_init__(self) -> None:
