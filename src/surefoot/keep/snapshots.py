@@ -168,7 +168,8 @@ class TrainedState:
         own = [local_part(each).detach() for each in self._parameters()]
         real = [torch.view_as_real(each) if each.is_complex() else each for each in own]
         norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in real if each.is_floating_point()]
-        return torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+        found: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+        return found
 
     def norm_of(self, tree: StateTree) -> float:
         """Norm of the parameters in a copied tree. Waits for the device."""
