@@ -334,10 +334,10 @@ class Cells:
 
     def __init__(self, pool: ProcessPoolExecutor, options: argparse.Namespace) -> None:
         self._options = options
-        wanted = [(model, "bare", None) for model in options.models]
-        wanted += [
-            (m, guard, fault) for m in options.models for guard in _by_length(options.guards) for fault in options.only
-        ]
+        wanted: list[tuple[str, str, str | None]] = []
+        for model in options.models:
+            wanted.append((model, "bare", None))
+            wanted += [(model, guard, fault) for guard in _by_length(options.guards) for fault in options.only]
         self._runs = {
             (model, guard, fault): [
                 pool.submit(train, model, guard, fault, seed, options.steps, options.clip)
