@@ -143,7 +143,7 @@ def line(place: str, bit: int, count: int, rows: list[Row]) -> str:
     """One line of the table."""
     found = [sum(row.delay is not None and row.delay <= within for row in rows) for within in WITHIN]
     ends = [[row.guarded for row in rows], [row.bare for row in rows]]
-    cells = [f"{median(values):.3f} ({max(values):.3g})" for values in ends]
+    cells = [f"{median(values):.4g} ({max(values):.3g})" for values in ends]
     differ = [row.differs for row in rows if row.differs is not None]
     shown = f"{sum(differ)}/{len(differ)}" if differ else "-"
     counts = "".join(f"{each}/{len(rows)}".rjust(8) for each in found)
