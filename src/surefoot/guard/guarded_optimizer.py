@@ -365,7 +365,7 @@ class GuardedOptimizer:
         """Note that the optimizer limits what one gradient does, once that is known."""
         decider = self.decider
         if self._acts and not decider.is_bounded:
-            decider.is_bounded = divides_by_size(self.optimizer)
+            decider.is_bounded = divides_by_size(self.optimizer, by_class=decider.group is not None)
             if decider.is_bounded:
                 self.forget_recordings()
 
