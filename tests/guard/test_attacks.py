@@ -308,3 +308,16 @@ def test_sparse_gradients_with_repeated_rows_end_on_the_bits_of_the_bare_loop():
         return table.weight.detach()
 
     assert torch.equal(trained(guard=True), trained(guard=False))
+
+
+def test_with_a_learning_rate_that_has_jumped_a_spike_is_refused_for_every_optimizer():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
+    stabilizer = sf.TrainingStabilizer(model, optimizer)
+    for seed in range(160):
+        optimizer.param_groups[0]["lr"] = 1e-9 if seed < 99 else 1e-8
+        stabilizer.backward(loss_of(model, seed) * (30 if seed in (99, 159) else 1))
+        outcome = stabilizer.step()
+        if seed == 99:
+            assert (outcome.applied, outcome.reasons) == (False, ("spike",))
+    assert (outcome.applied, outcome.reasons) == (True, ("spike",))  # the rate has stayed
