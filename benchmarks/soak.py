@@ -7,10 +7,16 @@ the loop: every step takes `--seconds-per-step` (0.25 by default), so that 200,0
 10,000,000 steps four weeks. The run is ended and started again several times, each time in a process of its own that
 continues from the last checkpoint, some steps back. At the end the log of all processes is read as one run.
 
-Prints the figures of the second and the last fifth of each process, and draws the four curves. Ends with 1 if memory or
-open files grow by more than `--tolerance`, if the time per step doubles, if the log lacks steps, or if anything was
-reported. The time per step is CPU time of the process, all threads together, so that other programs on the machine
-hardly count.
+Prints the figures of the second and the last fifth of each process, and draws the curves. Ends with 1 if memory or open
+files grow by more than `--tolerance`, if a step costs more than it did, if the log lacks steps, or if anything was
+reported. The cost of a step is measured in three ways that other programs on the machine do not disturb:
+
+- function calls of the main thread, of Python and of C, counted over `COUNTED_STEPS` steps in a row, which contain the
+  same number of snapshots each time. They are the same on every machine; they may grow by `CALLS_TIMES`;
+- bytes that the process writes per step. They may grow by `--tolerance`;
+- CPU time of the process, all threads together, over the CPU time of plain steps of the same model without surefoot
+  (`PlainSteps`). The two take turns every few dozen steps, so that a busy machine slows both alike. This also shows a C
+  function that takes longer from call to call. It may grow by `TIME_TIMES`.
 
 With `--log-only` the run log is fed with rows and no model is trained: a way to write ten million steps in minutes.
 
@@ -46,8 +52,14 @@ if TYPE_CHECKING:
 
 MEASURES_PER_PROCESS = 40
 CHECKPOINT_MINUTES = 10
-TIME_TIMES = 2.0
-"""The time per step of a busy machine varies by less, and what grows with the run would become far larger."""
+COUNTED_STEPS = 100
+"""Steps whose function calls are counted, at the end of each part of a process. A multiple of what recurs."""
+CALLS_TIMES = 1.01
+"""What the function calls per step may grow by."""
+TIME_TIMES = 1.25
+"""What the CPU time per step may grow by, in units of plain steps: eleven busy programs on two cores change it by a
+tenth."""
+STEPS_IN_TURN, PLAIN_STEPS_IN_TURN = 50, 10
 CHART_WIDTH, CHART_HEIGHT = 860, 360
 
 
@@ -73,15 +85,93 @@ class Measure:
     process: int
     memory_mib: float
     folder_mib: float
-    step_us: float
     open_files: int
+    step_us: float
+    """CPU time per step."""
+    plain_steps: float
+    """… over the CPU time of a plain step."""
+    calls: float
+    """Function calls of the main thread per step."""
+    written: float
+    """Bytes that the process has written per step, to whatever file."""
 
 
-def measured(step: int, process: int, folder: Path, step_us: float) -> Measure:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    files = len(os.listdir("/proc/self/fd"))
-    return Measure(step, process, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, size / 2**20, step_us, files)
+class PlainSteps:
+    """Steps of the same model without surefoot: what a step costs at this moment on this machine."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6)
+        self._rows = torch.randn(16, 8, generator=generator)
+
+    def take(self, count: int) -> float:
+        """CPU seconds of this thread for so many steps."""
+        began = time.thread_time()
+        for _ in range(count):
+            (self._model(self._rows) - self._rows.sum(1, keepdim=True)).square().mean().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return time.thread_time() - began
+
+
+class CostMeter:
+    """What the steps of one process cost: each part of it begins with `begin` and ends with `end`."""
+
+    def __init__(self, folder: Path, process: int, step_once: Callable[[int], None]) -> None:
+        self._folder, self._process, self._step_once = folder, process, step_once
+        self._plain = PlainSteps()
+        self._plain.take(PLAIN_STEPS_IN_TURN)  # the first ones allocate
+        self.begin()
+
+    def begin(self) -> None:
+        self._began, self._written = time.process_time(), _bytes_written()
+        self._plain_seconds, self._plain_count, self._count, self._calls = 0.0, 0, 0, 0
+
+    def take(self, step: int) -> None:
+        """Take a step, and some plain ones now and then."""
+        self._step_once(step)
+        self._count += 1
+        if self._count % STEPS_IN_TURN == 0:
+            self._plain_seconds += self._plain.take(PLAIN_STEPS_IN_TURN)
+            self._plain_count += PLAIN_STEPS_IN_TURN
+
+    def take_counted(self, step: int) -> None:
+        """Take a step and count its function calls; its time does not count."""
+        began, calls = time.process_time(), 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            self._step_once(step)
+        finally:
+            sys.setprofile(None)
+        self._calls += calls
+        self._began += time.process_time() - began
+
+    def end(self, step: int, counted: int) -> Measure:
+        used = (time.process_time() - self._began - self._plain_seconds) / self._count
+        plain = self._plain_seconds / self._plain_count
+        steps = self._count + counted
+        return Measure(
+            step,
+            self._process,
+            int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file()) / 2**20,
+            len(os.listdir("/proc/self/fd")),
+            1e6 * used,
+            used / plain,
+            self._calls / counted,
+            (_bytes_written() - self._written) / steps,
+        )
+
+
+def _bytes_written() -> int:
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["wchar"])
 
 
 def train(folder: Path, until: int, process: int, seconds_per_step: float, total: int, log_only: bool) -> None:
@@ -92,17 +182,17 @@ def train(folder: Path, until: int, process: int, seconds_per_step: float, total
         module.time = clock  # type: ignore[assignment]
     log = sf.RunLog(folder / "log")
     step_once, first = log_rows_only(folder, log, clock) if log_only else guarded_loop(folder, log, total)
-    every = max(1, (until - first) // MEASURES_PER_PROCESS)
-    began = time.process_time()
+    every = max(STEPS_IN_TURN + COUNTED_STEPS, (until - first) // MEASURES_PER_PROCESS)
+    cost = CostMeter(folder, process, step_once)
     for step in range(first, until):
         clock.now += seconds_per_step
-        step_once(step)
+        place = (step - first) % every
+        (cost.take if place < every - COUNTED_STEPS else cost.take_counted)(step)
         while len(log._writer.waiting) > 8192:  # the log of a real run is not fed thousands of steps a second
             time.sleep(0.01)
-        if (step + 1 - first) % every == 0:
-            used = 1e6 * (time.process_time() - began) / every
-            print(json.dumps(asdict(measured(step + 1, process, folder, used))), flush=True)
-            began = time.process_time()
+        if place == every - 1:
+            print(json.dumps(asdict(cost.end(step + 1, COUNTED_STEPS))), flush=True)
+            cost.begin()
     log.close(timeout=60)
     sys.stdout.flush()
     os._exit(0)  # without what is done at exit: the next process begins at the last checkpoint, some steps back
@@ -121,6 +211,7 @@ def guarded_loop(folder: Path, log: sf.RunLog, total: int) -> tuple[Callable[[in
         scheduler=sf.warmup_cosine(optimizer, warmup_steps=1000, total_steps=total),
         clip=sf.ClipByNorm(1.0),
         checkpoints=sf.CheckpointManager(folder / "checkpoints", every_steps=None, every_minutes=CHECKPOINT_MINUTES),
+        recovery=sf.TrainingRecovery(),
         log=log,
     )
 
@@ -153,24 +244,37 @@ def log_rows_only(folder: Path, log: sf.RunLog, clock: SetClock) -> tuple[Callab
     return step_once, first
 
 
+COLUMNS = {
+    "memory_mib": "memory MiB",
+    "folder_mib": "folder MiB",
+    "open_files": "open files",
+    "step_us": "CPU µs per step",
+    "plain_steps": "… in plain steps",
+    "calls": "calls per step",
+    "written": "bytes per step",
+}
+
+
 def report(measures: list[Measure], tolerance: float) -> bool:
-    """Print the figures; whether all of them stay flat."""
-    flat = True
-    titles = " ".join(f"{title:>19}" for title in ("memory MiB", "folder MiB", "µs per step", "open files"))
-    print(f"{'process':>8} {'steps':>24} {titles}")
+    """Print the figures, and what grows beyond its limit; whether all of them stay flat."""
+    limits = dict.fromkeys(("memory_mib", "open_files", "written"), 1 + tolerance)
+    limits |= {"plain_steps": TIME_TIMES, "calls": CALLS_TIMES}  # the folder has a limit of its own
+    too_large = []
+    print(f"{'process':>8} {'steps':>20} " + " ".join(f"{title:>18}" for title in COLUMNS.values()))
     for process in sorted({each.process for each in measures}):
         mine = [each for each in measures if each.process == process]
         fifth = max(1, len(mine) // 5)
         early, late = mine[fifth : 2 * fifth], mine[-fifth:]
         cells = []
-        for name in ("memory_mib", "folder_mib", "step_us", "open_files"):
+        for name in COLUMNS:
             before, after = (statistics.median(getattr(each, name) for each in part) for part in (early, late))
             cells.append(f"{before:7.1f} -> {after:7.1f}")
-            if name != "folder_mib":  # that one has a limit of its own
-                flat = flat and after <= (TIME_TIMES if name == "step_us" else 1 + tolerance) * before
+            if name in limits and after > limits[name] * before:
+                too_large.append(f"process {process + 1}: {COLUMNS[name]} x {after / before:.2f}, above {limits[name]}")
         span = f"{mine[0].step:,} - {mine[-1].step:,}"
-        print(f"{process + 1:>8} {span:>24} " + " ".join(f"{cell:>19}" for cell in cells))
-    return flat
+        print(f"{process + 1:>8} {span:>20} " + " ".join(f"{cell:>18}" for cell in cells))
+    print(*too_large, sep="\n")
+    return not too_large
 
 
 def check_log(folder: Path, steps: int) -> bool:
@@ -191,12 +295,13 @@ def check_log(folder: Path, steps: int) -> bool:
 
 
 def draw(measures: list[Measure], out: Path, title: str) -> None:
-    """The four curves, one below the other, a line for each process."""
+    """The curves, one below the other, a line for each process."""
     names = {
         "memory_mib": "memory of the process, MiB",
         "folder_mib": "run folder, MiB",
-        "step_us": "CPU time per step, µs",
         "open_files": "open files",
+        "plain_steps": "CPU time per step, in steps without surefoot",
+        "calls": "function calls per step",
     }
     charts = []
     for number, (name, label) in enumerate(names.items()):

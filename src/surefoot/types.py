@@ -118,6 +118,9 @@ class Signals:
     """The user's own signals, given to `TrainingStabilizer.observe`."""
     param_norm: Scalar | None = None
     """Global L2 norm of the parameters, measured now and then."""
+    bounded: bool = False
+    """Whether the optimizer divides gradients by their size: one gradient, however large, moves no weight by more than
+    a few learning rates."""
 
     def get(self, name: str) -> Scalar | None:
         """Look a signal up by name, ours or the user's; `None` if there is none."""
@@ -229,7 +232,9 @@ class Decision:
     only_if_moved: bool = False
     """For a return: whether it is called for only if the weights had moved further than they usually do."""
     only_repeat: bool = False
-    """For a return: whether it is called for only if it repeats the steps since. The trouble of a repeat came back."""
+    """For a return: whether it is called for only if it repeats the steps since."""
+    is_check: bool = False
+    """For a return that repeats steps: whether nothing shows that one of them did harm, and it is made to find out."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import surefoot as sf
 from surefoot.keep.snapshots import SnapshotRing
+from surefoot.keep.weight_movement import MovementJumps
 from trained import Run
 
 
@@ -129,3 +131,47 @@ def test_of_a_model_that_was_rebuilt_since_nothing_is_known():
     ring.note_trouble(3, before=2)
     run.model[2] = torch.nn.Linear(8, 1)
     assert [ring.movement.was_unusual(steady, if_unknown) for if_unknown in (False, True)] == [False, True]
+
+
+def jumps(*moved, norm=10.0):
+    watched = MovementJumps()
+    found = []
+    for number, each in enumerate(moved):
+        watched.take(20 * number, 20 * number + 20, torch.tensor([each, 0.0], dtype=torch.float64), torch.tensor(norm))
+        found.append(watched.found())
+    return found
+
+
+def test_an_interval_that_exceeds_all_before_it_many_times_is_a_jump_once():
+    *before, jump, after = jumps(0.05, 0.02, 0.01, 1.0, 1.1)
+    assert [*before, after] == [None] * 4
+    assert (jump.first, jump.last, jump.times, jump.share) == (60, 80, pytest.approx(20.0), pytest.approx(0.1))
+    assert "20 times as far per step from step 60 to 80" in str(jump)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        (0.05, 0.02, 1.0),  # too early
+        (0.05, 0.02, 0.01, 0.49),  # less than ten times the furthest
+        (1e-6, 1e-6, 1e-6, 0.4),  # a rate that was next to nothing is raised: 4 % of the weights
+        (0.0, 0.0, 0.0, 1.0),  # nothing has moved before
+        (0.05, 0.02, 0.01, float("nan")),
+    ],
+)
+def test_other_intervals_are_none(moved):
+    assert jumps(*moved) == [None] * len(moved)
+
+
+def test_a_rate_a_hundred_times_too_high_is_reported_although_no_loss_shows_it():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, recovery=sf.TrainingRecovery())
+    for step in range(140):
+        optimizer.param_groups[0]["lr"] = 0.1 if 90 <= step < 110 else 1e-3
+        stabilizer.backward(model(torch.ones(1, 8)).sum() * 0.01 + torch.sin(torch.tensor(float(step))))
+        stabilizer.step()
+    (incident,) = stabilizer.incidents
+    assert (incident.kind, incident.severity, incident.action) == ("weights.jump", "warning", "none")
+    assert 90 <= incident.step <= 120

@@ -44,6 +44,7 @@ class AttachedRecovery:
     def after_step(self, step: int) -> None:
         """`step` optimizer steps are done: take a snapshot if one is due."""
         self.weights.after_step(step, self._history.onset)
+        self.weights.report_jump(self._history)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
@@ -51,7 +52,7 @@ class AttachedRecovery:
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
         """No steps are repeated: the loop and its data belong to the caller."""
-        if self._repeats:
+        if self._repeats and not decision.is_check:
             why_not = "`attach` does not control the data of the loop"
             summary = f"a return restores earlier weights and does not repeat steps: {why_not}"
             self._history.warn_once(record.signals, "recovery.not-repeated", summary)

@@ -108,7 +108,7 @@ def build_guard(
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
     on_event = call_each(rows.incident if rows else None, on_event)
-    history = RunHistory(checker, budgets, order.first, on_event, announce=announce)
+    history = RunHistory(checker, budgets, order.first, on_event, announce=announce, acts=acts)
     return GuardContext(
         layout=layout, policy=policy, decider=decider, guarded=guarded, history=history, order=order, ranks=ranks,
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
@@ -157,7 +157,8 @@ def _budgets(
         method = broken()
         return method is not None and method()
 
-    return Budgets(escalation, recovery, scaler.floor if scaler else None, weights_broken, ranks.any)
+    floor = scaler.floor if scaler else None
+    return Budgets(escalation, recovery, floor, weights_broken, ranks.any, alone=not ranks.several)
 
 
 def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:

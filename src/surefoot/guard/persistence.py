@@ -77,6 +77,12 @@ class EarlierWeights:
         elif self.ring is not None and onset is not None:
             self.ring.note_trouble(step, onset - self._margin)
 
+    def report_jump(self, history: RunHistory) -> None:
+        """Record an alarm if the weights moved much further between two snapshots than ever before."""
+        jump = self.ring.jumps.found() if self.ring is not None else None
+        if jump is not None and history.history:
+            history.note(history.history[-1].signals, "weights.jump", "warning", str(jump))
+
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the current problem began."""
         # A return in vain costs nothing where the steps are repeated.
@@ -226,6 +232,7 @@ class RunPersistence:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         waits_for_batch = self.data.between_batches_soon
         self.weights.after_step(step, history.onset, waits_for_batch and self.repeats is not None)
+        self.weights.report_jump(history)
         if self.repeats is None or not self.repeats.is_returning:  # the state is one of two moments
             self.saver.after_step(step, history.instability, history.recent_loss, waits_for_batch=waits_for_batch)
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.repeat import RepeatPlanner, RepeatState
+from surefoot.decide.repeat import RepeatPlanner, RepeatState, doubt
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
 from surefoot.guard.refusal import RefusalExplainer
@@ -99,7 +99,8 @@ class RunHistoryState(AlarmsState, BudgetsState):
 class Alarms:
     """Detectors that look back over many steps; they raise incidents and refuse nothing."""
 
-    def __init__(self, checker: StabilityChecker) -> None:
+    def __init__(self, checker: StabilityChecker, *, acts: bool = True) -> None:
+        self._acts = acts
         self.look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self.look_back.init() if self.look_back else ()
         self._own: dict[str, tuple[Detector, Any]] = {}
@@ -122,14 +123,20 @@ class Alarms:
             self._watch_behind(record.signals, note)
 
     def applied_nonetheless(self, record: StepRecord, explain: Callable[[], tuple[str, Evidence]], note: Note) -> None:
-        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
+        """A step that a rule would refuse is applied: an incident when that starts.
+
+        Where steps are only watched, that is an error. Where they are guarded, it is a remark: such a step is applied
+        because one gradient cannot do much harm there.
+        """
         kind = record.reasons[0] if record.reasons else "refused"
         if record.skipped or not record.reasons:
             self._active -= {each for each in self._active if each.endswith("/applied")}
         elif f"{kind}/applied" not in self._active:
             self._active.add(f"{kind}/applied")
             summary, evidence = explain()
-            note(record.signals, kind, "error", summary, evidence=evidence)
+            if self._acts:
+                summary += "; applied, because the optimizer divides gradients by their size"
+            note(record.signals, kind, "info" if self._acts else "error", summary, evidence=evidence)
 
     def _watch_behind(self, signals: Signals, note: Note) -> None:
         if self.look_back is None:
@@ -188,6 +195,8 @@ class Budgets:
         scale_floor: float | None,
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
+        *,
+        alone: bool = True,
     ) -> None:
         """Start with full budgets.
 
@@ -197,11 +206,12 @@ class Budgets:
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
             agreed: whether the flag is set on any rank.
+            alone: whether there is one rank.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
-        self.repeats = RepeatPlanner(recovery)
+        self.repeats = RepeatPlanner(recovery, alone=alone)
         self.weights_broken, self.agreed = weights_broken, agreed
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
@@ -232,8 +242,11 @@ class Budgets:
             self._reasons.append((step, f"step {step} was refused: {summary}"))
         return decision
 
-    def recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
-        """Let the recovery see the step; what it calls for comes before what skipping would."""
+    def recover(self, record: StepRecord, refused: bool, decision: Decision, doubted: str = "") -> Decision:
+        """Let the recovery see the step; what it calls for comes before what skipping would.
+
+        `doubted` says why the step may be an accident, which a repeat would show.
+        """
         if self.recovery is None:
             return decision
         assert self._recovery_state is not None
@@ -245,7 +258,7 @@ class Budgets:
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken
         )
-        advice = self.repeats.advise(step, refused or setback or lost or broken, advice)
+        advice = self.repeats.advise(step, refused or setback or lost or broken, advice, doubted, refused)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
@@ -319,6 +332,7 @@ class RunHistory:
         on_event: Callable[[Incident], None] | None = None,
         *,
         announce: bool = True,
+        acts: bool = True,
     ) -> None:
         """Start an empty history.
 
@@ -328,8 +342,9 @@ class RunHistory:
             first_of: of several parameters, the one whose gradient was ready first.
             on_event: called with each incident.
             announce: whether each incident is logged as a warning.
+            acts: whether steps are guarded, and not only watched.
         """
-        self.alarms, self.budgets = Alarms(checker), budgets
+        self.alarms, self.budgets = Alarms(checker, acts=acts), budgets
         self._refusals = RefusalExplainer(checker, first_of, budgets.weights_broken)
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
@@ -385,7 +400,9 @@ class RunHistory:
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
             self.alarms.applied_nonetheless(record, explain, self.note)
-        decision = self.budgets.recover(record, refused, decision)
+        repeats = self.budgets.repeats.state is not None
+        doubted = summary if refused or not repeats else doubt(self.history)
+        decision = self.budgets.recover(record, refused, decision, doubted)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision

@@ -24,7 +24,7 @@ from surefoot.core.save_restore import is_writable, write_all
 from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
-from surefoot.keep.weight_movement import WeightMovement
+from surefoot.keep.weight_movement import MovementJumps, WeightMovement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,6 +162,15 @@ class TrainedState:
         norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _norms_apart(chunk)]
         return torch.stack(norms)
 
+    @torch.no_grad()
+    def norm(self) -> Tensor:
+        """Norm of the parameters as they are now. Reads nothing off a device."""
+        own = [local_part(each).detach() for each in self._parameters()]
+        real = [torch.view_as_real(each) if each.is_complex() else each for each in own]
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in real if each.is_floating_point()]
+        found: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+        return found
+
     def norm_of(self, tree: StateTree) -> float:
         """Norm of the parameters in a copied tree. Waits for the device."""
         trained = {id(parameter) for parameter in self._parameters()}
@@ -271,6 +280,7 @@ class SnapshotRing:
         self._lacks_memory = False
         self.abandoned = AbandonedState(state)
         self.movement = WeightMovement(state, every_steps)
+        self.jumps = MovementJumps()
 
     @property
     def steps(self) -> list[int]:
@@ -313,6 +323,8 @@ class SnapshotRing:
         if self._place is None:
             self._place = _choose_place(tree, self._keep, self._device_bytes)
         moved = self.movement.to(step, self.newest, is_slow=self._place == "pinned")
+        if moved is not None and self.newest is not None and self._place != "pinned":
+            self.jumps.take(self.newest.step, step, moved, self._state.norm())
         if self._kept and self._kept[-1].step == step:  # the same state once more, with more to it
             moved = self._kept[-1].moved
             self._spare.append(self._kept.pop().staged)

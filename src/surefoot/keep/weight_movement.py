@@ -2,6 +2,10 @@
 
 Each snapshot has how far every parameter moved in a step on the way to it, which is what is usual. When trouble begins,
 the same is measured since the last sound snapshot, and the two are compared when a return is considered.
+
+`MovementJumps` compares each interval between two snapshots with all before it, whatever the loss does: a learning rate
+that is a hundred times too high moves the weights a hundred times as far, also in a run whose loss says nothing about
+progress. In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +31,73 @@ GROWTH = 10.0
 """How many times further than usual the weights may move at most because the gradients are larger."""
 LEAST = 1e-3
 """… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
+
+
+JUMP = 10.0
+"""How many times further than in every interval before it the weights must have moved in one to be reported …"""
+JUMP_LEAST = 0.05
+"""… and how far each step, as a share of the norm of all weights: a rate that is raised after a slow start moves them
+many times further than before, and by a few percent at most …"""
+JUMP_AFTER = 3
+"""… and how many intervals there must have been."""
+
+
+class MovementJump(NamedTuple):
+    """An interval in which the weights moved much further than before."""
+
+    first: int
+    last: int
+    times: float
+    """How many times further, each step, than in any interval before."""
+    share: float
+    """How far each step, as a share of the norm that all weights had before."""
+
+    def __str__(self) -> str:
+        return (
+            f"the weights moved {self.times:.3g} times as far per step from step {self.first} to {self.last} as in any "
+            f"interval before: by {self.share:.0%} of their norm. Check the learning rate of these steps"
+        )
+
+
+class _Interval(NamedTuple):
+    first: int
+    last: int
+    numbers: AsyncCopy
+    """How far the weights moved in a step, and their norm."""
+
+
+class MovementJumps:
+    """Finds intervals in which the weights moved much further than in all before."""
+
+    def __init__(self) -> None:
+        self._pending: _Interval | None = None
+        self._found: MovementJump | None = None
+        self._largest, self._norm, self._count = 0.0, 0.0, 0
+
+    def take(self, first: int, last: int, moved: Tensor, norm: Tensor) -> None:
+        """The parameters moved so far in each step of an interval, to weights of this norm. Waits for no device."""
+        self._read()
+        numbers = torch.stack([torch.linalg.vector_norm(moved), norm.to(moved)])
+        self._pending = _Interval(first, last, begin_reading(numbers))
+
+    def _read(self) -> None:
+        """Judge the interval that was measured last, if its numbers have arrived."""
+        if self._pending is None or not self._pending.numbers.has_arrived():
+            return
+        (first, last, numbers), self._pending = self._pending, None
+        moved, norm = numbers.wait().tolist()
+        if not moved < float("inf"):  # weights that are not finite are noticed elsewhere
+            return
+        known = self._count >= JUMP_AFTER and self._largest > 0
+        if known and moved > JUMP * self._largest and moved > JUMP_LEAST * self._norm > 0:
+            self._found = MovementJump(first, last, moved / self._largest, moved / self._norm)
+        self._largest, self._norm, self._count = max(self._largest, moved), norm, self._count + 1
+
+    def found(self) -> MovementJump | None:
+        """The last jump that was found and not asked for yet."""
+        self._read()
+        found, self._found = self._found, None
+        return found
 
 
 class _Onset(NamedTuple):

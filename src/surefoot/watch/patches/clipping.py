@@ -57,8 +57,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
                 "clip_by_value": True,
             }
         if len(watcher.calls.clips) < 3:
-            facts = ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit, by_value=True)
-            watcher.calls.clips.append(facts)
+            watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
         _note_if_scaled(watcher)
 
     why = "the norm of the gradients before clipping, and the limit"
