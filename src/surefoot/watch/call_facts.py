@@ -58,6 +58,7 @@ class CallFacts:
             layers=layers.layers[:MOST_FACTS],
             activations=layers.activations[:MOST_FACTS],
             embeddings=layers.embeddings[:MOST_FACTS],
+            dropouts=layers.dropouts[:MOST_FACTS],
             softmaxes=layers.softmaxes[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],

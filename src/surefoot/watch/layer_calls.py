@@ -104,6 +104,7 @@ class LayerCalls:
         facts = ActivationCall(
             **place,
             std=_spread(values),
+            trained_on=entry.out_grad,
             mean=number(values.mean()),
             largest=number(values.abs().max()),
         )

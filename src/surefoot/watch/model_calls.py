@@ -85,8 +85,8 @@ class ModelCalls:
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
         """Several optimizers: perhaps models that judge each other, whose samples are compared."""
 
-    def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Record a completed call."""
+    def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
+        """Record a completed call; `index` is the recorder's current position."""
         if len(self.calls) >= MOST_CALLS or not any(True for _ in module.parameters()):
             return
         grad_mode = torch.is_grad_enabled()
@@ -104,6 +104,7 @@ class ModelCalls:
                 inputs=[summary_of(tensor) for tensor in inputs],
                 outputs=[summary_of(tensor) for tensor in outputs],
                 autocast=_autocast(outputs),
+                index=index,
                 **mode_facts(module),
                 **_batch_facts(inputs, grad_mode),
             )

@@ -79,7 +79,7 @@ class ModuleHooks:
 
     def note_compiled(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A compiled model was called."""
-        self._calls.take(getattr(module, "_orig_mod", module), args, kwargs, out)
+        self._calls.take(getattr(module, "_orig_mod", module), args, kwargs, out, self._position())
 
     def _before_call(self, module: nn.Module, args: Any) -> None:
         if self._follows(module):
@@ -129,9 +129,13 @@ class ModuleHooks:
             self._recorder.module = self._running[-1][1] if self._running else ""
             self._safely("memory", self._memory.leave, id(module), self._state.steps)
         if not self._running:
-            self._safely("model calls", self._calls.take, module, args, kwargs, out)
+            self._safely("model calls", self._calls.take, module, args, kwargs, out, self._position())
             if self._calls.has_enough():
                 self.remove()
+
+    def _position(self) -> int | None:
+        """How many calls were recorded so far."""
+        return len(self._recorder.entries) if self._recorder is not None else None
 
     def _name_parts(self, root: nn.Module) -> None:
         if id(root) not in self._paths and any(True for _ in root.parameters()):

@@ -217,6 +217,8 @@ class ActivationCall(SampledCall):
 
     std: float | None = item(null=True)
     """The standard deviation of its output."""
+    trained_on: bool = item("grad")
+    """Whether its output requires a gradient."""
     mean: float | None = None
     """The mean of its output."""
     largest: float | None = None
@@ -377,6 +379,8 @@ class SampledCalls(Facts):
     """Activation functions."""
     embeddings: list[EmbeddingCall] = item(factory=list)
     """Look-ups in embedding tables."""
+    dropouts: list[DropoutCall] = item(factory=list)
+    """Calls that drop a part of their input at random."""
     softmaxes: list[SoftmaxCall] = item(factory=list)
     """Softmaxes and attention."""
     products: list[ProductCall] = item(factory=list)
@@ -429,6 +433,8 @@ class ModelCall(Facts):
     """The first four outputs."""
     autocast: str | None = item(null=True)
     """The type that autocast used, if it was on."""
+    index: int | None = item(null=True)
+    """Its place among the calls of the step; `None` where calls were not recorded."""
     dropouts: int
     """How many parts drop something."""
     dropouts_on: int
