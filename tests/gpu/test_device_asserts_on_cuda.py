@@ -1,22 +1,30 @@
-"""Ids and labels that a CUDA device fails on are named; a healthy run is bitwise the same, and nothing waits."""
+"""Ids and labels that a CUDA device fails on are named; a healthy run is bitwise the same, and nothing waits.
+
+One process at a time: a dozen that fail on one device at the same moment can leave the device in an error state.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
 
-from together import Ended, run_all, watched
-
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 TRAIN = """
 import sys
 import torch
@@ -52,9 +60,31 @@ print("ended", loss.item())
 """
 
 
-def ran(folder: Path, text: str, is_watched: bool = True) -> Ended:
+class Ended(NamedTuple):
+    """A script that ran under `surefoot run`."""
+
+    code: int
+    out: str
+    errors: str
+    folder: Path
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """All findings, best first."""
+        return json.loads((self.folder / "findings.json").read_text())["findings"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return json.loads((self.folder / "facts.json").read_text())
+
+
+def ran(folder: Path, text: str, watched: bool = True, options: Sequence[str] = ()) -> Ended:
     (folder / "train.py").write_text(text)
-    return run_all({"": (folder, watched() if is_watched else ["train.py"])}, fresh=True)[""]
+    command = [sys.executable, "-m", "surefoot", "run", "--out", "run", *options] if watched else [sys.executable]
+    ended = subprocess.run(
+        [*command, "train.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr, folder / "run")
 
 
 FAULTS = {
@@ -76,92 +106,61 @@ def has_no_noise(errors: str) -> bool:
     )
 
 
-LATE = 250
-"""A step of which nothing is read at once; step 2 is looked at closely."""
-
-
-def handled(text: str) -> str:
-    """The script with its loop in a `try` statement."""
-    body = text[text.index("for step") :]
-    indented = "".join(f"    {line}\n" for line in body.splitlines())
-    return text.replace(body, f"try:\n{indented}except RuntimeError:\n    sys.exit(3)\n")
-
-
-SCRIPTS = {
-    **{(fault, at): TRAIN.format(at=at, steps=300, fault=FAULTS[fault][0]) for fault in FAULTS for at in (2, LATE)},
-    "the first step": TRAIN.format(at=0, steps=3, fault="tokens += 50"),
-    "handled": handled(TRAIN.format(at=30, steps=60, fault="labels[0, 0] = 10")),
-    "an index": TRAIN.format(at=20, steps=60, fault="model.wte.weight[tokens + 50].sum().item()"),
-    "compiled": TRAIN.format(at=30, steps=60, fault="tokens[3, 5] = 50").replace(
-        "Net().cuda()", "torch.compile(Net().cuda())"
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Ended]:
-    """Every script of `SCRIPTS` under `surefoot run`. The end of the interpreter is part of what is tested."""
-    programs = {}
-    for name, text in SCRIPTS.items():
-        folder = tmp_path_factory.mktemp("run")
-        (folder / "train.py").write_text(text)
-        programs[name] = (folder, watched(options=["--guard"] if name == "handled" else []))
-    return run_all(programs, fresh=True)
-
-
-@pytest.mark.parametrize("at", [2, LATE])
+@pytest.mark.parametrize("at", [2, 250])  # a step that is looked at closely, and one of which nothing is read at once
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_does_not_fit_is_named_with_its_table_step_and_line(runs: dict[Any, Ended], fault: str, at: int) -> None:
-    _, cause, line, words = FAULTS[fault]
-    ended = runs[fault, at]
+def test_what_does_not_fit_is_named_with_its_table_step_and_line(tmp_path: Path, fault: str, at: int) -> None:
+    change, cause, line, words = FAULTS[fault]
+    ended = ran(tmp_path, TRAIN.format(at=at, steps=300, fault=change))
     print(ended.errors[-3000:])
     assert ended.code == 1
     assert "device-side assert triggered" in ended.errors
     assert "Traceback (most recent call last)" in ended.errors
     assert has_no_noise(ended.errors)
-    found = ended.written("findings.json")["findings"][0]
+    found = ended.findings[0]
     assert (found["cause"], found["step"]) == (cause, at)
     assert line in found["where"]
     assert all(each in found["summary"] for each in words), found["summary"]
-    assert ended.written("facts.json")["problems"] == {}
+    assert ended.facts["problems"] == {}
 
 
-def test_the_first_step_may_fail(runs: dict[Any, Ended]) -> None:
-    ended = runs["the first step"]
+def test_the_first_step_may_fail(tmp_path: Path) -> None:
+    ended = ran(tmp_path, TRAIN.format(at=0, steps=3, fault="tokens += 50"))
     assert ended.code == 1
     assert has_no_noise(ended.errors), ended.errors[-3000:]
-    assert (
-        ended.written("findings.json")["findings"][0]["cause"],
-        ended.written("findings.json")["findings"][0]["step"],
-    ) == ("data.token-mismatch", 0)
+    assert (ended.findings[0]["cause"], ended.findings[0]["step"]) == ("data.token-mismatch", 0)
 
 
-def test_with_guard_and_an_error_that_the_script_handles_it_is_the_same(runs: dict[Any, Ended]) -> None:
-    ended = runs["handled"]
+def test_with_guard_and_an_error_that_the_script_handles_it_is_the_same(tmp_path: Path) -> None:
+    text = TRAIN.format(at=30, steps=60, fault="labels[0, 0] = 10")
+    body = text[text.index("for step") :]
+    handled = (
+        "try:\n" + "".join(f"    {line}\n" for line in body.splitlines()) + "except RuntimeError:\n    sys.exit(3)\n"
+    )
+    ended = ran(tmp_path, text.replace(body, handled), options=["--guard"])
     assert ended.code == 3
     assert has_no_noise(ended.errors), ended.errors[-3000:]
-    assert (
-        ended.written("findings.json")["findings"][0]["cause"],
-        ended.written("findings.json")["findings"][0]["step"],
-    ) == ("data.label-out-of-range", 30)
+    assert (ended.findings[0]["cause"], ended.findings[0]["step"]) == ("data.label-out-of-range", 30)
 
 
-def test_an_index_that_is_not_seen_gives_an_honest_answer(runs: dict[Any, Ended]) -> None:
-    ended = runs["an index"]
+def test_an_index_that_is_not_seen_gives_an_honest_answer(tmp_path: Path) -> None:
+    ended = ran(tmp_path, TRAIN.format(at=20, steps=60, fault="model.wte.weight[tokens + 50].sum().item()"))
     assert ended.code == 1
     assert has_no_noise(ended.errors), ended.errors[-3000:]
-    found = ended.written("findings.json")["findings"][0]
+    found = ended.findings[0]
     assert found["cause"] == "device.assert"
     assert "all fit" in found["summary"]
     assert any("CUDA_LAUNCH_BLOCKING=1" in fix for fix in found["fixes"])
 
 
-def test_what_a_compiled_model_was_given_is_named(runs: dict[Any, Ended]) -> None:
-    ended = runs["compiled"]
+def test_what_a_compiled_model_was_given_is_named(tmp_path: Path) -> None:
+    text = TRAIN.format(at=30, steps=60, fault="tokens[3, 5] = 50").replace(
+        "Net().cuda()", "torch.compile(Net().cuda())"
+    )
+    ended = ran(tmp_path, text)
     print(ended.errors[-3000:])
     assert ended.code == 1
     assert has_no_noise(ended.errors)
-    found = ended.written("findings.json")["findings"][0]
+    found = ended.findings[0]
     assert (found["cause"], found["step"]) == ("device.assert", 30)
     assert "`tokens` goes into the compiled model at train.py:26" in found["summary"], found["summary"]
 
@@ -184,7 +183,7 @@ for step in range(60):
     stabilizer.step()
 torch.cuda.synchronize()
 """
-    ended = ran(tmp_path, text, is_watched=False)
+    ended = ran(tmp_path, text, watched=False)
     assert ended.code == 1, ended.errors[-3000:]
     assert "terminate called" not in ended.errors
 
@@ -210,7 +209,7 @@ for step in range(1000):
     ended = ran(tmp_path, text)
     assert ended.code == 1
     assert has_no_noise(ended.errors), ended.errors[-3000:]
-    found = ended.written("findings.json")["findings"][0]
+    found = ended.findings[0]
     assert found["cause"] == "device.out-of-memory", found
     assert "grew from" in found["summary"], found["summary"]
     per_step = float(found["summary"].split(" MiB per step")[0].split()[-1])
@@ -222,7 +221,7 @@ STEADY = TRAIN.replace('print("ended", loss.item())', "torch.save([*model.state_
 
 def test_a_healthy_run_is_bitwise_the_same(tmp_path: Path) -> None:
     text = STEADY.format(at=-1, steps=60, fault="pass").replace("sys.argv[1]", "'weights.pt'")
-    assert ran(tmp_path, text, is_watched=False).code == 0
+    assert ran(tmp_path, text, watched=False).code == 0
     bare = torch.load(tmp_path / "weights.pt")
     assert ran(tmp_path, text).code == 0
     watched = torch.load(tmp_path / "weights.pt")
@@ -237,4 +236,4 @@ def test_steady_steps_wait_for_nothing(tmp_path: Path) -> None:
     )
     ended = ran(tmp_path, text)
     assert ended.code == 0, ended.errors[-3000:]
-    assert ended.written("facts.json")["problems"] == {}
+    assert ended.facts["problems"] == {}
