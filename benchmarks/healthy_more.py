@@ -1,4 +1,4 @@
-"""Five more healthy trainings, written after the rules were fixed and kept out of all work on them."""
+"""Five more healthy trainings, which no work on the rules has used."""
 
 from __future__ import annotations
 

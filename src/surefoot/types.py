@@ -118,9 +118,6 @@ class Signals:
     """The user's own signals, given to `TrainingStabilizer.observe`."""
     param_norm: Scalar | None = None
     """Global L2 norm of the parameters, measured now and then."""
-    bounded: bool = False
-    """Whether the optimizer divides gradients by their size: one gradient, however large, moves no weight by more than
-    a few learning rates."""
 
     def get(self, name: str) -> Scalar | None:
         """Look a signal up by name, ours or the user's; `None` if there is none."""

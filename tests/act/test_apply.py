@@ -10,7 +10,6 @@ from torch import nn
 
 import surefoot as sf
 from loops import SignDescent, differences, everything
-from surefoot.act.apply import divides_by_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,14 +156,3 @@ def test_a_rule_does_not_learn_from_a_step_that_was_refused_for_a_setting() -> N
     step(model, stabilizer)
     after = stabilizer.state_dict()["policy"]["rules"]
     assert repr(before) == repr(after)
-
-
-@pytest.mark.parametrize("by_class", [False, True])
-@pytest.mark.parametrize(("kind", "divides"), [("Adam", True), ("RMSprop", True), ("Adamax", True), ("SGD", False)])
-def test_an_optimizer_that_divides_by_the_size_of_gradients_is_recognised(kind, divides, by_class):
-    weight = torch.ones(3, requires_grad=True)
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.1)
-    assert divides_by_size(optimizer, by_class) is (divides and by_class)  # its state is not there yet
-    weight.sum().backward()
-    optimizer.step()
-    assert divides_by_size(optimizer, by_class) is divides

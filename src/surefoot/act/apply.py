@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -72,29 +71,6 @@ def can_fold(optimizer: Any) -> bool:
         return False
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return len({p.device for p in parameters}) == 1 and not any(hasattr(p, "to_local") for p in parameters)
-
-
-_SIZES = ("exp_avg_sq", "exp_avg_sq_row", "square_avg", "exp_inf", "state2")
-"""What optimizers call their moving averages of the size of each gradient: the Adam family, Adafactor, RMSprop, Adamax,
-8-bit Adam."""
-_DIVIDING = (
-    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam),
-    *(torch.optim.Adamax, torch.optim.RMSprop, torch.optim.Adafactor),
-)
-
-
-def divides_by_size(optimizer: Any, by_class: bool) -> bool:
-    """Whether the optimizer has moving averages of the size of its gradients, by which it divides them.
-
-    Such an optimizer moves no weight by more than a few learning rates for one gradient, however large that is. Its
-    state shows it, once it has taken a step. With `by_class` only torch's own classes are recognised: the answer must
-    be the same on all ranks, and an optimizer that is spread over them may have no state on one.
-    """
-    if by_class:
-        return isinstance(optimizer, _DIVIDING)
-    states = getattr(optimizer, "state", None)
-    first = next(iter(states.values()), None) if isinstance(states, Mapping) else None
-    return isinstance(first, Mapping) and any(name in first for name in _SIZES)
 
 
 def lacks_momentum(optimizer: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from surefoot.errors import require
-from surefoot.types import Severity, Signals, Verdict
+from surefoot.types import Signals, Verdict
 
 if TYPE_CHECKING:
     from surefoot.types import Scalar, Signals
@@ -280,10 +280,6 @@ class Spike:
     reason to act. A refused value enters neither the window nor the maximum, each signal by itself; a level that stays
     for `patience` steps is accepted as the new one.
 
-    A bad batch and the first batch of other data, another loss or a first reward look the same. Where the optimizer
-    divides gradients by their size (`Signals.bounded`), the verdict is therefore a remark, and the step is applied: one
-    gradient does little harm there, unless it is as large as for `Explosion`.
-
     Values that are exactly 0 have no scale: a reward not yet found or a kept margin is followed by a first real value
     without being its baseline. They enter the window, but neither count as steps nor let the maximum fade. The maximum
     fades, and refusals add up, as in `Explosion`, for the same reasons.
@@ -308,8 +304,6 @@ class Spike:
     patience: int = 3
     """After so many refusals within about a thousand steps, values of that kind are the run's own and accepted: unlike
     an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
-    always_refuse: bool = field(default=False, repr=False)
-    """Whether the verdict is a warning, which refuses the step, for every optimizer."""
 
     def __post_init__(self) -> None:
         require(
@@ -358,8 +352,7 @@ class Spike:
             xp.where(informative, xp.fmax(highest * kept, distance), highest),
             xp.where(taken, forgive(refused, outlier, SPIKE_FORGIVEN), refused + outlier),
         )
-        severity: Severity = "info" if signals.bounded and not self.always_refuse else "warning"
-        return next_state, Verdict("spike", (outlier & ~taken).all(), severity=severity)
+        return next_state, Verdict("spike", (outlier & ~taken).all(), severity="warning")
 
 
 class Quartiles(NamedTuple):

@@ -108,7 +108,7 @@ def build_guard(
     order = BackwardOrder(layout.parameters if acts else [])
     budgets = _budgets(escalation if acts else None, recovery, loss_scaler, guarded, ranks)
     on_event = call_each(rows.incident if rows else None, on_event)
-    history = RunHistory(checker, budgets, order.first, on_event, announce=announce, acts=acts)
+    history = RunHistory(checker, budgets, order.first, on_event, announce=announce)
     return GuardContext(
         layout=layout, policy=policy, decider=decider, guarded=guarded, history=history, order=order, ranks=ranks,
         shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,

@@ -21,7 +21,6 @@ from surefoot.act.apply import (
     SettingsOfStep,
     StepCopy,
     can_fold,
-    divides_by_size,
     fold,
     has_torchs_step,
     is_guarded_twice,
@@ -62,11 +61,6 @@ if TYPE_CHECKING:
 
 PARAM_NORM_EVERY = 100
 """How often the norm of the parameters is measured: it is a yardstick, and moves slowly."""
-
-RAISED = 3.0
-"""How many times the largest learning rate so far one is that has jumped: a warm-up raises it by less each step."""
-RAISED_STEPS = 50
-"""How many steps it must stay there to count as the run's own."""
 
 
 @dataclass(frozen=True)
@@ -235,30 +229,6 @@ class StepPreparer:
         return None
 
 
-class UsualRate:
-    """Whether the learning rate is far above what it has been. A rate that stays there is usual after a while.
-
-    Not saved: a run that is resumed takes its first rate for the usual one.
-    """
-
-    def __init__(self) -> None:
-        self._usual, self._raised_steps = 0.0, 0
-
-    @property
-    def is_raised(self) -> bool:
-        """Whether it was at the last step."""
-        return self._raised_steps > 0
-
-    def take(self, rate: float | None) -> None:
-        """The rate of the next step; `None` if it cannot be read without a sync, which tells nothing."""
-        if rate is None:
-            return
-        raised = self._usual > 0 and rate > RAISED * self._usual
-        self._raised_steps = self._raised_steps + 1 if raised and self._raised_steps < RAISED_STEPS else 0
-        if not self._raised_steps:
-            self._usual = max(self._usual, rate)
-
-
 class GuardedOptimizer:
     """Measures and decides the steps of one optimizer, and prepares the optimizer for each.
 
@@ -286,7 +256,6 @@ class GuardedOptimizer:
         self._preparer = StepPreparer(optimizer, decider.policy, on_device=on_device, shapes=bool(shapers))
         self._updates = UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
-        self._rate, self._divides = UsualRate(), False
         self._sampler = sampler
 
     @property
@@ -375,7 +344,6 @@ class GuardedOptimizer:
 
     def _given(self, step: OpenStep, measured: MeasuredGradients) -> StepInput:
         facts = step.facts
-        self._look_for_bounds(facts.lr_factor)
         step.settings = look_at_settings(self.optimizer, self.layout.home, self._on_device)
         return StepInput(
             facts.step,
@@ -390,17 +358,6 @@ class GuardedOptimizer:
             facts.clipped,
             facts.was_broken,
         )
-
-    def _look_for_bounds(self, lr_factor: float) -> None:
-        """Note whether the optimizer limits what one gradient does: to a few learning rates, so not if those jumped."""
-        decider = self.decider
-        if self._acts:
-            self._rate.take(self.lr(lr_factor))
-            known = self._divides or divides_by_size(self.optimizer, by_class=decider.group is not None)
-            self._divides, bounded = known, known and not self._rate.is_raised
-            if bounded != decider.is_bounded:
-                decider.is_bounded = bounded
-                self.forget_recordings()
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:
         """1 if a setting is not finite, else 0. Reads nothing off a device."""

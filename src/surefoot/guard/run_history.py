@@ -99,8 +99,7 @@ class RunHistoryState(AlarmsState, BudgetsState):
 class Alarms:
     """Detectors that look back over many steps; they raise incidents and refuse nothing."""
 
-    def __init__(self, checker: StabilityChecker, *, acts: bool = True) -> None:
-        self._acts = acts
+    def __init__(self, checker: StabilityChecker) -> None:
         self.look_back = tolerated(Combined(checker.look_back, "any")) if checker.look_back else None
         self._look_back_state = self.look_back.init() if self.look_back else ()
         self._own: dict[str, tuple[Detector, Any]] = {}
@@ -123,20 +122,14 @@ class Alarms:
             self._watch_behind(record.signals, note)
 
     def applied_nonetheless(self, record: StepRecord, explain: Callable[[], tuple[str, Evidence]], note: Note) -> None:
-        """A step that a rule would refuse is applied: an incident when that starts.
-
-        Where steps are only watched, that is an error. Where they are guarded, it is a remark: such a step is applied
-        because one gradient cannot do much harm there.
-        """
+        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
         kind = record.reasons[0] if record.reasons else "refused"
         if record.skipped or not record.reasons:
             self._active -= {each for each in self._active if each.endswith("/applied")}
         elif f"{kind}/applied" not in self._active:
             self._active.add(f"{kind}/applied")
             summary, evidence = explain()
-            if self._acts:
-                summary += "; applied, because the optimizer divides gradients by their size"
-            note(record.signals, kind, "info" if self._acts else "error", summary, evidence=evidence)
+            note(record.signals, kind, "error", summary, evidence=evidence)
 
     def _watch_behind(self, signals: Signals, note: Note) -> None:
         if self.look_back is None:
@@ -332,7 +325,6 @@ class RunHistory:
         on_event: Callable[[Incident], None] | None = None,
         *,
         announce: bool = True,
-        acts: bool = True,
     ) -> None:
         """Start an empty history.
 
@@ -342,9 +334,8 @@ class RunHistory:
             first_of: of several parameters, the one whose gradient was ready first.
             on_event: called with each incident.
             announce: whether each incident is logged as a warning.
-            acts: whether steps are guarded, and not only watched.
         """
-        self.alarms, self.budgets = Alarms(checker, acts=acts), budgets
+        self.alarms, self.budgets = Alarms(checker), budgets
         self._refusals = RefusalExplainer(checker, first_of, budgets.weights_broken)
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)

@@ -276,9 +276,6 @@ class StepDecider:
         """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
         self.stop_wanted = False
         """Whether this rank has been asked to stop."""
-        self.is_bounded = False
-        """Whether a gradient, however large, moves the weights by a bounded distance. Set by whoever knows the
-        optimizer."""
 
     def decide(
         self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None
@@ -335,31 +332,25 @@ class StepDecider:
             broken = torch.maximum(broken, given.was_broken.to(broken.dtype))
         if self._tensors:
             loss = None if given.loss is None else given.loss.to(self._home)
-            return Signals(
-                given.step, loss, total, broken, extra=given.own, param_norm=given.param_norm, bounded=self.is_bounded
-            )
+            return Signals(given.step, loss, total, broken, extra=given.own, param_norm=given.param_norm)
         own = {name: float(value) for name, value in given.own.items()}
-        loss_now, norm = None if given.loss is None else float(given.loss), float(given.param_norm)
-        return Signals(
-            given.step, loss_now, float(total), float(broken), extra=own, param_norm=norm, bounded=self.is_bounded
-        )
+        loss_now = None if given.loss is None else float(given.loss)
+        return Signals(given.step, loss_now, float(total), float(broken), extra=own, param_norm=float(given.param_norm))
 
     def _verdict(self, signals: Signals, given: StepInput) -> tuple[Any, Any, tuple[Any, ...]]:
         """Apply the step rules and let the ranks agree: skip, overflow, and a flag per rule and notice."""
         flags: list[Any] = []
-        remarks = [False]
         before: tuple[Any, ...] = self.policy.rules_state
         self.rule_names = (BROKEN_SETTING,)
         if self.policy.rules is not None:
             self.policy.rules_state, verdict = self.policy.rules.update(self.policy.rules_state, signals)
             flags = [part.anomalous for part in verdict.parts]
-            remarks = [*(part.severity == "info" for part in verdict.parts), False]
             self.rule_names = (*(part.detector for part in verdict.parts), BROKEN_SETTING)
         overflow = self._overflow(signals, given.outer)
         flags, notices, overflow = self._agree([*flags, given.broken_setting > 0], overflow, signals)
         skip = overflow | self.left_out_by(given.outer)
-        for flag, is_remark in zip(flags, remarks, strict=True):
-            skip = skip if is_remark else skip | flag
+        for flag in flags:
+            skip = skip | flag
         if self._tensors or skip:  # what one rule refused is no baseline for the others: they have not seen it
             self.policy.rules_state = tuple(
                 choose(skip > flag, old, new)  # refused, and not by this one
