@@ -229,9 +229,7 @@ class Decision:
     only_if_moved: bool = False
     """For a return: whether it is called for only if the weights had moved further than they usually do."""
     only_repeat: bool = False
-    """For a return: whether it is called for only if it repeats the steps since."""
-    is_check: bool = False
-    """For a return that repeats steps: whether nothing shows that one of them did harm, and it is made to find out."""
+    """For a return: whether it is called for only if it repeats the steps since. The trouble of a repeat came back."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from surefoot.decide.repeat import (
     MOST_TRIES,
     RepeatPlanner,
     RepeatState,
-    doubt,
     first_outlier,
     give_up,
     observe,
@@ -136,38 +135,3 @@ def test_trouble_that_comes_back_among_repeated_steps_calls_for_a_return_at_once
     assert (first.action, first.before, first.only_repeat) == ("roll_back", 40, True)
     planner.give_up()
     assert planner.advise(52, True, Decision()) == Decision()
-
-
-def norms(*values):
-    return [StepRecord(Signals(step, loss=1.0, grad_norm=value), False) for step, value in enumerate(values)]
-
-
-def test_a_gradient_many_times_as_large_as_those_before_is_doubted():
-    usual = [1.0 + 0.1 * (step % 5) for step in range(40)]
-    assert "40 is 5.71 times the largest of the 40 before" in doubt(norms(*usual, 8.0))
-    assert doubt(norms(*usual, 6.0)) == ""
-    assert doubt(norms(*usual[:31], 100.0)) == ""
-    assert doubt(norms(*usual, float("nan"))) == ""
-
-
-@pytest.mark.parametrize(
-    ("refused", "alone", "checked"), [(True, True, True), (True, False, True), (False, False, False)]
-)
-def test_a_doubted_step_is_repeated_once_and_with_several_ranks_only_if_it_was_refused(refused, alone, checked):
-    planner = RepeatPlanner(TrainingRecovery(repeat=True), alone=alone)
-    found = planner.advise(70, refused, Decision(), "far larger", refused)
-    assert (found.action == "roll_back") is found.is_check is checked
-    if checked:
-        planner.state = planner.plan(found, 70, 71, 40, ())
-        assert planner.state.left_out == ()
-        assert planner.advise(70, refused, Decision(), "far larger", refused) == Decision()
-
-
-def test_the_last_attempt_is_not_used_to_check_a_step():
-    planner = RepeatPlanner(TrainingRecovery(repeat=True, attempts=3))
-    for step in (100, 120, 140):
-        found = planner.advise(step, False, Decision(), "far larger")
-        if found.is_check:
-            planner.state = planner.plan(found, step, step + 1, step - 20, ())
-    assert (found, planner.state.troubles) == (Decision(), 2)
-    assert planner.plan(RETURN, 170, 180, 150, ()) is not None

@@ -64,7 +64,9 @@ def test_the_folder_alone_gives_the_same_findings_again(watch: Nursery, name: st
 def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
     run = watch(*SCRIPTS["broken"])
     words = " ".join(run.errors.split())
-    assert f"error · {run.first.cause} · 0.97 {run.first.summary} At: step 0, {run.first.where[0]} Fix:" in words
+    place = run.first.where[0]
+    line = f"{place.rpartition(':')[2]} | {' '.join(run.first.evidence['source'][place].split())}"
+    assert f"error · {run.first.cause} · 0.97 {run.first.summary} At: step 0, {place} {line} Fix:" in words
     assert f"Fix: {run.first.fixes[0]}" in words
 
 

@@ -152,40 +152,6 @@ def test_after_an_accident_the_run_is_bitwise_the_one_without_it(accident, clean
     assert loop.drawn == STEPS + loop.stabilizer.counts["repeated"]
 
 
-def times(factor):
-    """Damage by accident: the gradients of one step, and not when it is repeated."""
-
-    def change(loop):
-        parameters = list(loop.model.parameters())
-        handles = []
-
-        def multiply(gradient):
-            handles[0].remove()
-            return gradient * factor
-
-        handles.append(parameters[0].register_hook(multiply))
-
-    return once(change)
-
-
-@pytest.mark.parametrize("factor", [1e6, torch.nan])
-def test_a_gradient_damaged_by_accident_is_computed_again(factor, clean):
-    loop = Loop(times(factor)).guarded().run()
-    assert loop.actions == ["repeat"]
-    assert loop.is_like(clean)
-    assert loop.stabilizer.counts["skipped"] == 0
-
-
-def test_a_large_gradient_that_comes_from_the_data_changes_nothing():
-    def large(loop, step, x, y):
-        return (x, 30 * y) if step == FAULT_AT else (x, y)
-
-    loop, repeated = Loop(large).guarded(recovery=None).run(), Loop(large).guarded().run()
-    assert repeated.actions == ["repeat"]
-    assert not repeated.stabilizer.counts["alarms"]
-    assert repeated.is_like(loop)
-
-
 def test_without_a_bad_batch_the_run_is_bitwise_the_one_that_never_had_it():
     loop = Loop(bad_batch, sgd=True).guarded().run()
     assert loop.actions == ["repeat", "repeat"]

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from surefoot.keep.dead_workers import (
     DeferringHandler,
@@ -16,6 +17,16 @@ from surefoot.keep.dead_workers import (
     is_workers_handler,
     worker_death,
 )
+
+
+@pytest.fixture(autouse=True)
+def _torchs_handler(monkeypatch):
+    """An earlier test of this process may have stopped a run, which removes torch's handler."""
+    before = signal.getsignal(signal.SIGCHLD)
+    if not is_workers_handler(before):
+        monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    yield
+    signal.signal(signal.SIGCHLD, before)
 
 
 class EndsItself(Dataset):

@@ -155,7 +155,7 @@ def test_no_temporary_has_the_size_of_an_activation(call, layout):
         elif call == "sub":
             calls.take(entry_of(call), (big.detach().requires_grad_(), big), {}, big)
         elif call == "model":
-            ModelCalls(0, ParameterRegistry(), None).take(model, (big,), {}, big)
+            ModelCalls(0, ParameterRegistry(), None).take(model, (big,), {}, big, 0)
         else:
             calls.take(entry_of(call), (big,), {}, big)
     assert 0 < largest.bytes <= big.nbytes // 2
@@ -185,7 +185,7 @@ def test_the_scale_of_a_weight_is_measured_without_a_copy_of_it():
 def test_what_is_kept_of_a_batch_for_later_is_a_few_numbers():
     recording = StepRecording(WatchContext(WatchOptions()), use_recorder=True, thorough=True)
     batch, target = torch.randn(512, 3, 64, 64), torch.randn(512, 1000)
-    recording.model_calls.take(nn.Linear(2, 2), (batch,), {}, torch.randn(512, 2, requires_grad=True))
+    recording.model_calls.take(nn.Linear(2, 2), (batch,), {}, torch.randn(512, 2, requires_grad=True), 0)
     recording.calls.take(entry_of("mse_loss"), (target, target), {}, torch.tensor(1.0))
     features, kept = recording.model_calls.held[0].features, recording.calls.losses.targets[0]
     assert features.rows.untyped_storage().nbytes() <= 64 * 64 * 4

@@ -94,7 +94,7 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
         (["zoo", "score", "--from", "nowhere"], "no folder at nowhere"),
         (["zoo", "run", "no-such-script"], "no zoo script is called"),
         (["diagnose", "nowhere"], "no run folder at nowhere"),
-        (["diagnose"], "there is none below runs/. Give the folder of a run."),
+        (["diagnose"], "none found below runs/. Pass the folder of a run."),
         (["nonsense"], "No such command 'nonsense'"),
         (["run"], "no script given"),
         (["run", "--nonsense", "x.py"], "unknown option --nonsense"),

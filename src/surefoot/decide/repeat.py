@@ -11,10 +11,6 @@ shows what caused it:
 3. If it still comes back, the step before that and every step up to the last unhealthy one are left out: several bad
    batches, or one that looked like any other.
 
-A step that was refused, or whose gradient is far larger than those before it, is repeated before it has done any harm
-that shows (`doubt`). If it comes from the data it is as large the second time, and nothing has changed. If it was an
-accident, the run is where it would have been.
-
 After that the data are not to blame, and the caller does what it does without a repeat. A trouble that comes back is
 noticed after a few unhealthy steps, since its place is known. Each trouble takes one of `attempts`; calm stretches give
 them back. Pure functions, each of which gives the next state; `RepeatPlanner` holds the state of one run.
@@ -22,7 +18,6 @@ them back. Pure functions, each of which gives the next state; `RepeatPlanner` h
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections import deque
@@ -30,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.types import Decision, StepRecord
@@ -49,10 +44,6 @@ OUTLIER_WINDOW, LEAST_COMPARED = 64, 8
 """How many steps before it a step is compared with, at most and at least."""
 OUTLIER_SPREADS = 12.0
 """How many median deviations above the median an outlier is; for normal noise that is 8 standard deviations."""
-DOUBTED_TIMES = 5.0
-"""How many times the largest gradient norm of the last `OUTLIER_WINDOW` applied steps a norm is doubted from …"""
-DOUBTED_AFTER = 32
-"""… if there were so many."""
 
 
 class RepeatState(NamedTuple):
@@ -115,20 +106,6 @@ def _is_outlier(value: float, window: deque[float]) -> bool:
     return value > middle + max(OUTLIER_SPREADS * spread, abs(middle))
 
 
-def doubt(records: Sequence[StepRecord]) -> str:
-    """Why the last step is to be repeated to see whether its gradient comes from the data; empty if it is not.
-
-    What is doubted here need not be wrong, so the bar is lower than that of the rules that refuse a step.
-    """
-    last, *before = itertools.islice(reversed(records), OUTLIER_WINDOW + 1)
-    norms = [float(each.signals.grad_norm) for each in before if not each.skipped and each.signals.grad_norm]
-    norm = last.signals.grad_norm
-    if last.skipped or norm is None or len(norms) < DOUBTED_AFTER or not norm > DOUBTED_TIMES * max(norms):
-        return ""
-    times = float(norm) / max(norms)
-    return f"the gradient norm of step {last.signals.step} is {times:.3g} times the largest of the {len(norms)} before"
-
-
 def plan(
     state: RepeatState, onset: int, last: int, reached: int, attempts: int, suspect: int | None = None
 ) -> RepeatState | None:
@@ -167,29 +144,17 @@ def give_up(state: RepeatState) -> RepeatState:
 class RepeatPlanner:
     """Plans the repeats of one run."""
 
-    def __init__(self, recovery: TrainingRecovery | None, *, alone: bool = True) -> None:
-        """Plan for a run with these settings. `alone` is False if other ranks would have to have the same doubts."""
-        self._recovery, self._alone = recovery, alone
+    def __init__(self, recovery: TrainingRecovery | None) -> None:
+        self._recovery = recovery
         self.state = RepeatState() if recovery is not None and recovery.repeat else None
         """Where repeats stand; `None` if a return repeats no steps."""
 
-    def advise(
-        self, step: int, unhealthy: bool, advice: Decision, doubted: str = "", refused: bool = False
-    ) -> Decision:
-        """A return at once if the trouble has come back among the repeated steps, or to check a step; else the advice.
-
-        `doubted` is the reason to check the step. A step is checked once, and the last attempt is never used for it.
-        """
+    def advise(self, step: int, unhealthy: bool, advice: Decision) -> Decision:
+        """A return at once if the trouble has come back among the repeated steps; else what is advised."""
         if self.state is None or self._recovery is None:
             return advice
-        is_new = step >= self.state.until and self.state.troubles < self._recovery.attempts - 1
         self.state, comes_back = observe(self.state, step, unhealthy, self._recovery.calm_steps)
-        if advice.action != "none":
-            return advice
-        if doubted and is_new and (refused or self._alone):
-            before = step - self._recovery.margin_steps
-            return replace(advice, action="roll_back", reason=doubted, before=before, only_repeat=True, is_check=True)
-        if not comes_back:
+        if not comes_back or advice.action != "none":
             return advice
         reason = f"the problem of step {self.state.onset} occurred again when the steps were repeated"
         before = self.state.onset - self._recovery.margin_steps

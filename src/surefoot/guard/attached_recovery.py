@@ -52,7 +52,7 @@ class AttachedRecovery:
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
         """No steps are repeated: the loop and its data belong to the caller."""
-        if self._repeats and not decision.is_check:
+        if self._repeats:
             why_not = "`attach` does not control the data of the loop"
             summary = f"a return restores earlier weights and does not repeat steps: {why_not}"
             self._history.warn_once(record.signals, "recovery.not-repeated", summary)

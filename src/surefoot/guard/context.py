@@ -157,8 +157,7 @@ def _budgets(
         method = broken()
         return method is not None and method()
 
-    floor = scaler.floor if scaler else None
-    return Budgets(escalation, recovery, floor, weights_broken, ranks.any, alone=not ranks.several)
+    return Budgets(escalation, recovery, scaler.floor if scaler else None, weights_broken, ranks.any)
 
 
 def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:

@@ -156,13 +156,13 @@ class Repeats:
             why_not = "several steps use one batch, so a single step cannot be left out"
         # Every rank gets here, and none may go back alone.
         if self._ranks.any(why_not is not None):
-            self._explain(record, decision, why_not or "another rank cannot rewind its data")
+            self._explain(record, why_not or "another rank cannot rewind its data")
             return None
         target = self._target(plan.begins, min(before, plan.begins))
         step = -1 if target is None else target.step
         if self._ranks.any(target is None) or not self._ranks.same(step):
             self._explain(
-                record, decision, "there is no earlier moment from before the problem in the current loop over the data"
+                record, "there is no earlier moment from before the problem in the current loop over the data"
             )
             return None
         assert target is not None
@@ -193,9 +193,7 @@ class Repeats:
                 return MomentTarget(step, None, tree)
         return None
 
-    def _explain(self, record: StepRecord, decision: Decision, why_not: str) -> None:
-        if decision.is_check:  # nothing is lost by not repeating it
-            return
+    def _explain(self, record: StepRecord, why_not: str) -> None:
         self._history.warn_once(
             record.signals,
             "recovery.not-repeated",

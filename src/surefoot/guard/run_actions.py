@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from surefoot.guard.persistence import EarlierWeights, RunPersistence
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_results import StepResults
-    from surefoot.types import Decision, Severity, StepRecord
+    from surefoot.types import Decision, StepRecord
 
 log = logging.getLogger("surefoot")
 
@@ -72,17 +72,17 @@ class RunActions:
 
     def _return(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
         """Return to earlier weights, or clear the optimizer's state, and record which."""
-        if self._capture is not None and not decision.is_check:
+        if self._capture is not None:
             self._capture.returning(record, decision, results.steps)
         if decision.action == "roll_back" and (repeated := self._persistence.repeat_from(results, record, decision)):
             results.returned()
             self._measurer.param_norm = None
-            severity: Severity = "info" if decision.is_check else "warning"
-            self._history.note(record.signals, "recovery", severity, f"{decision.reason}: back to {repeated}", "repeat")
+            self._history.note(
+                record.signals, "recovery", "warning", f"{decision.reason}: back to {repeated}", "repeat"
+            )
             return
         if decision.only_repeat:
-            if not decision.is_check:
-                self._history.budgets.repeats.give_up()
+            self._history.budgets.repeats.give_up()
             return
         done = self._carried_out(record, decision)
         if done is None:

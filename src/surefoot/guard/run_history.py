@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.repeat import RepeatPlanner, RepeatState, doubt
+from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
 from surefoot.guard.refusal import RefusalExplainer
@@ -188,8 +188,6 @@ class Budgets:
         scale_floor: float | None,
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
-        *,
-        alone: bool = True,
     ) -> None:
         """Start with full budgets.
 
@@ -199,12 +197,11 @@ class Budgets:
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
             agreed: whether the flag is set on any rank.
-            alone: whether there is one rank.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
-        self.repeats = RepeatPlanner(recovery, alone=alone)
+        self.repeats = RepeatPlanner(recovery)
         self.weights_broken, self.agreed = weights_broken, agreed
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
@@ -235,11 +232,8 @@ class Budgets:
             self._reasons.append((step, f"step {step} was refused: {summary}"))
         return decision
 
-    def recover(self, record: StepRecord, refused: bool, decision: Decision, doubted: str = "") -> Decision:
-        """Let the recovery see the step; what it calls for comes before what skipping would.
-
-        `doubted` says why the step may be an accident, which a repeat would show.
-        """
+    def recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
+        """Let the recovery see the step; what it calls for comes before what skipping would."""
         if self.recovery is None:
             return decision
         assert self._recovery_state is not None
@@ -251,7 +245,7 @@ class Budgets:
         self._recovery_state, advice = self.recovery.update(
             self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken
         )
-        advice = self.repeats.advise(step, refused or setback or lost or broken, advice, doubted, refused)
+        advice = self.repeats.advise(step, refused or setback or lost or broken, advice)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
@@ -391,9 +385,7 @@ class RunHistory:
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
             self.alarms.applied_nonetheless(record, explain, self.note)
-        repeats = self.budgets.repeats.state is not None
-        doubted = summary if refused or not repeats else doubt(self.history)
-        decision = self.budgets.recover(record, refused, decision, doubted)
+        decision = self.budgets.recover(record, refused, decision)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision

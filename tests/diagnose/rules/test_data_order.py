@@ -154,7 +154,7 @@ def test_a_generator_made_anew_every_epoch_is_named_with_its_line() -> None:
 
 def spike(backward: int) -> dict[str, Any]:
     base = {"event": "spike", "step": backward - 1, "backward": backward, "value": 900.0, "level": 0.5}
-    return base | {"data": [], "batch": None}
+    return base | {"data": []}
 
 
 def sized(outliers: dict[int, float]) -> dict[str, Any]:
