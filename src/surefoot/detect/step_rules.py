@@ -17,7 +17,7 @@ from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
 if TYPE_CHECKING:
-    from surefoot.types import Scalar, Signals
+    from surefoot.types import Scalar
 
 
 _QUARTERS = np.array((0.25, 0.5, 0.75))

@@ -364,8 +364,7 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
         late = notes[-max(2, len(notes) // 4) :]
         if len(off) >= max(2, 0.2 * len(notes)) and all(not n.training and _switched_off(n) for n in late):
             first = off[0]
-            parts = [count_of(first.dropouts, "dropout")] * bool(first.dropouts)
-            parts += [count_of(first.batchnorms, "batch norm")] * bool(first.batchnorms)
+            parts = _parts_in_words(first.dropouts, first.batchnorms)
             return Claim(
                 0.95,
                 f"`{model}` is in eval mode (training=False) on steps that update its weights, from step "
@@ -395,8 +394,7 @@ def _parts_never_on(run: RecordedRun, model: str, notes: list[ModelCall]) -> boo
 
 def _parts_in_eval_mode(model: str, notes: list[ModelCall]) -> Claim:
     first = notes[0]
-    parts = [count_of(first.dropouts, "dropout")] * bool(first.dropouts)
-    parts += [count_of(first.batchnorms, "batch norm")] * bool(first.batchnorms)
+    parts = _parts_in_words(first.dropouts, first.batchnorms)
     return Claim(
         0.9,
         f"`{model}` is in training mode, but {' and '.join(parts)} inside it {'are' if len(parts) > 1 else 'is'} in "
@@ -406,6 +404,11 @@ def _parts_in_eval_mode(model: str, notes: list[ModelCall]) -> Claim:
         evidence={"passes": len(notes), "dropouts": first.dropouts, "batchnorms": first.batchnorms},
         fixes=("Do not call `eval()` on a part of the model before the training steps, or call `train()` after it.",),
     )
+
+
+def _parts_in_words(dropouts: int, batchnorms: int) -> list[str]:
+    """How many dropouts and batch norms, each only if there are any."""
+    return [count_of(dropouts, "dropout")] * bool(dropouts) + [count_of(batchnorms, "batch norm")] * bool(batchnorms)
 
 
 def _switched_off(note: ModelCall) -> bool:
@@ -423,8 +426,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     if not hot or len(hot) < 0.5 * len(notes) or repeats_rows(hot):
         return _evaluated_with_gradients(run, trained) or _evaluated_at_each_step(run, trained)
     first = hot[0]
-    parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
-    parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
+    parts = _parts_in_words(first.dropouts_on, first.batchnorms_on)
     return Claim(
         0.9,
         f"`{first.model}` was evaluated without gradients at {first.site} but in training mode: "
@@ -468,8 +470,7 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
     if sum(map(len, passes)) < 2 or any(_has_trained_rows(run, n) for calls in passes for n in calls):
         return None
     first = passes[0][0]
-    parts = [count_of(first.dropouts_on, "dropout")] * bool(first.dropouts_on)
-    parts += [count_of(first.batchnorms_on, "batch norm")] * bool(first.batchnorms_on)
+    parts = _parts_in_words(first.dropouts_on, first.batchnorms_on)
     return Claim(
         0.85,
         f"`{first.model}` was evaluated at {first.site} in training mode, with {' and '.join(parts)} active: "
@@ -493,8 +494,7 @@ def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None
     if len({call.step for call, _ in found}) < max(3, 0.5 * len(windows)) or run.blind:
         return None
     call, drops = found[0]
-    parts = [count_of(max(call.dropouts_on, drops), "dropout")] * bool(call.dropouts_on or drops)
-    parts += [count_of(call.batchnorms_on, "batch norm")] * bool(call.batchnorms_on)
+    parts = _parts_in_words(max(call.dropouts_on, drops), call.batchnorms_on)
     return Claim(
         0.85,
         f"At {call.site} `{call.model}` runs in training mode, with {' and '.join(parts)} active, in {len(found)} of "
