@@ -228,3 +228,17 @@ def test_running_statistics_on_cuda_survive_a_broken_batch():
     assert stabilizer.counts["skipped"] == 1
     assert bool(torch.isfinite(model[1].running_mean).all())
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_a_rule_for_a_signal_of_the_user_still_refuses_steps_after_the_warm_up_of_the_graph():
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    checker = sf.StabilityChecker(explosion=sf.Explosion(signal="cost", min_to_weights=0.0))
+    stabilizer = sf.TrainingStabilizer(model, optimizer, checker=checker)
+    for step in range(40):
+        x = torch.randn(16, 32, device="cuda")
+        stabilizer.observe(cost=1e6 if step == 35 else 1.0)
+        stabilizer.backward(model(x).square().mean())
+        stabilizer.step()
+    stabilizer.flush()
+    assert [incident.step for incident in stabilizer.incidents] == [35]

@@ -12,21 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surefoot as sf
+from part_arguments import ARGUMENTS, made
 from streams import INF, NAN, same
 from surefoot import LayerStats, Signals
 from surefoot.core.state_tree import on_device, pack, unpack
 from surefoot.detect import step_rules
 from surefoot.types import GradientNorms, NamedParameter
-
-ARGUMENTS = {
-    "ClipByNorm": (1.0,),
-    "ClipByValue": (1.0,),
-    "all_of": (sf.Explosion(), sf.Spike()),
-    "any_of": (sf.NonFinite(), sf.Explosion()),
-    "after_warmup": (sf.Explosion(), 3),
-    "sustained": (sf.Spike(), 2),
-}
-"""For the parts that cannot be made without arguments."""
 
 TENSORS = 3
 """How many gradients a clipper is told of."""
@@ -54,18 +45,6 @@ def makes_a_part(name):
 
 
 NAMES = [name for name in sf.__all__ if makes_a_part(name)]
-
-
-def made(name):
-    make = getattr(sf, name)
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(make).parameters.values()
-        if parameter.default is parameter.empty
-    ]
-    if needed and name not in ARGUMENTS:
-        pytest.fail(f"{name} needs {needed}: give it an entry in ARGUMENTS, so that it is tested too.")
-    return make(*ARGUMENTS.get(name, ()))
 
 
 def kind_of(name):

@@ -19,8 +19,8 @@ from torch import Tensor
 from surefoot.act.loss_scale import DynamicLossScaler
 from surefoot.core.device import can_record, recorded_graph
 from surefoot.core.state_tree import leaves
+from surefoot.detect import step_rules
 from surefoot.detect.combine import Combined, Sustained
-from surefoot.detect.step_rules import Explosion, Limit, LostProgress, NonFinite, Setback, Spike
 from surefoot.observe.tensors import TensorStatistics
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ log = logging.getLogger("surefoot")
 
 WARM_STEPS = 3
 MOST_RECORDINGS = 8
+RECORDED_SIGNALS = {"loss", "grad_norm", "nonfinite"}
+"""The signals that a recording is given. A rule that judges another one, such as a signal of the user's, is not
+recorded: it would never see a value."""
 
 
 class GraphedDecider:
@@ -154,8 +157,7 @@ def _rule_is_ours(rule: Any) -> bool:
         return all(_rule_is_ours(part) for part in rule.parts)
     if isinstance(rule, Sustained):
         return _rule_is_ours(rule.detector)
-    if isinstance(rule, Spike):
-        return set(rule.signals) <= {"loss", "grad_norm", "nonfinite"}
-    if isinstance(rule, Setback | LostProgress):
-        return rule.signal in {"loss", "grad_norm", "nonfinite"}
-    return isinstance(rule, NonFinite | Explosion | Limit)
+    if type(rule).__module__ != step_rules.__name__:
+        return False
+    judged = {*getattr(rule, "signals", ()), getattr(rule, "signal", "loss")}
+    return isinstance(rule, step_rules.Limit) or judged <= RECORDED_SIGNALS
