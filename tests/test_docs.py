@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import surefoot
+from surefoot import trainers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "start-right")]
@@ -62,7 +63,8 @@ def test_every_exported_part_is_on_the_page_of_its_kind(page, modules):
     parts = [name for name in surefoot.__all__ if module_of(name).startswith(modules)]
     named = set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
     assert len(parts) >= 4
-    assert [name for name in parts if name not in named] == []
+    missing = [name for name in parts if name not in named]
+    assert not missing, f"describe {', '.join(missing)} in docs/{page}"
 
 
 def test_every_exported_function_is_described():
@@ -77,7 +79,19 @@ def test_every_public_name_is_in_the_reference():
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: surefoot\.(\w+)$", pages, re.MULTILINE))
     assert "surefoot.build" in pages
-    assert set(surefoot.__all__) - set(surefoot.build.__all__) <= listed
+    missing = sorted(set(surefoot.__all__) - set(surefoot.build.__all__) - listed)
+    assert not missing, f"list each on its page in docs/reference/, as `::: surefoot.NAME`: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("framework", trainers.FRAMEWORKS)
+def test_every_trainer_has_a_page_that_is_listed_and_an_example(framework):
+    page, example = f"docs/trainers/{framework}.md", f"examples/trainer_{framework}.py"
+    assert (ROOT / page).is_file(), f"{page} is missing"
+    assert (ROOT / example).is_file(), f"{example} is missing"
+    assert f"trainers/{framework}.md" in (ROOT / "mkdocs.yml").read_text(), f"list {page} in mkdocs.yml"
+    table = (ROOT / "docs" / "trainers" / "index.md").read_text()
+    assert f"]({framework}.md" in table, f"add {page} to the first table of docs/trainers/index.md"
+    assert f"`{example}`" in table, f"add {example} to the first table of docs/trainers/index.md"
 
 
 def module_of(name):

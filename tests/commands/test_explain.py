@@ -28,6 +28,14 @@ def test_a_code_is_explained_in_full(command, code):
         assert flat(text) in flat(result.out)
 
 
+def test_the_lines_of_a_fix_are_indented_below_its_first_line(command, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = command("explain", "loss.undefined-op").out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("  3. "))
+    assert all(line.startswith("     ") and len(line) <= 60 for line in lines[start + 1 : start + 3])
+
+
 def test_an_unknown_code_gets_one_line_with_the_nearest_codes_and_the_way_out(command):
     result = command("explain", "lr.to-high")
     assert result.code == 2

@@ -1,10 +1,14 @@
 """Commands over recorded runs: runs, diagnose, watch, report, serve."""
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
 import report_runs
+from surefoot.commands.recorded_run import run_lines
+from surefoot.report.run_list import ListedRun
 
 
 @pytest.fixture
@@ -75,6 +79,18 @@ def test_without_a_folder_and_without_runs_it_is_wrong_use(command, tmp_path, mo
     answer = command("report")
     assert (answer.code, answer.out) == (2, "")
     assert answer.error == "surefoot: no run folder given, and none found below runs/. Pass the folder of a run.\n"
+
+
+def test_in_a_narrow_terminal_a_cause_is_on_the_line_below_its_run():
+    found = [
+        ListedRun(Path("runs/a"), time.time(), "broken", 282, "loss.softmax-before-cross-entropy"),
+        ListedRun(Path("runs/b"), time.time(), "healthy", 1500, ""),
+    ]
+    wide, narrow = run_lines(found, None), run_lines(found, 60)
+    assert wide[0].endswith("  282 steps  loss.softmax-before-cross-entropy")
+    assert narrow[0].endswith("  282 steps\n    loss.softmax-before-cross-entropy")
+    assert narrow[1] == wide[1]
+    assert max(len(line) for text in narrow for line in text.splitlines()) <= 60
 
 
 def test_runs_lists_them(command, judged):

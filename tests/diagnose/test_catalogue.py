@@ -112,7 +112,7 @@ def test_look_alikes_exist_and_are_not_the_cause_itself(cause):
 
 @causes
 def test_there_are_two_to_four_fixes_and_each_is_a_sentence(cause):
-    assert 2 <= len(cause.fixes) <= 4
+    assert 2 <= len(cause.fixes) <= 4, f"{cause.code} needs two to four fixes; it has {len(cause.fixes)}"
     assert len(set(cause.fixes)) == len(cause.fixes)
     for fix in cause.fixes:
         assert fix.endswith(".")

@@ -48,3 +48,10 @@ def test_a_step_beyond_a_limit_is_measured_by_it_and_any_other_by_the_recent_med
     summary, evidence = explain(signals, "spike")
     assert summary == "gradient norm 200, 100 times its recent median; the loss is 0.5"
     assert evidence["typical_grad_norm"] == 2.0
+
+
+def test_a_loss_that_nobody_gave_is_not_mentioned():
+    broken = sf.Signals(3, None, float("nan"), 7, layers=layers(head=2))
+    assert explain(broken, "nonfinite")[0] == "2 non-finite values in the gradient of head"
+    assert explain(sf.Signals(3, None, 1.0, 0), "nonfinite")[0] == "another rank's loss or gradient is not finite"
+    assert explain(sf.Signals(3, None, 200.0, 0), "explosion")[0] == "gradient norm 200, 100 times its recent median"

@@ -194,17 +194,12 @@ def _preload_ignite() -> None:
 
 
 FRAMEWORKS = {
-    "transformers": train_transformers,
-    "lightning": train_lightning,
-    "accelerate": train_accelerate,
-    "ignite": train_ignite,
+    "transformers": (train_transformers, _preload_transformers),
+    "lightning": (train_lightning, _preload_lightning),
+    "accelerate": (train_accelerate, _preload_accelerate),
+    "ignite": (train_ignite, _preload_ignite),
 }
-PRELOAD = {
-    "transformers": _preload_transformers,
-    "lightning": _preload_lightning,
-    "accelerate": _preload_accelerate,
-    "ignite": _preload_ignite,
-}
+"""What trains, and what imports the framework before processes are forked."""
 
 
 def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> bool:
@@ -234,15 +229,16 @@ def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> 
 
 
 def main(framework: str, folder: Path, kills: int) -> None:
+    train, preload = FRAMEWORKS[framework]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        PRELOAD[framework]()
+        preload()
         import_module(f"surefoot.trainers.{framework}")
     import torch
 
     from trainers.small_training import same
 
-    train, chance, done = FRAMEWORKS[framework], random.Random(7), 0
+    chance, done = random.Random(7), 0
     for name in ("whole", "killed"):
         (folder / name).mkdir()
     attempt(train, folder / "whole", None)

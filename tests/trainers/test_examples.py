@@ -12,7 +12,12 @@ import pytest
 import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FRAMEWORKS = ("accelerate", "ignite", "lightning", pytest.param("ray", marks=pytest.mark.long), "transformers", "trl")
+SLOW = {"ray"}
+FRAMEWORKS = [
+    pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
+    for name in sorted(path.stem.removeprefix("trainer_") for path in EXAMPLES.glob("trainer_*.py"))
+]
+"""Every `examples/trainer_<framework>.py`."""
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

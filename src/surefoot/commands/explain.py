@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import typer
@@ -65,5 +66,6 @@ def _explain(cause: Cause) -> None:
         console.print(f"\n[bold]{head}.[/bold] {escape(text)}", highlight=False)
     console.print("\n[bold]Fixes, from fast to invasive[/bold]")
     for number, fix in enumerate(cause.fixes, 1):
-        console.print(f"  {number}. {escape(fix)}", highlight=False)
+        lines = textwrap.wrap(fix, console.width - 5, break_long_words=False, break_on_hyphens=False)
+        console.print(f"  {number}. " + escape("\n     ".join(lines)), highlight=False)
     console.print(f"\n[bold]Similar causes.[/bold] {', '.join(cause.look_alikes)}", highlight=False)

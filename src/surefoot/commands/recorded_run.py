@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from surefoot.report.run_list import ListedRun
 
 
 def runs(
     root: Path = typer.Argument(Path("runs"), help="The directory that contains the run folders."),
 ) -> None:
     """List the runs below a directory, the newest first, with their verdicts."""
-    from surefoot.diagnose.terminal import printable
     from surefoot.report.run_list import list_runs
-    from surefoot.report.terminal.formatting import duration
 
     found = list_runs(root)
     if not found:
         typer.echo(f"no runs below {root}")
         return
-    ages = [f"{duration(time.time() - run.last_write)} ago" for run in found]
-    names = [printable(str(run.folder)) for run in found]
-    width = max(map(len, names))
-    for run, name, age in zip(found, names, ages, strict=True):
-        steps = "" if run.steps is None else f"{run.steps:,} steps"
-        line = f"{name:<{width}}  {age:>{max(map(len, ages))}}  {run.verdict:<13}  {steps:>13}  {run.cause}"
-        typer.echo(line.rstrip())
+    for line in run_lines(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        typer.echo(line)
+
+
+def run_lines(found: list[ListedRun], width: int | None) -> list[str]:
+    """The list of runs in columns. If it is wider than the terminal, each cause is on the line below its run."""
+    from surefoot.diagnose.terminal import printable
+    from surefoot.report.terminal.formatting import duration
+
+    rows = [
+        (
+            printable(str(run.folder)),
+            f"{duration(time.time() - run.last_write)} ago",
+            run.verdict,
+            "" if run.steps is None else f"{run.steps:,} steps",
+        )
+        for run in found
+    ]
+    folder, age, verdict, steps = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"{row[0]:<{folder}}  {row[1]:>{age}}  {row[2]:<{verdict}}  {row[3]:>{steps}}" for row in rows]
+    fits = width is None or len(lines[0]) + 2 + max(len(run.cause) for run in found) <= width
+    before = "  " if fits else "\n    "
+    return [
+        f"{line}{before}{run.cause}" if run.cause else line.rstrip() for line, run in zip(lines, found, strict=True)
+    ]
 
 
 def diagnose(

@@ -188,6 +188,13 @@ class OutputFolder:
             self.chosen = folder
         return self.chosen
 
+    @property
+    def shown(self) -> str:
+        """The folder as a user types it: relative to where the command began, unless `--out` is an absolute path."""
+        if self._out is not None and os.path.isabs(self._out):
+            return str(self.chosen)
+        return os.path.relpath(self.choose(), self._here)
+
     def make(self) -> Path:
         """The folder, which exists now. That of a rank must be no link in a folder of somebody else's."""
         from surefoot.core.files import make_subfolder
@@ -412,7 +419,7 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
-        say(as_text(diagnosis, str(self._folder.chosen)))
+        say(as_text(diagnosis, self._folder.shown))
         if facts.guard is not None:
             from surefoot.watch.guard import in_words
 
@@ -421,7 +428,7 @@ class RunSession:
         if incidents is not None and incidents.replay_command is not None:
             say(f"the first bad step was captured; run it again: {incidents.replay_command}")
         if folder is not None and diagnosis.steps:
-            say(f"charts and events on one page: surefoot report {folder}")
+            say(f"charts and events on one page: surefoot report {self._folder.shown}")
         if folder is not None and self._world_size > 1 and self._rank == 0:
             say(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {folder.parent}")
 

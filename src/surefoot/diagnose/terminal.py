@@ -42,7 +42,9 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
     for finding in diagnosis.findings:
         lines.append("")
         lines.extend(_head(finding))
-        evidence = {key: value for key, value in finding.evidence.items() if key != "source"}  # below the place
+        evidence = {  # the source is shown below the place
+            key: value for key, value in finding.evidence.items() if key != "source" and value is not None
+        }
         if evidence:
             shown = "; ".join(f"{key.replace('_', ' ')} {_shown(value)}" for key, value in evidence.items())
             lines.extend(_wrapped("    Evidence: ", shown))

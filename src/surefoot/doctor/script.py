@@ -49,7 +49,10 @@ def examine_script(path: Path, seconds: float) -> Examination:
         whole = _watch(path, Path(scratch), seconds)
         facts, description = load(scratch)
         found = diagnose(facts, description)
-    notes = [f"the script ran for {found.steps} optimizer steps" + ("" if whole else " and was then interrupted")]
+    notes = [
+        f"the script ran for {found.steps} optimizer steps"
+        + ("" if whole else f" and was interrupted after {seconds:g} s")
+    ]
     if found.steps < _ENOUGH_STEPS:
         notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed; increase --seconds")
     if whole and found.verdict == "unknown":

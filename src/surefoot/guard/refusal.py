@@ -48,7 +48,8 @@ class RefusalExplainer:
         signals = record.signals
         counts = signals.layers.nonfinite_counts() if signals.layers else {}
         evidence: Evidence = {"loss": signals.loss, "grad_norm": signals.grad_norm, "reasons": record.reasons}
-        loss = format_number(signals.loss)
+        loss = "" if signals.loss is None else f"the loss is {format_number(signals.loss)}"
+        and_loss = f"; {loss}" if loss else ""
         if record.reasons == (BROKEN_SETTING,):
             return _explain_settings(record, evidence), evidence
         if is_stuck:
@@ -63,13 +64,14 @@ class RefusalExplainer:
             if is_first and self._weights_broken():
                 evidence["weights_broken"] = True
                 return f"the weights are not finite, so all further steps are not finite either: {where}", evidence
-            return f"{where}; the loss is {loss}", evidence
+            return f"{where}{and_loss}", evidence
         if "nonfinite" in record.reasons:
             if signals.nonfinite:
-                return f"a gradient was not finite before it was clipped by value; the loss is {loss}", evidence
-            if signals.loss is not None and math.isfinite(signals.loss):
-                return f"another rank's loss or gradient is not finite; here the loss is {loss}", evidence
-            return f"the loss is {loss}, though every gradient is finite", evidence
+                return f"a gradient was not finite before it was clipped by value{and_loss}", evidence
+            if signals.loss is None or math.isfinite(signals.loss):
+                here = f"; here {loss}" if loss else ""
+                return f"another rank's loss or gradient is not finite{here}", evidence
+            return f"{loss}, though every gradient is finite", evidence
         typical = _typical_norm(history)
         evidence["typical_grad_norm"] = typical
         beyond = [self._limits[reason] for reason in record.reasons if reason in self._limits]
@@ -77,7 +79,7 @@ class RefusalExplainer:
             evidence |= {f"limit_{limit.signal}": limit.highest for limit in beyond}
             return "; ".join(_explain_limit(limit, signals) for limit in beyond), evidence
         compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
-        return f"gradient norm {format_number(signals.grad_norm)}{compared}; the loss is {loss}", evidence
+        return f"gradient norm {format_number(signals.grad_norm)}{compared}{and_loss}", evidence
 
 
 def _typical_norm(history: Iterable[StepRecord]) -> float | None:

@@ -87,6 +87,17 @@ def test_an_operation_before_the_graph_is_named_and_not_the_data(watch: Nursery,
     assert "data.nonfinite-input" not in run.causes
 
 
+def test_an_assignment_that_was_not_seen_is_looked_for_between_the_data_and_the_model(watch: Nursery) -> None:
+    prepared = "a[3, 2] = torch.nan if step == 18 else 0.5; step += 1"
+    run = watch(DATA, "step = 0", *by_loader(prepared))
+    assert run.first.cause == "loss.undefined-op"
+    assert "contains 1 NaN in row 3" in run.first.summary
+    assert "produced it" in run.first.summary
+    assert run.first.fixes[0].startswith(
+        "Check with `torch.isfinite` what the script does to the batch before `linear` at"
+    )
+
+
 CAME_IN = {
     "and is standardised": by_loader("a = (a - a.mean(1, keepdim=True)) / a.std(1, keepdim=True)"),
     "without a loader": by_hand("a, b = torch.log(x[i]), y[i]"),

@@ -47,13 +47,15 @@ def address():
 
 @pytest.fixture(params=NAMES)
 def sink(request, tmp_path, address, ready_database):
-    made = {
+    makers = {
         "TensorBoardSink": lambda: sf.TensorBoardSink(tmp_path),
         "WandbSink": lambda: sf.WandbSink(mode="offline", dir=str(tmp_path)),
         "MLflowSink": lambda: sf.MLflowSink(ready_database(tmp_path)),
         "WebhookSink": lambda: sf.WebhookSink(address, every_seconds=0),
         "ProgressSink": lambda: sf.ProgressSink(stream=io.StringIO()),
-    }[request.param]()
+    }
+    assert request.param in makers, f"add a line that makes a {request.param} to this table, so that it is tested"
+    made = makers[request.param]()
     yield made
     made.close()
 

@@ -95,9 +95,10 @@ def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
     shape = tuple(bad.shape or ())
     place = f" at {bad.site}" if bad.site else ""
     passed = bad.passed or []
-    end = ": they came with the data; no operation of the step produced them."
+    they, them = ("it", "it") if (bad.nan or 0) + (bad.inf or 0) == 1 else ("they", "them")
+    end = f": {they} came with the data; no operation of the step produced {them}."
     if passed:  # whether it was finite before is not known
-        end = f". It is not known whether they came with the data; operations in between: {', '.join(passed[:3])}."
+        end = f". It is not known whether {they} came with the data; operations in between: {', '.join(passed[:3])}."
     return Claim(
         0.6 if passed else 0.97,
         f"{tensor} of shape {shape} that reaches `{bad.call or bad.op}`{place} at step "

@@ -79,8 +79,8 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
         names = named or "which one was not seen"
         more = f"; or {', or '.join(others[:3])}" if others else ""
         words = (
-            f"What {taken}{place} was given at step {step} holds {count}, and the data it was made from is finite: an "
-            f"operation outside of autograd made them ({names}{more})."
+            f"The input of {taken}{place} at step {step} contains {count}, and the data it was made from is finite: an "
+            f"operation outside of autograd produced {'it' if nan + inf == 1 else 'them'} ({names}{more})."
         )
     call = (made.call if made is not None else "the operation").rstrip("_")
     return Claim(
@@ -89,7 +89,14 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
         step=step,
         where=(made.site if made is not None else "", bad.site or ""),
         evidence=details(bad),
-        fixes=(_domain_fix(call, ""),) if made else (),
+        fixes=(_domain_fix(call, "") if made is not None else _search_fix(taken, place),),
+    )
+
+
+def _search_fix(taken: str, place: str) -> str:
+    return (
+        f"Check with `torch.isfinite` what the script does to the batch before {taken}{place}: assignments to entries, "
+        "normalisation, augmentation."
     )
 
 
