@@ -18,6 +18,7 @@ from surefoot.commands.demo import demo
 from surefoot.commands.doctor import doctor
 from surefoot.commands.explain import explain
 from surefoot.commands.zoo import app as zoo
+from surefoot.core.console import wrapped_for
 from surefoot.errors import UsageError
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         context = getattr(error, "ctx", None)
         end = "" if words.rstrip().endswith((".", "?")) else "."
         way_out = f"{end} See `{context.command_path} --help`." if context is not None else ""
-        typer.echo(f"surefoot: {' '.join(words.split())}{way_out}", err=True)
+        typer.echo(wrapped_for(sys.stderr, f"surefoot: {' '.join(words.split())}{way_out}"), err=True)
         sys.exit(2)
     except typer.Abort:
         sys.exit(130)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.core.console import progress_bar, result_console
+from surefoot.core.console import progress_bar, result_console, wrapped_for
 
 FILES = [path for path in sorted(Path(surefoot.__file__).parent.rglob("*.py")) if "zoo" not in path.parts]
 
@@ -62,3 +62,18 @@ def test_no_console_of_the_package_has_emoji_on():
 )
 def test_a_console_with_emoji_would_be_found(source, lines):
     assert made_with_emoji(source) == lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_message_is_wrapped_between_words_in_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    words = "surefoot: there is no such folder /a/path/that/is/longer/than/a/line as this."
+    lines = wrapped_for(Terminal(), words).splitlines()
+    assert " ".join(lines) == words
+    assert max(len(line) for line in lines if "/" not in line) <= 30
+    assert wrapped_for(io.StringIO(), words) == words
+    assert wrapped_for(None, words) == words

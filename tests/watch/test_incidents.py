@@ -50,7 +50,7 @@ def test_the_first_bad_step_is_kept_and_can_be_run_again(tmp_path, ended, starts
     (tmp_path / "train.py").write_text(SCRIPT.format(line=LOSSES[ended]))
     watched = surefoot(tmp_path, "train.py")
     (folder,) = incidents_in(tmp_path / "run")
-    assert f"surefoot replay {folder}" in watched.stderr
+    assert f"surefoot replay {folder.relative_to(tmp_path)}" in watched.stderr
     (kept,) = (event for event in load_run(tmp_path / "run").events if event.cause == "incident")
     assert (kept.step, kept.evidence["incident"]) == (12, str(folder))
     assert kept.evidence["replay"].startswith(f"surefoot replay {folder}")

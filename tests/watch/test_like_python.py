@@ -182,6 +182,7 @@ def test_a_module_with_a_syntax_error_is_told_as_python_does(tmp_path):
 def test_a_missing_file_and_a_folder_are_told_as_python_does(tmp_path):
     (tmp_path / "empty").mkdir()
     both(tmp_path, "no_such.py")
+    assert not (tmp_path / "run" / "run.json").exists()  # of a script that never began there is no run
     both(tmp_path, "empty")
     (tmp_path / "full").mkdir()
     write(

@@ -154,7 +154,7 @@ def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path)
     first, second = (running.surefoot(tmp_path, "train.py").stderr for _ in range(2))
     assert "already contains a run" not in first
     assert "already contains a run" in second
-    assert first.splitlines()[-1] == f"charts and events on one page: surefoot report {tmp_path / 'run'}"
+    assert first.splitlines()[-1] == "charts and events on one page: surefoot report run"
 
 
 def test_the_diagnosis_of_a_killed_run_says_how_far_it_goes(tmp_path):

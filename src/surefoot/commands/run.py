@@ -9,7 +9,7 @@ import time
 
 from surefoot.core.folder_lock import hold
 from surefoot.errors import FolderInUse
-from surefoot.watch.messages import say
+from surefoot.watch.messages import say, stream
 from surefoot.watch.process_exit import leave_by
 from surefoot.watch.run_script import Ending, Target, run
 from surefoot.watch.torch_import import when_imported
@@ -397,6 +397,8 @@ class RunSession:
         return _made("--webhook-env", WebhookSink, self._address or "", run=run, heartbeat_seconds=beat)
 
     def _write(self, ending: Ending) -> None:
+        if not ending.has_script:
+            return
         facts = self._facts(self.watcher, ending) if self.watcher is not None else None
         run_facts = self._describe(ending)
         folder: Path | None = None
@@ -421,12 +423,14 @@ class RunSession:
             write_json(folder / "findings.json", diagnosis.as_json())
         say(as_text(diagnosis, self._folder.shown))
         if facts.guard is not None:
+            from surefoot.core.console import wrapped_for
             from surefoot.watch.guard import in_words
 
-            say(f"surefoot: {in_words(facts.guard)}")
+            say(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
-            say(f"the first bad step was captured; run it again: {incidents.replay_command}")
+            command = incidents.replay_command.replace(str(self._folder.chosen), self._folder.shown, 1)
+            say(f"the first bad step was captured; run it again: {command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {self._folder.shown}")
         if folder is not None and self._world_size > 1 and self._rank == 0:

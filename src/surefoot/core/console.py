@@ -6,9 +6,13 @@ emoji on. Texts may have rich's markup, such as `[bold]`; what comes from users 
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from rich.console import Console
     from rich.progress import Progress
 
@@ -19,6 +23,17 @@ def result_console(plain_width: int = 160) -> Console:
 
     console = Console(emoji=False)
     return console if console.is_terminal else Console(width=plain_width, emoji=False)
+
+
+def wrapped_for(stream: TextIO, words: str) -> str:
+    """The words with line breaks where a terminal's lines end; unchanged if the stream is no terminal."""
+    try:
+        if not stream.isatty():
+            return words
+    except (AttributeError, ValueError):  # none at all, or closed
+        return words
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False))
 
 
 def progress_bar() -> Progress:

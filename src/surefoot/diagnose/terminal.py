@@ -105,7 +105,7 @@ def _wrapped(start: str, words: str) -> list[str]:
         printable(words.replace("\t", " ")),
         _width(),
         initial_indent=start,
-        subsequent_indent="    ",
+        subsequent_indent="    " if start.strip() else start,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -41,6 +41,8 @@ class Ending:
         self.globals: dict[str, object] | None = None
         self.lines: list[tuple[str, int]] = []
         """File and line of every frame that what ended the script came through, the innermost last."""
+        self.has_script = True
+        """Whether the file of the script could be opened."""
 
 
 def run(target: Target, ending: Ending) -> None:
@@ -80,6 +82,7 @@ def _run_file(target: Target, ending: Ending) -> None:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
+        ending.has_script = False
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     _first_on_path(os.path.dirname(os.path.realpath(path)))
