@@ -31,9 +31,9 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
             name = held.type if held else "the loop"
             return Claim(
                 0.97,
-                f"At {len(left)} steps looked at, {median(left):.0%} of the parameters of {name} (median) still held "
-                f"the last step's gradient when backward ran at {site}: gradients accumulate (norm {norms[0]:.3g} at "
-                f"first, {max(norms):.3g} at most)."
+                f"When backward ran at {site}, {median(left):.0%} of the parameters of {name} still had the gradient "
+                f"of the previous step (median of {len(left)} sampled steps): gradients accumulate (norm "
+                f"{norms[0]:.3g} at first, {max(norms):.3g} at most)."
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
                 step=1,
