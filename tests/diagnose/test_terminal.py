@@ -25,11 +25,16 @@ def test_the_first_findings_are_shown_and_the_rest_is_counted() -> None:
 
 def test_everything_is_shown_in_full() -> None:
     held = Finding(
-        "lr.too-high", "error", 0.9, "It is.", evidence={"update_to_weight": 0.123456789}, fixes=("A.", "B.")
+        "lr.too-high",
+        "error",
+        0.9,
+        "It is.",
+        evidence={"update_to_weight": 0.123456789, "made_by": None},
+        fixes=("A.", "B."),
     )
     text = as_full_text(Diagnosis("broken", 1, (held,)), "runs/a")
     assert "broken · 1 step · runs/a" in text
-    assert "update to weight 0.123457" in text
+    assert "Evidence: update to weight 0.123457\n" in text  # and nothing of what is not known
     assert "Fix 2: B." in text
 
 
@@ -39,6 +44,9 @@ def test_remarks_are_notes_of_a_run_without_a_finding() -> None:
 
 def test_an_unknown_verdict_says_why() -> None:
     held = Diagnosis("unknown", 3, (), reason="Too short to judge.")
+    long = as_text(Diagnosis("unknown", 3, (), reason="Too short to judge. " * 12), "a").splitlines()[2:]
+    assert len(long) > 1
+    assert all(line.startswith("  Too") or line[2] != " " for line in long)
     assert "Too short to judge." in as_text(held, "a")
     assert "Too short to judge." in as_full_text(held, "a")
 
