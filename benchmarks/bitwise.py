@@ -131,7 +131,7 @@ class Census:
 def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: Path, device: str = "cpu") -> None:
     """In a forked child: become the script."""
     from surefoot.commands import run as command
-    from surefoot.watch import messages as voice
+    from surefoot.watch import messages
     from surefoot.watch import run_script as execute
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def run_in_child(path: str, arguments: tuple[str, ...], watched: bool, folder: P
     os.dup2(errors, 2)
     os.chdir(folder)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    voice._stream = sys.stderr
+    messages._stream = sys.stderr
     random.seed(20)  # a fork draws a new seed of its own
     if device == GPU:
         use_device(torch.device(GPU))

@@ -1,14 +1,14 @@
 """surefoot keeps PyTorch training stable.
 
-It sits beside a training loop, sees trouble before it reaches the weights, recovers by itself, and explains the cause
-with evidence. The names people reach for are here; four namespaces hold the rest:
+It works inside or beside a training loop, detects problems before they reach the weights, recovers automatically, and
+explains the cause with evidence. The most common names are here; four namespaces contain the rest:
 
 * `surefoot.build`: what a model, its data and its schedule need before the first step (blocks, masks, initialisation);
 * `surefoot.trainers`: the guard inside Transformers, TRL, Lightning, Accelerate and Ignite, in one line each;
 * `surefoot.presets`: a configured `TrainingStabilizer` by kind of model (`for_transformer`, `for_gan`, ...);
 * `surefoot.types`: the values that detectors and clippers take and return, and the protocols they implement.
 
-A name is loaded when it is first used, so that the command line can answer without importing torch; `__init__.pyi`
+A name is loaded when it is first used, so that the command line works without importing torch; `__init__.pyi`
 declares the same names for type checkers.
 """
 
@@ -68,7 +68,7 @@ _MODULE_OF = {name: f"surefoot.{module}" for module, names in _NAMES_BY_MODULE.i
 _NAMESPACES = {name: f"surefoot.{name}" for name in ("build", "diagnose", "trainers", "types")} | {
     "presets": "surefoot.guard.presets"
 }
-"""Modules that are reached as attributes. `surefoot.diagnose` is one that can be called: `diagnose(folder)`."""
+"""Modules that are available as attributes. `surefoot.diagnose` can be called: `diagnose(folder)`."""
 
 __all__ = sorted([*_MODULE_OF, "diagnose"])
 

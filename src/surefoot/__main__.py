@@ -1,6 +1,6 @@
 """The command line, also as `python -m surefoot`.
 
-`run` is answered before anything else is imported: the script's arguments are its own.
+`run` is handled before anything else is imported: the script's arguments belong to the script.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Hand over to `surefoot run`, or to the other commands."""
+    """Call `surefoot run`, or one of the other commands."""
     if sys.argv[1:2] == ["--version"]:
         from surefoot.core.version import VERSION
 

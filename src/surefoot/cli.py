@@ -1,6 +1,6 @@
-"""The command line: the commands of `surefoot.commands`, and what all of them share.
+"""The command line: the commands of `surefoot.commands`, and what they share.
 
-Nothing heavy is imported until a command needs it, so that `--help` answers at once.
+Nothing heavy is imported until a command needs it, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from surefoot.errors import UsageError
 
 app = typer.Typer(
     help="Keep PyTorch training stable: guard a run, and find out why it fails.",
-    rich_markup_mode=None,  # the pretty help takes as long to import as all the rest
+    rich_markup_mode=None,  # the pretty help takes as long to import as everything else
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(zoo, name="zoo")
 app.add_typer(checkpoints, name="checkpoints")
-# What the parser raises, wherever this release of typer keeps it.
+# The exceptions of the parser, which depend on the release of typer.
 _Misuse: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Answer one command line. Wrong use is one line on stderr and exit code 2."""
+    """Run one command line. Wrong use prints one line on stderr and exits with code 2."""
     try:
         code = app(arguments, prog_name="surefoot", standalone_mode=False)
     except (_Misuse, UsageError) as error:
@@ -89,7 +89,7 @@ def run(
     module: bool = typer.Option(False, "-m", help="Run a module, as `python -m` does."),
 ) -> None:
     """Run an unmodified PyTorch script, observe it, and print a diagnosis to stderr at the end."""
-    # Only the help comes from here: `surefoot.__main__` answers everything else before this file is even imported.
+    # Only the help comes from here: `surefoot.__main__` handles everything else before this file is imported.
     from surefoot.commands.run import main as launch
 
     before = [

@@ -1,16 +1,16 @@
-"""The exceptions surefoot raises, in one tree.
+"""The exceptions that surefoot raises, in one tree.
 
 ::
 
     SurefootError
     ├── SettingError      (also a ValueError)    a setting that cannot work, found at construction
-    ├── UsageError        (also a RuntimeError)  the loop calls things in an order that cannot work
+    ├── UsageError        (also a RuntimeError)  calls in an order, or on objects, that cannot work
     ├── CheckpointError   (also a RuntimeError)  a checkpoint that cannot be written or used; names the fault
     ├── FolderInUse       (also a RuntimeError)  another process writes into the folder; names it
-    ├── RankFailed        (also a RuntimeError)  another rank failed, so that this one cannot go on either
-    └── TrainingHalted    (also a RuntimeError)  every attempt to go on is used up; carries the incident
+    ├── RankFailed        (also a RuntimeError)  another rank failed, so this one cannot continue either
+    └── TrainingHalted    (also a RuntimeError)  every attempt to continue is used up; contains the incident
 
-A message says what was got, what was expected, and the way out.
+A message contains what was passed, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SurefootError(Exception):
-    """The root of everything surefoot raises on purpose."""
+    """The base class of all exceptions that surefoot raises on purpose."""
 
 
 class SettingError(SurefootError, ValueError):
@@ -41,16 +41,16 @@ class FolderInUse(SurefootError, RuntimeError):
 
 
 class RankFailed(SurefootError, RuntimeError):
-    """Another rank failed; it says why in its own output."""
+    """Another rank failed; the reason is in its own output."""
 
 
 class TrainingHalted(SurefootError, RuntimeError):
-    """The run was stopped because every attempt to go on is used up."""
+    """The run was stopped because every attempt to continue is used up."""
 
     def __init__(self, message: str, incident: Incident) -> None:
         super().__init__(message)
         self.incident = incident
-        """What happened at the step that used up the last attempt."""
+        """The incident of the step that used up the last attempt."""
 
 
 def require(condition: bool, message: str) -> None:

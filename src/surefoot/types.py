@@ -1,8 +1,8 @@
-"""The values that travel between the stages: Signals, Verdict, Decision, Outcome, Incident.
+"""The values that are passed between the stages: Signals, Verdict, Decision, Outcome, Incident.
 
 Most of them exist twice: on the device while the step is being decided (fields are 0-d tensors, nothing is read),
-and on the host a few steps later (fields are floats). The same class serves both, so a detector written with tensor
-operations can decide a step without a host sync, and one written with floats can be judged a few steps later.
+and on the host a few steps later (fields are floats). The same class is used for both, so a detector written with
+tensor operations can decide a step without a host sync, and one written with floats can judge it a few steps later.
 
 `True` means anomalous, everywhere.
 """
@@ -34,7 +34,7 @@ class GradientNorms(NamedTuple):
 
 
 class NamedParameter(NamedTuple):
-    """A parameter with the name its user knows it by."""
+    """A parameter with its name in the user's model."""
 
     name: str
     parameter: Tensor
@@ -48,11 +48,11 @@ class LayerStats:
     ranks: tuple[int, ...]
     """Number of dimensions of each parameter: 1 for a bias or a gain."""
     grad_norm: Tensor
-    """L2 norm of the gradient, unscaled, before clipping; NaN where the gradient has a non-finite value."""
+    """L2 norm of the gradient, unscaled, before clipping; NaN if the gradient has a non-finite value."""
     grad_largest: Tensor
     """Largest absolute value among the finite entries of the gradient."""
     nonfinite: Tensor
-    """How many entries of the gradient are NaN or Inf."""
+    """The number of gradient entries that are NaN or Inf."""
     param_norm: Tensor | None = None
     update_norm: Tensor | None = None
 
@@ -73,7 +73,7 @@ class LayerStats:
         return {name: int(n) for name, n in zip(self.names, self.nonfinite.tolist(), strict=True) if n > 0}
 
     def weights(self) -> list[tuple[str, float]]:
-        """Name and gradient norm of the weights (rank two and more) that got any gradient, in order."""
+        """Name and gradient norm of the weights (rank two and more) with a gradient, in order."""
         rows = zip(self.names, self.ranks, self.grad_norm.tolist(), self.grad_largest.tolist(), strict=True)
         return [(name, norm) for name, rank, norm, largest in rows if rank >= 2 and largest > 0]
 
@@ -98,35 +98,35 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Signals:
-    """What one optimizer step looked like. `None`: not measured."""
+    """The measurements of one optimizer step. `None`: not measured."""
 
     step: int
-    """The optimizer step, counted from 0, over attempts: a skipped step has its own number."""
+    """The optimizer step, counted from 0 over attempts: a skipped step has its own number."""
     loss: Scalar | None = None
     """Mean loss over the step's microbatches, unscaled."""
     grad_norm: Scalar | None = None
     """Global L2 norm of the gradients, unscaled, before clipping. NaN if any entry is NaN or Inf."""
     nonfinite: Scalar | None = None
-    """How many gradient entries are NaN or Inf."""
+    """The number of gradient entries that are NaN or Inf."""
     clip_factor: Scalar = 1.0
-    """What clipping multiplied the gradient by; 1 when it did nothing."""
+    """The factor of clipping; 1 if it did nothing."""
     lr: float | None = None
     """Learning rate of the first parameter group, with any back-off applied."""
     loss_scale: Scalar = 1.0
     layers: LayerStats | None = None
     extra: Mapping[str, Scalar] = field(default_factory=dict)
-    """The user's own signals, given to `TrainingStabilizer.observe`."""
+    """The user's own signals, passed to `TrainingStabilizer.observe`."""
     param_norm: Scalar | None = None
-    """Global L2 norm of the parameters, measured now and then."""
+    """Global L2 norm of the parameters, which is measured occasionally."""
 
     def get(self, name: str) -> Scalar | None:
-        """Look a signal up by name, ours or the user's; `None` if there is none."""
+        """A signal by name, surefoot's or the user's; `None` if there is none."""
         value = self.extra.get(name, getattr(self, name, None))
         return value if isinstance(value, (Real, Tensor)) else None  # type: ignore[return-value]
 
     @property
     def device(self) -> torch.device | None:
-        """Where the signals lie; `None` when they are floats on the host."""
+        """The device of the signals; `None` if they are floats on the host."""
         for value in (self.grad_norm, self.loss, *self.extra.values()):
             if isinstance(value, Tensor):
                 return value.device
@@ -135,20 +135,20 @@ class Signals:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a detector made of one step's signals. `anomalous` is the polarity everywhere: True is trouble."""
+    """A judgement of one step's signals. `anomalous` has the same polarity everywhere: True means a problem."""
 
     detector: str
     anomalous: Any
     """A bool, or a 0-d bool tensor while it is on the device."""
     severity: Severity = "warning"
     summary: str = ""
-    """One sentence with numbers; empty while healthy, and on the device, where numbers are not read."""
+    """One sentence with numbers; empty if healthy, and on the device, where numbers are not read."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Verdict, ...] = ()
-    """The verdicts this one was combined from."""
+    """The verdicts that this one was combined from."""
 
     def leaves(self) -> Iterator[Verdict]:
-        """The verdicts of single detectors that this one is made of, itself if it is one."""
+        """The verdicts of single detectors in this one; the verdict itself if it is one."""
         if not self.parts:
             yield self
         for part in self.parts:
@@ -157,7 +157,7 @@ class Verdict:
 
 @runtime_checkable
 class Detector(Protocol):
-    """Two pure functions and a state of fixed size. `state` is whatever `init` returned."""
+    """Two pure functions and a state of fixed size. `state` is the result of `init`."""
 
     def init(self) -> Any:
         """The state before the first step."""
@@ -174,7 +174,7 @@ class Clipper(Protocol):
         """The state before the first step, for `count` gradients."""
 
     def update(self, state: Any, norms: GradientNorms) -> tuple[Any, Tensor]:
-        """The next state, and what to multiply the gradients by."""
+        """The next state, and the factor for the gradients."""
 
 
 @runtime_checkable
@@ -186,17 +186,17 @@ class Shaper(Protocol):
 
 
 class LossScaler(Protocol):
-    """What the stabilizer asks of a loss scaler."""
+    """The interface of a loss scaler."""
 
     @property
     def floor(self) -> float:
-        """The smallest scale it will go to."""
+        """The smallest scale."""
 
     def init(self) -> Any:
         """The state before the first step."""
 
     def scale_of(self, state: Any) -> Tensor:
-        """What the loss is multiplied by."""
+        """The factor for the loss."""
 
     def update(self, state: Any, overflow: Tensor) -> Any:
         """The next state, after a step whose gradients did or did not overflow."""
@@ -218,23 +218,23 @@ _DONE: dict[Action, str] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done about a verdict."""
+    """The response to a verdict."""
 
     action: Action = "none"
     reason: str = ""
     lr_factor: float = 1.0
-    """What the learning rate is multiplied by from here on, the user's schedule left as it is."""
+    """The factor for the learning rate from now on. The user's schedule is not changed."""
     before: int | None = None
-    """For a return: the step that the state returned to must be older than."""
+    """For a return: the step that the restored state must be older than."""
     only_if_moved: bool = False
-    """For a return: whether it is called for only if the weights had moved further than they usually do."""
+    """For a return: whether it is made only if the weights had moved further than usual."""
     only_repeat: bool = False
-    """For a return: whether it is called for only if it repeats the steps since. The trouble of a repeat came back."""
+    """For a return: whether it is made only if it repeats the steps since, because a problem recurred in a repeat."""
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something a person should know about: which step, what kind, the numbers."""
+    """An event that needs attention: its step, its kind and the numbers."""
 
     step: int
     kind: str
@@ -250,7 +250,7 @@ class Incident:
 
 
 class OptimizerSetting(NamedTuple):
-    """A setting of an optimizer: which parameter group, which key, which value."""
+    """A setting of an optimizer: parameter group, key and value."""
 
     group: int
     key: str
@@ -262,24 +262,24 @@ class OptimizerSetting(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as the host sees it, once its numbers have arrived."""
+    """One step on the host, when its numbers have arrived."""
 
     signals: Signals
     skipped: bool
-    """Whether the weights, the moments and the step count were left as they were."""
+    """Whether the weights, the moments and the step count were left unchanged."""
     reasons: tuple[str, ...] = ()
     """The detectors that refused the step."""
     overflow: bool = False
-    """Whether fp16 gradients overflowed, which costs a step and lowers the loss scale, and is no incident."""
+    """Whether fp16 gradients overflowed, which skips the step and lowers the loss scale, but is not an incident."""
     notices: tuple[str, ...] = ()
-    """What else is known about the step. All ranks were sent `setback`, `lost_progress` and `stop`. The batches of one
-    that is `left_out` were drawn and not trained on, when steps were repeated."""
+    """Further facts about the step. `setback`, `lost_progress` and `stop` are shared with all ranks. The batches of a
+    step that is `left_out` were drawn but not trained on, when steps were repeated."""
     settings: tuple[OptimizerSetting, ...] = ()
-    """Settings of the optimizer that are not finite, on this rank: such a step is not applied."""
+    """Non-finite settings of the optimizer on this rank: such a step is not applied."""
 
 
 class Outcome:
-    """What became of one call of `step`. Reading a value waits for the device; making it does not."""
+    """The result of one call of `step`. Reading a value waits for the device; creating the outcome does not."""
 
     def __init__(self, step: int, read: Callable[[], StepRecord] | None) -> None:
         self.step = step
@@ -287,12 +287,12 @@ class Outcome:
 
     @property
     def accumulating(self) -> bool:
-        """Whether this call only closed a microbatch, and the optimizer step is yet to come."""
+        """Whether this call only completed a microbatch, before the optimizer step."""
         return self._read is None
 
     @property
     def record(self) -> StepRecord:
-        """Everything about the step."""
+        """The complete record of the step."""
         if self._read is None:
             raise UsageError(f"step {self.step} is still accumulating: it has no numbers yet. See `accumulating`.")
         return self._read()
@@ -304,12 +304,12 @@ class Outcome:
 
     @property
     def skipped(self) -> bool:
-        """Whether the step was left out."""
+        """Whether the step was skipped."""
         return not self.accumulating and self.record.skipped
 
     @property
     def clipped(self) -> bool:
-        """Whether the gradient was made smaller."""
+        """Whether the gradient was clipped."""
         return not self.accumulating and bool(self.record.signals.clip_factor < 1.0)
 
     @property
@@ -329,7 +329,7 @@ class Outcome:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of this step was multiplied by; 1 without loss scaling."""
+        """The loss scale of this step; 1 without loss scaling."""
         return float(self.record.signals.loss_scale)
 
     @property
@@ -348,7 +348,7 @@ class Outcome:
 
 
 def format_number(value: object) -> str:
-    """Four significant digits, or the plain text of what is not a float."""
+    """Four significant digits, or plain text for a value that is not a float."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)

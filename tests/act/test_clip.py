@@ -295,7 +295,7 @@ def test_the_history_is_two_numbers_however_long_the_run():
     assert [part.numel() for part in state] == [1, 1]
 
 
-def test_a_saved_history_goes_on_where_it_stopped():
+def test_a_saved_history_continues_where_it_stopped():
     first = sf.Stateful(sf.AdaptiveGradientClipper(warmup_steps=3))
     for norm in (1.0, 1.5, 1.25, 40.0):
         first.factor(total(norm))

@@ -65,7 +65,7 @@ def test_floor_and_ceiling_are_reached_exactly():
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=40), st.data())
-def test_a_saved_scale_goes_on_where_it_stopped(stream, data):
+def test_a_saved_scale_continues_where_it_stopped(stream, data):
     scaler = sf.DynamicLossScaler(growth_interval=3, hysteresis=2)
     cut = data.draw(st.integers(1, len(stream) - 1))
     state = scaler.init()

@@ -35,7 +35,7 @@ def test_the_size_grows_again_when_there_is_room():
     assert limit.rows == 16
 
 
-def test_a_size_that_only_sometimes_fits_does_not_fail_for_ever():
+def test_a_size_that_only_sometimes_fits_does_not_fail_indefinitely():
     limit = RowLimit(probe_after=10)
     failed = sum(len(sizes_tried(limit, fits=8 if call % 3 else 4, calls=1)) for call in range(1000))
     assert failed < 20

@@ -99,7 +99,7 @@ def test_everything_is_put_back_when_the_loss_raises():
     assert equal(before, everything(model, optimizer, loader))
 
 
-def test_a_scheduler_on_the_optimizer_goes_on_as_if_nothing_had_happened():
+def test_a_scheduler_on_the_optimizer_continues_as_if_nothing_had_happened():
     model, loader = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = warmup_cosine(optimizer, 5, 50)

@@ -52,7 +52,7 @@ def two_old_versions():
         (None, "not a version number"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_what_was_found_what_is_read_and_the_way_out(found, way_out):
+def test_what_cannot_be_read_is_reported_with_what_was_found_what_is_read_and_the_way_out(found, way_out):
     with pytest.raises(sf.UsageError) as refused:
         two_old_versions().read({"schema": found}, "here.json")
     assert str(refused.value).startswith(f"here.json is of schema {found!r}; this surefoot reads schema 2 to 3. ")

@@ -61,7 +61,7 @@ def test_the_line_is_the_users_and_a_plain_wait_is_no_wait_for_ranks():
     assert position_of(thread.ident) is None
 
 
-def test_a_collective_a_backward_and_a_debugger_are_told_from_other_calls(monkeypatch):
+def test_a_collective_a_backward_and_a_debugger_are_distinguished_from_other_calls(monkeypatch):
     monkeypatch.setattr("surefoot.core.stacks.is_users", lambda name: name.endswith("train.py"))
     torch = os.path.join("site-packages", "torch")
     barrier = [("distributed/c10d_logger.py", "wrapper"), ("distributed/distributed_c10d.py", "barrier")]

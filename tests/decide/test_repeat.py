@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from surefoot.decide.recovery import TrainingRecovery
 from surefoot.decide.repeat import (
-    COMES_BACK_STEPS,
     MOST_LEFT_OUT,
     MOST_TRIES,
+    RECURRENCE_STEPS,
     RepeatPlanner,
     RepeatState,
     first_outlier,
@@ -67,7 +67,7 @@ def test_a_few_unhealthy_steps_among_the_repeated_ones_show_that_it_came_back():
     for step in range(60, 80):
         state, again = observe(state, step, step >= 70, CALM)
         came_back += [step] * again
-    assert came_back[0] == 70 + COMES_BACK_STEPS - 1
+    assert came_back[0] == 70 + RECURRENCE_STEPS - 1
 
 
 def test_after_the_repeated_steps_the_usual_patience_counts():

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from surefoot.decide.uneven_ranks import apart, check_can_part
+from surefoot.decide.uneven_ranks import check_separable, without_collectives
 from surefoot.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def ddp(**settings):
 
 
 def test_a_plain_model_and_plain_ddp_can(group):
-    check_can_part([nn.Linear(2, 1), ddp()])
+    check_separable([nn.Linear(2, 1), ddp()])
 
 
 @pytest.mark.parametrize("settings", [{"static_graph": True}, {"delay_all_reduce_named_params": True}])
@@ -35,19 +35,19 @@ def test_ddp_that_averages_in_another_way_is_refused(group, settings):
     else:
         wrapped = ddp(**settings)
     with pytest.raises(UsageError, match="DDP was built with"):
-        check_can_part([wrapped])
+        check_separable([wrapped])
 
 
 def test_a_communication_hook_would_not_be_called(group):
     model = ddp()
     model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
     with pytest.raises(UsageError, match="communication hook"):
-        check_can_part([model])
+        check_separable([model])
 
 
 def test_the_body_runs_without_a_collective_and_gradients_are_averaged_at_the_end(group):
     model = ddp()
-    with apart([model], group, average=True):
+    with without_collectives([model], group, average=True):
         assert not model.require_backward_grad_sync
         model.module(torch.ones(1, 2)).sum().backward()
     assert model.require_backward_grad_sync
@@ -56,6 +56,6 @@ def test_the_body_runs_without_a_collective_and_gradients_are_averaged_at_the_en
 
 def test_ddp_is_as_before_after_a_body_that_raises(group):
     model = ddp()
-    with pytest.raises(ZeroDivisionError), apart([model], group, average=True):
+    with pytest.raises(ZeroDivisionError), without_collectives([model], group, average=True):
         1 / len([])
     assert model.require_backward_grad_sync

@@ -245,7 +245,7 @@ def test_a_detector_that_fails_is_left_out_with_one_warning(
 
 
 @pytest.mark.parametrize("decide_on", ["host", "device"])
-def test_what_stands_beside_it_goes_on_protecting_the_weights(decide_on: str) -> None:
+def test_what_stands_beside_it_continues_protecting_the_weights(decide_on: str) -> None:
     both = sf.any_of(sf.NonFinite(), sf.after_warmup(sf.sustained(Failing(2, "raises"), 1), 0))
     checker = sf.StabilityChecker(nonfinite=both, spike=None, explosion=None)
     model, _, stabilizer = built(decide_on, checker=checker)
@@ -291,7 +291,7 @@ def test_states_of_any_kind_are_saved_and_loaded_as_what_they_were() -> None:
             assert seen[-1]["count"] == 3
 
 
-def test_a_detector_that_prints_with_its_address_goes_on_in_another_process() -> None:
+def test_a_detector_that_prints_with_its_address_continues_in_another_process() -> None:
     """Two objects of one class stand for the two processes."""
     first, second = (sf.StabilityChecker(plateau=TooHigh()) for _ in range(2))
     model, _, stabilizer = built(checker=first)

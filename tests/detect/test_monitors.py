@@ -412,7 +412,7 @@ def test_a_broken_loss_is_neither_progress_nor_a_level(place, bad):
     assert set(state.first) | set(state.last) == {5.0}
 
 
-def test_a_loss_nobody_measured_is_no_verdict():
+def test_a_loss_that_was_not_measured_is_no_verdict():
     assert not any(flags(NEVER, [Signals(i) for i in range(100)]))
 
 

@@ -48,7 +48,7 @@ def test_without_a_count_the_norm_decides():
     assert not judged(grad_norm=1e30)
 
 
-def test_what_nobody_measured_is_healthy():
+def test_what_was_not_measured_is_healthy():
     assert not judged()
 
 
@@ -196,7 +196,7 @@ def test_any_signal_can_be_watched():
     assert flags(rule, stream) == [False, False, False, True]
 
 
-def test_a_signal_nobody_measured_is_healthy_and_changes_nothing():
+def test_a_signal_that_was_not_measured_is_healthy_and_changes_nothing():
     state, _ = judge(RULE, explosion_norms([1.0] * 6))
     after, verdict = RULE.update(state, Signals(6))
     assert not verdict.anomalous
@@ -349,7 +349,7 @@ def test_there_is_no_verdict_before_min_steps():
 
 
 @pytest.mark.parametrize("missing", ["loss", "grad_norm"])
-def test_a_signal_nobody_measures_means_no_verdict(missing):
+def test_a_signal_that_is_not_measured_means_no_verdict(missing):
     rows = [{"loss": 1.0, "grad_norm": 1.0}] * 10 + [{"loss": 1e9, "grad_norm": 1e9}]
     stream = [Signals(i, **{key: value for key, value in row.items() if key != missing}) for i, row in enumerate(rows)]
     assert not any(flags(BOTH, stream))

@@ -181,7 +181,7 @@ def test_every_test_runs_strictly(monkeypatch: pytest.MonkeyPatch, strict: bool)
         diagnose(facts_of(), strict=strict)
 
 
-def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_told_apart(tmp_path: Any) -> None:
+def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_distinguished(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match="no run folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"has no facts\.json"):
@@ -198,7 +198,7 @@ def test_a_missing_folder_a_missing_file_and_a_damaged_one_are_told_apart(tmp_pa
         load(tmp_path)
 
 
-def test_a_run_that_was_killed_and_the_log_of_a_stabilizer_are_told_apart(tmp_path: Any) -> None:
+def test_a_run_that_was_killed_and_the_log_of_a_stabilizer_are_distinguished(tmp_path: Any) -> None:
     (tmp_path / "telemetry").mkdir()
     (tmp_path / "run.json").write_text('{"script": "train.py", "guard": true}')
     assert diagnose(*load(tmp_path)).summary == "No training step was seen."

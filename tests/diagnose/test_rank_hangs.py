@@ -53,7 +53,7 @@ def test_a_hang_that_nothing_followed_names_the_rank_and_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("over_after", [60.0, None], ids=["noted", "seen from its later steps"])
-def test_a_hang_after_which_the_rank_went_on_is_a_remark(tmp_path, over_after):
+def test_a_hang_after_which_the_rank_continued_is_a_remark(tmp_path, over_after):
     write_hang(tmp_path, replace(HANG, over_after=over_after))
     assert claim(tmp_path, {}, Beat(0, 2, step=90), Beat(1, 2, step=90)).severity == "info"
 
@@ -63,7 +63,7 @@ def test_a_hang_of_an_earlier_run_in_the_folder_counts_for_nothing(tmp_path):
     assert claim(tmp_path, {}, Beat(0, 2, began=60.0), Beat(1, 2, began=60.0)) is None
 
 
-def test_a_rank_that_ended_while_the_others_went_on_is_the_cause_of_their_failed_collectives(tmp_path):
+def test_a_rank_that_ended_while_the_others_continued_is_the_cause_of_their_failed_collectives(tmp_path):
     last = ended(Beat(1, 2, step=40, where="train.py:14"), 0, "exit code 0 at train.py:14")
     mark_end(tmp_path, last)
     found = claim(tmp_path, {0: LEFT, 1: said()}, Beat(0, 2, **ENDED), last)

@@ -33,7 +33,7 @@ def test_updates_are_asked_for_by_optimizer_and_by_a_part_of_the_steps() -> None
     assert [update.lr for update in held.optimizer_updates(1, first=1, last=3)] == [[0.2], [0.2]]
 
 
-def test_model_calls_with_gradients_are_told_from_those_without() -> None:
+def test_model_calls_with_gradients_are_distinguished_from_those_without() -> None:
     passes = [{"model": "a", "grad": True}, {"model": "b", "grad": False}]
     held = run(sampled_steps=[look(0, passes=passes)]).sampled
     assert [call.model for call in held.model_calls] == ["a", "b"]

@@ -99,7 +99,7 @@ def test_a_graph_that_waits_for_its_backward_still_runs():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_training_goes_on_bitwise_as_if_nobody_had_looked():
+def test_training_continues_bitwise_as_if_nobody_had_looked():
     def run(look):
         model, loader, loss_fn, optimizer = build("cnn")
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)

@@ -208,7 +208,7 @@ def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_an_option_after_the_script_and_a_missing_confinement_are_told(tmp_path):
+def test_an_option_after_the_script_and_a_missing_confinement_are_reported(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     words = [*without_landlock.PREFIX, *command("train.py", "--budget", "20")]
     ended = patience.run(words, cwd=tmp_path, env=ENVIRONMENT)

@@ -79,7 +79,7 @@ def test_a_few_rows_are_learned_only_if_their_loss_really_fell() -> None:
     )
 
 
-def test_noise_that_is_learned_is_told_from_noise_that_merely_does_not_fail() -> None:
+def test_noise_that_is_learned_is_distinguished_from_noise_that_merely_does_not_fail() -> None:
     assert tells("synthetic-inputs", BROKEN, LEARNED).startswith("learns with inputs of mean 0 and deviation 1")
     assert tells("synthetic-inputs", BROKEN, RunReading("stuck", 200)).startswith("does not fail with inputs of mean 0")
     assert tells("synthetic-inputs", BROKEN, BROKEN).startswith("also fails on noise")

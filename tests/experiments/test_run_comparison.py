@@ -65,7 +65,7 @@ def test_a_crash_is_a_failure_and_an_end_from_outside_is_none() -> None:
     assert not is_numeric("RuntimeError: CUDA out of memory")
 
 
-def test_batches_that_throw_the_loss_are_told_from_their_aftershocks() -> None:
+def test_batches_that_throw_the_loss_are_distinguished_from_their_aftershocks() -> None:
     losses = falling()
     losses[5], losses[6], losses[70], losses[71] = 500.0, 60.0, 600.0, 9.0
     found = reading(losses)

@@ -55,7 +55,7 @@ def concluded(first: AppliedAsItWas, before: tuple[Finding, ...] = (), **verdict
     return conclude(first, rows, Diagnosis("broken", 100, before), "train.py")
 
 
-def test_a_spike_that_goes_on_as_before_did_no_harm() -> None:
+def test_a_spike_that_continues_as_before_did_no_harm() -> None:
     assert concluded(baseline(CALM)).sentence == (
         "applied as it was, the loss stays at 1 (before: 1): the step did no harm."
     )
@@ -149,7 +149,7 @@ def test_a_lower_rate_is_given_the_steps_to_come_as_far() -> None:
     assert _AfterIncident(baseline(BROKEN)).order(BY_NAME["lr-10"], 100.0)["follow"] == 20
 
 
-def test_rows_are_told_as_far_as_they_are_known() -> None:
+def test_rows_are_reported_as_far_as_they_are_known() -> None:
     found = FailingRows(of=32, tries=9, fails=True, single=[17], done=True)
     assert verdict_of_rows(found)[1].startswith("row 17 alone fails (of the batch's 32")
     early = replace(found, single=[], done=False, narrowed=[16, 23], microbatch=1)

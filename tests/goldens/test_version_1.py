@@ -60,7 +60,7 @@ def _without_added(content):
 
 
 @pytest.mark.parametrize("feature", [name for name in FEATURES if name not in ("grad_scaler", "two_models")])
-def test_a_run_goes_on_with_exactly_what_a_checkpoint_of_version_1_holds(feature, checkpoints):
+def test_a_run_continues_with_exactly_what_a_checkpoint_of_version_1_holds(feature, checkpoints):
     resumed = _without_added(version_files.resumed_content(feature, checkpoints / feature))["state"]
     saved = version_files.checkpoint_content(feature, checkpoints / feature)["state"]
     saved = _without_added({"state": up_to_date(saved)})["state"]

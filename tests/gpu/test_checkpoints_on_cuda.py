@@ -41,7 +41,7 @@ def test_a_nan_on_the_device_is_found_in_its_last_chunk(tmp_path, monkeypatch):
     assert write(tmp_path / "c", {"w": spoiled}, {}, step=1).facts["broken"] == ["w"]
 
 
-def test_a_copy_on_the_device_is_written_while_training_goes_on(tmp_path):
+def test_a_copy_on_the_device_is_written_while_training_continues(tmp_path):
     weight = torch.full((4_000_000,), 1.0, device="cuda")
     manager = CheckpointManager(tmp_path)
     manager.save(None, 1, staged=Staged({"w": weight.clone()}))

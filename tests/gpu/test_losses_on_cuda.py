@@ -115,7 +115,7 @@ def test_a_bad_row_after_a_thousand_steps_is_named(tmp_path, width, rows):
     assert findings["findings"][0]["cause"] == "data.nonfinite-input", findings["findings"][:2]
 
 
-def test_with_the_guard_a_bad_step_after_a_thousand_is_skipped_and_the_run_goes_on(tmp_path):
+def test_with_the_guard_a_bad_step_after_a_thousand_is_skipped_and_the_run_continues(tmp_path):
     facts, findings = ran(tmp_path, "x[3, 5] = float('nan')", 2048, 4096, "--guard")
     skipped = [event for event in facts["events"] if event["event"] == "skip"]
     assert [event["step"] for event in skipped] == [1_040]

@@ -113,7 +113,7 @@ def test_the_failed_try_leaves_no_memory_behind_and_the_next_batch_does_not_fail
     assert stabilizer.counts["applied"] == 21
 
 
-def test_one_row_that_does_not_fit_is_told_and_leaves_the_gradients(scarce):
+def test_one_row_that_does_not_fit_is_reported_and_leaves_the_gradients(scarce):
     model = tall_net()
     stabilizer = stabilized(model, accumulate=2)
     stabilizer.run_microbatches(lambda x: model(x).square().mean(), torch.ones(8, WIDTH, device="cuda"))

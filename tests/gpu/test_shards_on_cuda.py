@@ -38,7 +38,7 @@ def full(value):
 
 @pytest.mark.parametrize("then", [False, True], ids=["plain", "sharded"])
 @pytest.mark.parametrize("now", [False, True], ids=["to plain", "to sharded"])
-def test_a_run_goes_on_with_the_same_weights_and_moments(one_rank, tmp_path, then, now):
+def test_a_run_continues_with_the_same_weights_and_moments(one_rank, tmp_path, then, now):
     model, optimizer, stabilizer = made(tmp_path / "run", then)
     for step in range(4):
         x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step)).cuda()

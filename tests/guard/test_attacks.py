@@ -217,7 +217,7 @@ def test_the_default_device_does_not_reach_our_own_tensors(decide_on):
 
 
 @pytest.mark.parametrize("clip", [sf.ClipPerTensor(), sf.AdaptiveGradientClipper()])
-def test_a_state_of_a_model_with_more_parameters_is_loaded_and_training_goes_on(clip):
+def test_a_state_of_a_model_with_more_parameters_is_loaded_and_training_continues(clip):
     large, small = net(), nn.Linear(4, 1)
     saved = guarded(large, clip=clip)
     saved.backward(loss_of(large))
@@ -265,7 +265,7 @@ def test_a_step_that_failed_and_was_thrown_away_is_no_part_of_the_next_one():
     assert stabilizer.step().loss == loss.item()
 
 
-def test_zero_grad_in_the_middle_of_a_window_is_told_once():
+def test_zero_grad_in_the_middle_of_a_window_is_reported_once():
     model = net()
     stabilizer = guarded(model, accumulate=2)
     for _ in range(6):

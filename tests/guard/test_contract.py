@@ -180,7 +180,7 @@ def test_a_part_says_what_it_does(name):
 
 
 @every_stateful_part
-def test_a_saved_state_goes_on_as_if_it_had_never_been_saved(name):
+def test_a_saved_state_continues_as_if_it_had_never_been_saved(name):
     part, kind = made(name), kind_of(name)
     for cut in (0, 1, 50, 75, len(ROUGH) - 3):
         state, _ = run(part, kind, ROUGH[:cut])

@@ -121,7 +121,7 @@ def test_the_first_of_consecutive_refused_steps_is_wanted():
         return wanted
 
     assert [wants(0, refused=False), wants(1), wants(2), wants(3, again=True), wants(5)] == [0, 1, 0, 1, 1]
-    rule.start_anew()
+    rule.restart()
     assert wants(6)
 
 

@@ -139,7 +139,7 @@ def test_a_log_that_was_closed_ends_and_says_what_ran(tmp_path):
     assert run.run["script"]
 
 
-def test_a_run_that_begins_anew_in_its_folder_leaves_the_events_of_the_old_one_behind(tmp_path):
+def test_a_run_that_begins_again_in_its_folder_leaves_the_events_of_the_old_one_behind(tmp_path):
     for bad in ((3, 8), (5,)):
         log = sf.RunLog(tmp_path)
         train(log, steps=12, bad=bad)

@@ -45,7 +45,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_run_goes_on_with_the_same_state_on_another_number_of_ranks_and_another_mesh(ranks, tmp_path, chain):
+def test_a_run_continues_with_the_same_state_on_another_number_of_ranks_and_another_mesh(ranks, tmp_path, chain):
     before = []
     for kind, count in CHAINS[chain]:
         assert ranks.play(scenarios.walk, tmp_path, count, kind=kind) == [0] * count
@@ -67,7 +67,7 @@ def test_the_parts_of_all_ranks_are_exported_as_one_file_and_resumed_from(ranks,
     assert [each["found"] for each in results(tmp_path / "again", 3)] == [left] * 3
 
 
-def test_a_rank_that_was_there_goes_on_with_its_random_streams_and_a_new_one_with_its_own(ranks, tmp_path):
+def test_a_rank_that_was_there_continues_with_its_random_streams_and_a_new_one_with_its_own(ranks, tmp_path):
     assert ranks.play(scenarios.walk, tmp_path, 2, kind="fsdp") == [0, 0]
     before = [each["streams"] for each in results(tmp_path, 2)]
     assert ranks.play(scenarios.walk, tmp_path, 3, kind="fsdp") == [0, 0, 0]

@@ -182,7 +182,7 @@ class Strange(torch.Tensor):
         raise RuntimeError("cannot say")
 
 
-def test_an_error_ends_the_looking_with_one_warning_and_training_goes_on(caplog):
+def test_an_error_ends_the_looking_with_one_warning_and_training_continues(caplog):
     def strange(model):
         model[5].register_forward_hook(lambda module, args, out: out.as_subclass(Strange))
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 import rank_scenarios as scenarios
 from patience import wait_until
 from rank_processes import Ranks, end_of, results
-from surefoot.keep.checkpoint.listing import list_checkpoints, whole_ones
+from surefoot.keep.checkpoint.listing import complete_steps, list_checkpoints
 from surefoot.keep.checkpoint.storage import TENSORS
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
@@ -37,7 +37,7 @@ def uninterrupted(ranks, tmp_path_factory):
 
 def whole_steps(folder):
     """The steps on disk that are whole, oldest first; all ranks must have the same to say about them."""
-    steps = whole_ones(list_checkpoints(folder / "checkpoints"))
+    steps = complete_steps(list_checkpoints(folder / "checkpoints"))
     for each in steps:
         assert len({manifest.facts["quiet"] for manifest in each.manifests.values()}) == 1
     return sorted(each.step for each in steps)
@@ -63,7 +63,7 @@ def test_ranks_of_ddp_hold_the_same_weights_and_different_streams(uninterrupted)
 def test_what_ddp_holds_alike_is_saved_once_and_shards_by_every_rank(uninterrupted):
     names = {}
     for kind in ("ddp", "fsdp"):
-        parts = whole_ones(list_checkpoints(uninterrupted[kind][0]["folder"] / "checkpoints"))[0].paths
+        parts = complete_steps(list_checkpoints(uninterrupted[kind][0]["folder"] / "checkpoints"))[0].paths
         for rank, path in parts.items():
             with safe_open(path / TENSORS, framework="pt") as file:
                 names[kind, rank] = {name for name in file.keys() if name.startswith(("models", "optimizer"))}  # noqa: SIM118

@@ -215,7 +215,7 @@ class EpochLoop(Loop):
             yield from self.stabilizer.resume(self.loader)
 
 
-def test_a_loop_that_is_left_at_a_return_goes_on_with_the_weights_returned_to():
+def test_a_loop_that_is_left_at_a_return_continues_with_the_weights_returned_to():
     loop = Loop(once(ACCIDENTS["a NaN weight"])).guarded()
     for _ in range(2):
         for x, y in loop.stabilizer.resume(loop.loader, epochs=2):

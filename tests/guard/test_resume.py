@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_bitwise(tmp_path: Path, name: str) -> None:
+def test_every_optimizer_continues_bitwise(tmp_path: Path, name: str) -> None:
     check_resume(tmp_path, optimizer=OPTIMIZERS[name])
 
 
@@ -86,11 +86,11 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_scheduler_goes_on_bitwise(tmp_path: Path, name: str) -> None:
+def test_every_scheduler_continues_bitwise(tmp_path: Path, name: str) -> None:
     check_resume(tmp_path, scheduler=SCHEDULERS[name])
 
 
-def test_a_scheduler_that_is_stepped_by_hand_goes_on_bitwise(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_stepped_by_hand_continues_bitwise(tmp_path: Path) -> None:
     class ByHand(Run):
         def step(self, batch: Any) -> None:
             super().step(batch)
@@ -112,7 +112,7 @@ SCALERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("stop", [4, 5, 6, 11])
 @pytest.mark.parametrize("name", SCALERS)
-def test_a_loss_scale_goes_on_in_the_middle_of_its_growth(tmp_path: Path, name: str, stop: int) -> None:
+def test_a_loss_scale_continues_in_the_middle_of_its_growth(tmp_path: Path, name: str, stop: int) -> None:
     check_resume(tmp_path, (stop,), precision="fp16", scaler=SCALERS[name])
 
 
@@ -121,11 +121,11 @@ def test_a_loss_scale_goes_on_in_the_middle_of_its_growth(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("stop", [8, 9, 10])
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_window_of_microbatches_goes_on_in_its_middle(tmp_path: Path, weights: bool, stop: int) -> None:
+def test_a_window_of_microbatches_continues_in_its_middle(tmp_path: Path, weights: bool, stop: int) -> None:
     check_resume(tmp_path, (stop,), accumulate=3, weights=weights)
 
 
-def test_a_window_goes_on_under_loss_scaling_and_clipping(tmp_path: Path) -> None:
+def test_a_window_continues_under_loss_scaling_and_clipping(tmp_path: Path) -> None:
     settings = {"precision": "fp16", "scaler": SCALERS["ours"], "clip": lambda: sf.ClipByNorm(0.1)}
     check_resume(tmp_path, (8,), accumulate=3, weights=True, **settings)
 
@@ -156,7 +156,7 @@ CLIPPERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("decide_on", ["host", "device"])
 @pytest.mark.parametrize("name", CLIPPERS)
-def test_what_a_clipper_has_learned_goes_on(tmp_path: Path, name: str, decide_on: str) -> None:
+def test_what_a_clipper_has_learned_continues(tmp_path: Path, name: str, decide_on: str) -> None:
     state = check_resume(tmp_path, clip=CLIPPERS[name], decide_on=decide_on, optimizer=OPTIMIZERS["fused adamw"])
     assert state["stabilizer"]["results"]["history"]["counts"]["clipped"] > 0
 
@@ -168,7 +168,7 @@ def test_steps_that_are_decided_on_the_device_go_on(tmp_path: Path, name: str, e
     check_resume(tmp_path, (12,), optimizer=OPTIMIZERS[name], **settings)
 
 
-def test_an_average_of_the_weights_goes_on(tmp_path: Path) -> None:
+def test_an_average_of_the_weights_continues(tmp_path: Path) -> None:
     class Averaged(Run):
         def step(self, batch: Any) -> None:
             super().step(batch)
@@ -228,7 +228,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kind_of_model_goes_on_bitwise(tmp_path: Path, name: str) -> None:
+def test_every_kind_of_model_continues_bitwise(tmp_path: Path, name: str) -> None:
     check_resume(tmp_path, **MODELS[name])
 
 
@@ -250,7 +250,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_shuffling_loader_goes_on_with_the_next_batch(tmp_path: Path, name: str) -> None:
+def test_a_shuffling_loader_continues_with_the_next_batch(tmp_path: Path, name: str) -> None:
     check_resume(tmp_path, (5, 4), loader=LOADERS[name])
 
 

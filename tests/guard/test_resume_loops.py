@@ -62,7 +62,7 @@ def test_loops_over_passes_go_on_bitwise(tmp_path: Path, kind: type[Run], stops:
 
 
 @pytest.mark.parametrize("stops", [(PASS,), (2 * PASS,), (PASS, PASS)])
-def test_a_save_at_the_last_batch_of_a_pass_goes_on_after_it(tmp_path: Path, stops: tuple[int, ...]) -> None:
+def test_a_save_at_the_last_batch_of_a_pass_continues_after_it(tmp_path: Path, stops: tuple[int, ...]) -> None:
     check_resume(tmp_path, stops, OverEpochs)
 
 
@@ -80,7 +80,7 @@ class SavedBetween(Run):
 
 
 @pytest.mark.parametrize("stops", [(1,), (2,), (1, 1), (3,)])
-def test_a_save_between_passes_goes_on_with_the_next(tmp_path: Path, stops: tuple[int, ...]) -> None:
+def test_a_save_between_passes_continues_with_the_next(tmp_path: Path, stops: tuple[int, ...]) -> None:
     check_resume(tmp_path, stops, SavedBetween)
 
 
@@ -158,7 +158,7 @@ def test_batches_that_another_thread_draws_ahead_do_not_disturb_a_save(tmp_path:
         assert torch.equal(manager.load(found.step).tree["models"][0]["0.weight"], weights[found.step - 1])
 
 
-def test_a_long_run_goes_on_with_every_number_it_has_noted(tmp_path: Path) -> None:
+def test_a_long_run_continues_with_every_number_it_has_noted(tmp_path: Path) -> None:
     check_resume(tmp_path, (103, 30), epochs=30, model=lambda: nn.Linear(6, 1))
 
 
@@ -186,13 +186,13 @@ class WithClosure(Run):
         self.losses.append(float(self.loss(batch).detach()))
 
 
-def test_lbfgs_goes_on_with_its_history(tmp_path: Path) -> None:
+def test_lbfgs_continues_with_its_history(tmp_path: Path) -> None:
     make = {"optimizer": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, history_size=4)}
     check_resume(tmp_path, (5, 3), WithClosure, **make)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_goes_on(tmp_path: Path) -> None:
+def test_muon_continues(tmp_path: Path) -> None:
     model = {"model": lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False))}
     check_resume(tmp_path, optimizer=lambda p: torch.optim.Muon(p, lr=1e-2), **model)
 
@@ -262,7 +262,7 @@ def troubled(*bad: int, value: float = float("nan")) -> type[Run]:
 
 @pytest.mark.parametrize("stop", [4, 5, 6, 9])
 @pytest.mark.parametrize("decide_on", ["host", "device"])
-def test_a_run_with_refused_steps_goes_on_bitwise(tmp_path: Path, decide_on: Any, stop: int) -> None:
+def test_a_run_with_refused_steps_continues_bitwise(tmp_path: Path, decide_on: Any, stop: int) -> None:
     """The refused steps lie before, at and after the save; batch norm had taken the broken batches in."""
     settings = {"decide_on": "host"} if decide_on == "host" else {"decide_on": "device", "lag_steps": 0}
     state = check_resume(tmp_path, (stop,), troubled(2, 5, 6), **settings)
@@ -308,7 +308,7 @@ RECOVERY = {"recovery": lambda: sf.TrainingRecovery(every_steps=2, patience_step
 
 
 @pytest.mark.parametrize("stop", [12, 14])
-def test_a_run_that_had_gone_back_to_earlier_weights_goes_on_bitwise(tmp_path: Path, stop: int) -> None:
+def test_a_run_that_had_gone_back_to_earlier_weights_continues_bitwise(tmp_path: Path, stop: int) -> None:
     class Corrupted(Run):
         def step(self, batch: Any) -> None:
             if self.stabilizer.steps == 8 and not self.losses[8:9] and self.seen == 8:

@@ -314,7 +314,7 @@ def test_fused_foreach_and_plain_kernels_load_each_others_checkpoints(tmp_path: 
         check_loaded(build(tmp_path, model, optimizer), model, expected)
 
 
-def test_a_group_that_was_added_keeps_its_settings_and_starts_anew(tmp_path: Path) -> None:
+def test_a_group_that_was_added_keeps_its_settings_and_starts_again(tmp_path: Path) -> None:
     model = Net()
     first = build(tmp_path, model, optim.AdamW(model.down.parameters(), lr=0.01))
     train(first, model)

@@ -71,7 +71,7 @@ class Kept:
         pass
 
 
-def test_saves_that_go_on_failing_are_told_again_in_log_run_log_and_sinks(
+def test_saves_that_fail_repeatedly_are_reported_again_in_log_run_log_and_sinks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "surefoot")

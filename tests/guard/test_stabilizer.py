@@ -391,7 +391,7 @@ def test_a_cut_lowers_the_step_and_leaves_the_schedule_as_it_is_and_calm_takes_i
         {"clip": sf.ClipByQuantile(window_steps=16, warmup_steps=3), "accumulate": 2},
     ],
 )
-def test_a_saved_and_loaded_stabilizer_goes_on_exactly(settings, decide_on, tmp_path):
+def test_a_saved_and_loaded_stabilizer_continues_exactly(settings, decide_on, tmp_path):
     def fresh() -> tuple[Any, Any, Any]:
         net, opt, stabilizer = guarded(decide_on=decide_on, **settings)
         net.eval()
@@ -416,7 +416,7 @@ def test_a_saved_and_loaded_stabilizer_goes_on_exactly(settings, decide_on, tmp_
     assert restored.steps == stabilizer.steps
 
 
-def test_a_part_whose_settings_changed_starts_anew_and_the_rest_goes_on():
+def test_a_part_whose_settings_changed_starts_again_and_the_rest_continues():
     net, opt, stabilizer = guarded(clip=sf.AdaptiveGradientClipper())
     for batch in batches(30):
         step(net, opt, stabilizer, batch)

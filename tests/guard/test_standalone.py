@@ -219,7 +219,7 @@ def test_running_gives_the_users_own_signals_to_a_detector():
     assert rule.update(kl=1e6).anomalous
 
 
-def test_a_saved_detector_goes_on_where_it_stopped():
+def test_a_saved_detector_continues_where_it_stopped():
     stream = [1.0 + 0.1 * (i % 3) for i in range(30)]
     first = sf.Stateful(sf.Explosion(min_steps=5))
     for norm in stream:
@@ -231,7 +231,7 @@ def test_a_saved_detector_goes_on_where_it_stopped():
         assert bool(second.update(grad_norm=norm).anomalous) == bool(first.update(grad_norm=norm).anomalous)
 
 
-def test_a_saved_clipper_per_tensor_goes_on_where_it_stopped():
+def test_a_saved_clipper_per_tensor_continues_where_it_stopped():
     first = sf.Stateful(sf.ClipPerTensor(warmup_steps=2))
     for norm in (1.0, 2.0, 1.5):
         first.factor(total(norm, [norm, 2 * norm]))

@@ -63,7 +63,7 @@ def test_a_refused_step_leaves_the_clippers_history_as_it_was(on_device):
     assert all(map(torch.equal, before, one.policy.clip_state))
 
 
-def test_a_policy_continues_from_its_saved_state_and_starts_anew_with_other_settings():
+def test_a_policy_continues_from_its_saved_state_and_starts_again_with_other_settings():
     one = decider(True, clipper=sf.AdaptiveGradientClipper(), scaler=sf.DynamicLossScaler())
     for _ in range(3):
         one.decide(given(True))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.guard.step_notes import LONGEST_PAUSE, DiskPauses, MicrobatchFollower, StepNotes, quietly
+from surefoot.guard.step_notes import LONGEST_PAUSE, DiskPauses, MicrobatchFollower, StepNotes, while_noting
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_methods_of_what_has_notes_end_them_by_their_errors():
         def __init__(self, notes: StepNotes) -> None:
             self.notes = notes
 
-        @quietly
+        @while_noting
         def divide(self, by: int) -> float:
             return 1 / by
 
@@ -87,7 +87,7 @@ def test_each_backward_ends_a_microbatch_unless_a_closure_is_evaluated_again():
     kept.close()
 
 
-def test_notes_that_nobody_holds_take_their_hooks_along():
+def test_notes_without_references_take_their_hooks_along():
     model = nn.Linear(2, 1)
     kept = StepNotes([model], CPU, on_failure=pytest.fail)
     assert model._forward_pre_hooks

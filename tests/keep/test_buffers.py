@@ -108,7 +108,7 @@ def expand(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [set_to_none, delete, enlarge, replace_under_inference_mode, expand])
-def test_a_buffer_that_is_not_what_it_was_is_left_alone_and_the_run_goes_on(change):
+def test_a_buffer_that_is_not_what_it_was_is_left_alone_and_the_run_continues(change):
     net = normed()
     net.register_buffer("table", torch.zeros(3))
     stabilizer = sf.TrainingStabilizer(net, torch.optim.SGD(net.parameters(), lr=0.1), recovery=sf.TrainingRecovery())

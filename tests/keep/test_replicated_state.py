@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.replicated_state import lacks_copies, leave_out_copies, put_copies_in
+from surefoot.keep.replicated_state import insert_copies, lacks_copies, leave_out_copies
 
 
 def state(value):
@@ -22,7 +22,7 @@ def test_buffers_are_each_ranks_own_and_the_rest_is_that_of_the_first():
     leave_out_copies(second, [model])
     assert lacks_copies(second)
     assert set(second["models"][0]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    put_copies_in(second, first)
+    insert_copies(second, first)
     assert not lacks_copies(second)
     assert second["optimizer"] == {"lr": 1}
     loaded = second["models"][0]
@@ -36,11 +36,11 @@ def test_a_first_part_that_does_not_have_them_either_is_refused(first):
     model, second = state(2)
     leave_out_copies(second, [model])
     with pytest.raises(CheckpointError, match="the part of rank 0 does not contain the models and the optimizer"):
-        put_copies_in(second, first)
+        insert_copies(second, first)
 
 
 def test_a_part_of_another_rank_is_not_the_first():
     model, second = state(2)
     leave_out_copies(second, [model])
     with pytest.raises(CheckpointError, match="it is not the first rank's"):
-        put_copies_in(second, second)
+        insert_copies(second, second)

@@ -19,7 +19,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_return_is_exact_and_training_goes_on_from_there(optimizer):
+def test_a_return_is_exact_and_training_continues_from_there(optimizer):
     run = Run(optimizer)
     ring = SnapshotRing(run.state, every_steps=1, keep=2, device_bytes=None)
     run.train(5)

@@ -32,7 +32,7 @@ def test_corrected_errors_are_the_hardware_doing_its_work():
 
 
 @pytest.mark.parametrize("number", sorted(XIDS))
-def test_every_known_driver_error_is_told_with_its_meaning(number):
+def test_every_known_driver_error_is_reported_with_its_meaning(number):
     (notices,) = told(reading(xids=(number, number)))
     assert len(notices) == 1
     assert f"XID {number}, {XIDS[number]}" in notices[0].summary
@@ -45,7 +45,7 @@ def test_an_error_of_a_program_is_a_warning_and_a_lost_card_an_error():
 
 
 @pytest.mark.parametrize("bit", THROTTLING)
-def test_throttling_that_lasts_is_told_once_per_episode(bit):
+def test_throttling_that_lasts_is_reported_once_per_episode(bit):
     hot, cool = reading(throttle=float(bit | 0x8), temperature=92.0), reading(throttle=0.0)
     episode = [hot] * (LASTING_READINGS + 4)
     notices = told(*episode, cool, *episode)
@@ -67,7 +67,7 @@ def test_a_moment_of_heat_is_normal():
     assert not any(told(hot, hot, cool, hot, hot, cool))
 
 
-def test_full_memory_is_told_once_until_it_was_freed():
+def test_full_memory_is_reported_once_until_it_was_freed():
     full, nearly, free = (reading(memory_used=used, memory_total=100.0) for used in (98.0, 95.0, 50.0))
     notices = told(nearly, full, full, nearly, full, free, full)
     assert [len(each) for each in notices] == [0, 1, 0, 0, 0, 0, 1]

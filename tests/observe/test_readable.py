@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.observe.readable import has_company, is_readable, is_sharded, readable
+from surefoot.observe.readable import has_other_ranks, is_readable, is_sharded, readable
 
 
 def freed(view=lambda tensor: tensor):
@@ -40,5 +40,5 @@ def test_memory_that_is_not_there_is_not_read(tensor):
 
 
 def test_a_process_alone_has_no_company_and_plain_tensors_are_not_sharded():
-    assert not has_company()
+    assert not has_other_ranks()
     assert not is_sharded(nn.Parameter(torch.ones(1)))

@@ -43,7 +43,7 @@ def test_clipping_that_sets_in_is_one_event():
     assert 200 < found[0].step < 215
 
 
-def test_clipping_that_comes_back_is_told_again():
+def test_clipping_that_comes_back_is_reported_again():
     assert len(events(clipped((200, 0.0), (30, 1.0), (200, 0.0), (30, 1.0)))) == 2
 
 

@@ -39,7 +39,7 @@ def test_a_torn_last_line_costs_itself_and_not_the_first_line_of_the_next_sessio
         log.take(event(2))
     run = load_run(tmp_path)
     assert [each.step for each in run.events] == [1, 2]
-    assert run.problems == ["events.jsonl: 1 line is no event, or cut short"]
+    assert run.problems == ["events.jsonl: 1 line is invalid or incomplete"]
 
 
 def test_a_flood_of_events_is_a_few_thousand_lines_with_their_count(tmp_path):
@@ -62,7 +62,7 @@ def test_a_flood_of_events_is_a_few_thousand_lines_with_their_count(tmp_path):
     assert events[-1].evidence == {"of": "skip", "count": 200_005}
 
 
-def test_a_resumed_run_goes_on_counting(tmp_path):
+def test_a_resumed_run_continues_counting(tmp_path):
     for _ in range(3):
         lines = written(tmp_path, [event(1)] * 600)
     assert 1000 < len(lines) < 1100

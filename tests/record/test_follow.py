@@ -52,7 +52,7 @@ def test_one_who_looks_seldom_is_given_everything_anew(tmp_path):
     store.close()
 
 
-def test_a_resumed_session_begins_anew_without_what_it_superseded(tmp_path):
+def test_a_resumed_session_begins_again_without_what_it_superseded(tmp_path):
     follower = RunFollower(tmp_path)
     for first in (0, 6):
         store = Store(tmp_path, LogLimits())
@@ -63,7 +63,7 @@ def test_a_resumed_session_begins_anew_without_what_it_superseded(tmp_path):
     assert steps(news) == list(range(16))
 
 
-def test_a_folder_that_is_deleted_and_filled_again_begins_anew(tmp_path):
+def test_a_folder_that_is_deleted_and_filled_again_begins_again(tmp_path):
     folder = tmp_path / "run"
     follower = RunFollower(folder)
     for _ in range(2):

@@ -31,7 +31,7 @@ class Slow(Dataset):
         return torch.tensor(row)
 
 
-def test_a_loader_that_stalls_is_in_the_log_while_it_stalls_and_when_it_goes_on(tmp_path, monkeypatch):
+def test_a_loader_that_stalls_is_in_the_log_while_it_stalls_and_when_it_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(loader_waits, "LOOK_SECONDS", 0.01)
     data = Slow()
     with sf.RunLog(tmp_path, device_seconds=None, progress=ProgressAlarms(loader_seconds=0.05)) as log:

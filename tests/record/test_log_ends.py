@@ -15,7 +15,7 @@ def writers():
     return [thread for thread in threading.enumerate() if thread.name == "surefoot-run-log"]
 
 
-def test_a_log_that_nobody_holds_ends_by_itself_and_is_whole(tmp_path):
+def test_a_log_without_references_ends_by_itself_and_is_whole(tmp_path):
     before = len(writers())
     log = QuietLog(tmp_path)
     critic = log.part("critic")
@@ -55,7 +55,7 @@ def test_a_program_that_forgets_its_log_and_ends_at_once_loses_nothing(tmp_path)
         ("sys.exit(3)", ("info", "the log was closed")),
     ],
 )
-def test_only_what_ended_the_program_is_told_as_its_error(tmp_path, lines, said):
+def test_only_what_ended_the_program_is_reported_as_its_error(tmp_path, lines, said):
     code = f"""
     log = RunLog(sys.argv[1])
     log.take(step_row(0))
@@ -66,7 +66,7 @@ def test_only_what_ended_the_program_is_told_as_its_error(tmp_path, lines, said)
     assert (end.severity, end.summary) == said
 
 
-def test_where_there_is_no_thread_training_goes_on_without_a_log(tmp_path):
+def test_where_there_is_no_thread_training_continues_without_a_log(tmp_path):
     code = """
     import threading
     threading.stack_size(1 << 46)  # more than there is of memory

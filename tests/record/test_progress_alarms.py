@@ -67,7 +67,7 @@ def run(monkeypatch):
     return Run(monkeypatch)
 
 
-def test_a_run_that_makes_no_step_is_reported_again_after_twice_the_time_and_when_it_goes_on(run):
+def test_a_run_that_makes_no_step_is_reported_again_after_twice_the_time_and_when_it_continues(run):
     run.takes(100, 0.5)
     run.waits(14 * 60)
     assert run.found == []

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from surefoot.record.heartbeat import Beat, BeatFile, first_beat
-from surefoot.record.rank_peers import NAME, Hang, Peers, Seen, find_hang, hang_of, read_hang, write_hang
+from surefoot.record.rank_peers import NAME, Hang, Peers, PeerState, find_hang, hang_of, read_hang, write_hang
 
 BARRIER = "torch.distributed.barrier"
 
 
 def seen(rank, movement="waits", condition="alive", **fields):
     usual = {"where": "train.py:30", "step": 12, "waits_in": BARRIER if movement == "waits" else "", "seconds": 31.0}
-    return Seen(rank, Beat(rank, 4, movement=movement, **(usual | fields)), condition)
+    return PeerState(rank, Beat(rank, 4, movement=movement, **(usual | fields)), condition)
 
 
 def hang(*ranks, is_long=False):
@@ -51,7 +51,7 @@ def test_the_odd_rank_is_named_with_its_line_and_step(odd, kind):
         seen(2, "moves"),
         seen(2, "busy"),
         seen(2, "debugged"),
-        Seen(2, None, "absent"),
+        PeerState(2, None, "absent"),
         seen(2, condition="unsure"),
     ],
     ids=["evaluates", "computes in one line", "held by a debugger", "not started", "its process works"],

@@ -101,7 +101,7 @@ def test_ranks_that_go_on_say_so_and_the_next_such_stop_is_given_more_time(ranks
     assert all(len(each.events) == 2 for each in every)
 
 
-def test_ranks_in_different_collectives_are_told_apart(ranks):
+def test_ranks_in_different_collectives_are_distinguished(ranks):
     every = ranks("barrier", "all_gather", "barrier")
     pass_time(every, 45)
     evidence = every[0].events[0].evidence
@@ -113,7 +113,7 @@ def test_a_rank_that_ended_is_named_by_those_that_wait_for_it(ranks):
     every = ranks("barrier", "barrier", None)
     pass_time(every, 3)
     every[2].watch.end(0, "exit code 0 at train.py:9", where="train.py:9")
-    assert every[0].watch.who_left() == "rank 2 has ended after 0 steps (exit code 0 at train.py:9)"
+    assert every[0].watch.rank_that_ended() == "rank 2 has ended after 0 steps (exit code 0 at train.py:9)"
     pass_time(every[:2], 45)
     assert [each.events[0].evidence["kind"] for each in every[:2]] == ["ended", "ended"]
     assert all("exit code 0 at train.py:9" in each.said[0] for each in every[:2])
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written_ends_the_watch_and_nothing_else(tmp_pat
     watch = RankWatch(tmp_path / "file" / "rank0", 0, 2, clock=StepClock(), notify=said.append, say=said.append)
     watch.start()
     assert len(said) == 1
-    assert "is not watched" in said[0]
+    assert "are not detected" in said[0]
     watch.end(0, "exit code 0")
 
 

@@ -194,7 +194,7 @@ def test_a_copy_of_a_run_reads_the_same(tmp_path):
     assert one.events == other.events
 
 
-def test_a_file_with_the_columns_of_another_table_is_told_and_never_deleted(tmp_path):
+def test_a_file_with_the_columns_of_another_table_is_reported_and_never_deleted(tmp_path):
     session(tmp_path, range(3), layers=(0,))
     stranger = tmp_path / "telemetry" / "layers-000-0-00007.arrows"
     shutil.copy(tmp_path / "telemetry" / "scalars-000-0-00000.arrows", stranger)

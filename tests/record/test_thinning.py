@@ -15,7 +15,7 @@ from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Batch, DeviceRow
 from surefoot.record.segments import segments_in
 from surefoot.record.store import Store
-from surefoot.record.thinning import FACTOR, STEPS_AROUND, Surroundings, TableThinning
+from surefoot.record.thinning import FACTOR, STEPS_AROUND, EventNeighbourhood, TableThinning
 
 SMALL = LogLimits(scalars_bytes=1 << 19, layers_bytes=1 << 20, histograms_bytes=1 << 16, device_bytes=1 << 19)
 
@@ -75,7 +75,7 @@ def test_one_row_per_write_is_as_small_in_the_end(tmp_path):
     assert run.scalars["step"].to_pylist() == list(range(1000))
 
 
-def test_the_last_level_is_halved_for_ever(tmp_path, monkeypatch):
+def test_the_last_level_is_halved_indefinitely(tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.record.thinning.LAST_LEVEL", 1)
     run = write(tmp_path, range(60_000), chunk=2000)
     steps = run.scalars["step"].to_numpy()
@@ -141,7 +141,7 @@ def test_readings_of_devices_are_thinned_per_device(tmp_path):
 
 @given(st.lists(st.integers(0, 3000), max_size=60), st.randoms())
 def test_a_step_is_near_an_event_if_it_is_at_most_fifty_away(steps, random):
-    surroundings = Surroundings()
+    surroundings = EventNeighbourhood()
     for step in steps:
         surroundings.add(step)
     asked = np.arange(-100, 3200)

@@ -72,7 +72,7 @@ def flip_one_bit(stabilizer, net, optimizer, batch):
     handle = weight.register_hook(flipped)
 
 
-def test_one_flipped_bit_is_told_apart_from_a_deterministic_failure(tmp_path):
+def test_one_flipped_bit_is_distinguished_from_a_deterministic_failure(tmp_path):
     capture(tmp_path, "mlp", step=4, each=flip_one_bit)
     (folder,) = incidents_in(tmp_path)
     found = replayed(folder, "mlp")

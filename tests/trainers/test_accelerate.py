@@ -98,7 +98,7 @@ def test_the_loss_is_the_mean_over_the_microbatches_and_the_norm_the_one_before_
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_nan_batch_is_left_out_bitwise_and_the_schedule_goes_on(clip):
+def test_a_nan_batch_is_left_out_bitwise_and_the_schedule_continues(clip):
     loop = Loop(True, faults={8 * 21 + 3: float("nan")}, clip=clip).train()
     assert [i for i, record in enumerate(loop.guard.history) if record.skipped] == [21]
     assert same(loop.copies.states[20], loop.copies.states[21])
@@ -166,7 +166,7 @@ def test_the_end_of_training_writes_log_and_diagnosis_and_leaves_accelerate_as_i
         adapter.training_of(loop.accelerator)
 
 
-def test_an_accelerator_that_nobody_holds_is_not_kept_alive():
+def test_an_accelerator_without_references_is_not_kept_alive():
     loop = Loop(True)
     reference = weakref.ref(loop.model)
     loop.accelerator.free_memory()

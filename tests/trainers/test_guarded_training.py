@@ -94,7 +94,7 @@ def test_a_diagnosis_that_fails_does_not_end_training(tmp_path, caplog):
     assert "surefoot: " in caplog.text
 
 
-def test_methods_are_put_back_unless_somebody_else_has_replaced_them():
+def test_methods_are_put_back_unless_other_code_has_replaced_them():
     class Thing:
         def method(self) -> int:
             return 1

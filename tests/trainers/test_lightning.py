@@ -402,7 +402,7 @@ def test_validation_during_training_changes_no_step_and_no_loss(tmp_path):
     assert guard_of(chosen[0]).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()
 
 
-def test_a_second_fit_goes_on_in_the_log_of_the_first(tmp_path):
+def test_a_second_fit_continues_in_the_log_of_the_first(tmp_path):
     callback, module = StabilizerCallback(tmp_path / "run"), Module()
     trainer = train(tmp_path, callback, module=module, max_steps=5)
     trainer.fit_loop.epoch_loop.max_steps = 8

@@ -423,7 +423,7 @@ def test_a_callback_that_raises_when_training_begins_leaves_no_guard(tmp_path):
     assert guard_of(callback).steps == 2
 
 
-def test_a_second_training_goes_on_in_the_log_of_the_first(tmp_path):
+def test_a_second_training_continues_in_the_log_of_the_first(tmp_path):
     callback = StabilizerCallback(tmp_path / "run")
     trainer = train(tmp_path, callback, max_steps=5)
     trainer.train()

@@ -7,7 +7,7 @@ import torch
 
 from surefoot.record.facts import LossTerm, SampledStep
 from surefoot.watch import deferred
-from surefoot.watch.arriving_steps import Arriving
+from surefoot.watch.arriving_steps import ArrivalQueue
 from surefoot.watch.deferred import number
 
 
@@ -18,7 +18,7 @@ def sampled(step, value):
 
 def test_a_step_whose_numbers_are_all_there_is_passed_on_at_once():
     kept = []
-    steps = Arriving(kept.append)
+    steps = ArrivalQueue(kept.append)
     steps.add(sampled(0, 1.0), has_deferred=False)
     steps.settle(wait=False)
     assert kept == [sampled(0, 1.0)]
@@ -28,7 +28,7 @@ def test_a_step_whose_numbers_are_all_there_is_passed_on_at_once():
 def test_steps_are_passed_on_in_their_order_with_their_numbers(monkeypatch, wait):
     monkeypatch.setattr(deferred, "READ_AT_ONCE", set())
     kept = []
-    steps = Arriving(kept.append)
+    steps = ArrivalQueue(kept.append)
     steps.add(sampled(0, number(torch.tensor(1.0))), has_deferred=True)
     steps.add(sampled(1, 2.0), has_deferred=False)
     steps.settle(wait)

@@ -174,7 +174,7 @@ def test_options_behind_the_script_are_told_to_belong_to_it(tmp_path):
     assert surefoot(tmp_path, "--guard", "train.py", "--lr", "1", "-m", "resnet50", fresh=True).stderr == ""
 
 
-def test_the_version_is_told_without_torch(tmp_path):
+def test_the_version_is_reported_without_torch(tmp_path):
     for code in ("--version", "-h"):
         told = python(tmp_path, "-X", "importtime", "-m", "surefoot", code, fresh=True)
         assert told.returncode == 0, told.stderr[-500:]

@@ -81,7 +81,7 @@ def test_the_stacks_of_every_rank_are_in_its_folder(stopped):
     assert "next_batch()" in (folder / "rank1" / "stacks.txt").read_text()
 
 
-def test_a_rank_that_went_on_is_a_remark_and_an_event(stopped):
+def test_a_rank_that_continued_is_a_remark_and_an_event(stopped):
     folder, _, _, ended = stopped
     assert all(each.returncode == 0 for each in ended)
     found = [each for each in diagnose_folder(folder).findings if each.cause == "dist.hang"]

@@ -148,7 +148,7 @@ def test_a_script_without_torch_runs_as_under_python(tmp_path, name):
 
 
 @pytest.mark.parametrize("path", ["sub/script.py", "./sub/script.py", "sub/../sub/script.py", "sub/link.py"])
-def test_siblings_are_found_and_the_path_is_told_as_python_does(tmp_path, path):
+def test_siblings_are_found_and_the_path_is_reported_as_by_python(tmp_path, path):
     (tmp_path / "sub").mkdir()
     write(tmp_path, "import helper, sys; print(helper.x, __file__, sys.argv[0], sys.path[0]); 1 / 0", "sub/script.py")
     write(tmp_path, "x = 5", "sub/helper.py")
@@ -170,16 +170,16 @@ def test_a_module_may_import_from_its_own_package(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "json.no_such", "json.decoder.x"])
-def test_a_missing_module_is_told_as_python_does(tmp_path, name):
+def test_a_missing_module_is_reported_as_by_python(tmp_path, name):
     both(tmp_path, "-m", name)
 
 
-def test_a_module_with_a_syntax_error_is_told_as_python_does(tmp_path):
+def test_a_module_with_a_syntax_error_is_reported_as_by_python(tmp_path):
     write(tmp_path, "x = = 1", "broken.py")
     both(tmp_path, "-m", "broken")
 
 
-def test_a_missing_file_and_a_folder_are_told_as_python_does(tmp_path):
+def test_a_missing_file_and_a_folder_are_reported_as_by_python(tmp_path):
     (tmp_path / "empty").mkdir()
     both(tmp_path, "no_such.py")
     assert not (tmp_path / "run" / "run.json").exists()  # of a script that never began there is no run
@@ -203,7 +203,7 @@ def test_a_zip_file_and_stdin_run_as_under_python(tmp_path):
     both(tmp_path, "-", "a", given="import sys; print('typed', sys.argv, __name__)")
 
 
-def test_a_file_that_may_not_be_read_is_told_as_python_does(tmp_path):
+def test_a_file_that_may_not_be_read_is_reported_as_by_python(tmp_path):
     write(tmp_path, "print(1)")
     (tmp_path / "script.py").chmod(0)
     if os.access(tmp_path / "script.py", os.R_OK):
@@ -327,7 +327,7 @@ def test_a_script_with_torch_runs_as_under_python(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", CRASHES)
-def test_a_crash_is_told_as_under_python_and_the_diagnosis_knows_of_it(tmp_path, name):
+def test_a_crash_is_reported_as_by_python_and_the_diagnosis_knows_of_it(tmp_path, name):
     line, (kind, words) = CRASHES[name]
     told = told_alike(tmp_path, "import torch\ntorch.manual_seed(0)\n" + FORWARD + line)["crash"]
     assert told["type"] == kind

@@ -108,7 +108,7 @@ def test_optimizers_of_one_model_are_numbered(watch):
 
 
 @pytest.mark.parametrize(("height", "told"), [(0.02, []), (2.0, [90])])
-def test_a_spike_is_told_where_it_undoes_a_tenth_of_the_way(watch, height, told):
+def test_a_spike_is_reported_where_it_undoes_a_tenth_of_the_way(watch, height, told):
     ran = watch(
         "import torch",
         f"""

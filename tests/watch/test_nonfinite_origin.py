@@ -70,7 +70,7 @@ def test_a_product_in_half_precision_is_computed_again() -> None:
     assert found.bad == 16
 
 
-def test_a_softmax_over_nothing_is_told_by_its_masked_rows() -> None:
+def test_a_softmax_over_nothing_is_reported_by_its_masked_rows() -> None:
     mask = torch.zeros(4, 4, dtype=torch.bool)
     mask[1], mask[3] = True, True
     scores = (torch.randn(4, 4) * weights(1.0)).masked_fill(mask, -torch.inf)
@@ -84,7 +84,7 @@ def test_a_softmax_whose_rows_are_partly_masked_is_not_to_blame() -> None:
     assert found.op == "Log"
 
 
-def test_targets_that_are_all_ignored_are_told_with_the_index_they_have() -> None:
+def test_targets_that_are_all_ignored_are_reported_with_the_index_they_have() -> None:
     logits = torch.randn(4, 3) * weights(1.0)
     found = origin(torch.nn.functional.cross_entropy(logits, torch.full((4,), -100)))
     assert (found.all_ignored, found.ignore_index, found.bad) == (True, -100, 4)

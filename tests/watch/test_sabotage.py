@@ -5,7 +5,7 @@ from pathlib import Path
 import forked
 
 
-def test_every_probe_may_fail_and_the_script_goes_on_the_same():
+def test_every_probe_may_fail_and_the_script_continues_the_same():
     driver = Path(__file__).with_name("sabotage.py")  # without an argument it also goes through every function
     result = forked.run([driver, "probe"])
     assert "FAILED" not in result.stdout, result.stdout

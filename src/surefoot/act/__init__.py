@@ -1,1 +1,1 @@
-"""Decision -> Outcome: clip, scale, skip, accumulate; what really changes gradients and weights."""
+"""Decision -> Outcome: clip, scale, skip, accumulate; the parts that change gradients and weights."""

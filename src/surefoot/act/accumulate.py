@@ -1,13 +1,13 @@
-"""Gradient accumulation that equals the large batch.
+"""Gradient accumulation that is equivalent to one large batch.
 
-Without weights every microbatch counts the same: the loss is divided by the window's length before backward, as people
-write it by hand, bit for bit. With weights (rows, tokens) the loss is multiplied by its weight instead, and the sum of
-weights is divided out of the gradient at the step; that is the mean over everything in the window, however uneven. A
-window that ends early is corrected the same way. A microbatch of weight 0 (padding alone) is left out, whatever its
+Without weights, every microbatch counts equally: the loss is divided by the window's length before backward, bit for
+bit as in a hand-written loop. With weights (rows, tokens) the loss is multiplied by its weight instead, and the
+gradient is divided by the sum of weights at the step: that is the mean over everything in the window, however uneven. A
+window that ends early is corrected in the same way. A microbatch of weight 0 (only padding) is left out, whatever its
 loss: the mean over nothing is NaN, and 0 x NaN is NaN too.
 
-A microbatch is what lies between two calls of `step`, however many losses it has: two losses that are run backward one
-after the other add up, as their gradients do.
+A microbatch is everything between two calls of `step`, with any number of losses: the gradients of several backward
+calls add up, and so do their losses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _or_one(weight: Scalar) -> Scalar:
-    """The weight, or 1 where it is 0: padding alone is no unit for others, and nothing to divide by."""
+    """The weight, or 1 if it is 0: padding alone is not a unit for others, and cannot be divided by."""
     return torch.where(weight != 0, weight, 1) if isinstance(weight, Tensor) else weight or 1.0
 
 
@@ -35,14 +35,14 @@ def read_if_free(weight: Scalar | None) -> Scalar | None:
 
 
 def _times(loss: Tensor, relative: Scalar) -> Tensor:
-    """The loss times its weight; 0, with a gradient of 0, where the weight is."""
+    """The loss times its weight; 0, with a gradient of 0, if the weight is 0."""
     if isinstance(relative, Tensor):
         return torch.where(relative != 0, loss * relative, 0.0)
     return loss * relative if relative else torch.where(torch.zeros((), dtype=torch.bool, device=loss.device), loss, 0)
 
 
 class WindowValues(TypedDict):
-    """What is stored of a window that is under way."""
+    """The stored state of a window in progress."""
 
     count: int
     open: bool
@@ -58,11 +58,11 @@ class AccumulationWindow:
 
     length: int
     across_ranks: bool = False
-    """Whether weights are added up over ranks, so that they must share one unit."""
+    """Whether weights are summed over ranks, so that they must have one unit."""
     count: int = 0
-    """Microbatches that are complete."""
+    """The number of complete microbatches."""
     open: bool = False
-    """Whether the next microbatch has been begun."""
+    """Whether the next microbatch has begun."""
     weighted: bool = False
     unit: Scalar = 1.0
     """Weight of the first microbatch; the others are relative to it, which keeps the loss in fp16's range."""
@@ -82,7 +82,7 @@ class AccumulationWindow:
         return _times(loss, self._relative(weight, loss))
 
     def add(self, loss: Tensor, weight: Scalar | None) -> None:
-        """Take in a loss whose backward is done."""
+        """Add a loss whose backward is done."""
         relative = self._relative(weight, loss)
         seen = _times(loss.detach().reshape(()).to(torch.float32), relative)
         self.loss_sum = seen if self.loss_sum is None else self.loss_sum + seen
@@ -99,7 +99,7 @@ class AccumulationWindow:
         weight = read_if_free(weight)
         if weight is None:
             return 1.0
-        if isinstance(weight, Tensor) and loss.dtype is torch.float64:  # a quotient of counts would be of float32
+        if isinstance(weight, Tensor) and loss.dtype is torch.float64:  # a quotient of counts would be float32
             weight = weight.to(torch.float64)
         return weight / self.unit
 
@@ -117,7 +117,7 @@ class AccumulationWindow:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no loss yet, or only such of weight 0. Reads nothing off a device."""
+        """Whether there is no loss yet, or only losses of weight 0. Does not read from a device."""
         return self.loss_sum is None or (
             self.weighted and not isinstance(self.weight_sum, Tensor) and not self.weight_sum
         )
@@ -134,7 +134,7 @@ class AccumulationWindow:
 
     @property
     def divisor(self) -> Scalar:
-        """What the accumulated gradient still has to be divided by."""
+        """The divisor that the accumulated gradient still needs."""
         if self.weighted:
             return _or_one(self.weight_sum)
         return self.count / self.length if self.count else 1.0
@@ -151,7 +151,7 @@ class AccumulationWindow:
         }
 
     def load_state_dict(self, state: WindowValues) -> None:
-        """Continue a window that was under way."""
+        """Continue a window in progress."""
         self.count, self.open, self.weighted = state["count"], state["open"], state["weighted"]
         self.unit, self.loss_sum, self.weight_sum = state["unit"], state["loss_sum"], state["weight_sum"]
 

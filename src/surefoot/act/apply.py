@@ -1,16 +1,16 @@
-"""Apply an optimizer step, or leave it out, with the gradients scaled on the way.
+"""Applies an optimizer step, or skips it, and scales the gradients.
 
-Two ways lead to the same weights:
+There are two methods with the same result:
 
 - Folded: a fused Adam, AdamW, SGD or Adagrad takes two device tensors, `grad_scale` (it divides the gradients by it)
-  and `found_inf` (1 leaves the step out, step count included). Clip, unscale and skip cost no pass over the gradients
-  and no host sync. While few steps are clipped, the clip alone goes through `clip_pass.py` instead.
-- Plain: any other optimizer. Whether to step is known on the host by then, and the gradients are scaled in place.
+  and `found_inf` (1 skips the step, including the step count). Clip, unscale and skip cost no pass over the gradients
+  and no host sync. While few steps are clipped, only the clip uses `clip_pass.py` instead.
+- Plain: any other optimizer. By then the host knows whether to step, and the gradients are scaled in place.
 
-What is changed for the length of one step is registered with an `ExitStack` that puts it back. `StepCopy` is for
-optimizers that move the parameters while they look for a step (L-BFGS): leaving a step out means restoring a copy.
+Temporary changes for one step are registered with an `ExitStack` that undoes them. `StepCopy` is for optimizers that
+move the parameters while they search for a step (L-BFGS): skipping a step means restoring a copy.
 
-Settings that are not finite are found here too: a NaN learning rate reaches every weight, whatever the gradients are.
+Non-finite settings are detected here too: a NaN learning rate reaches every weight, whatever the gradients are.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 _MISSING = object()
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 HOOKED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""The code of what torch puts around the `step` of an optimizer's class to run hooks."""
+"""The code of torch's wrapper around the `step` of an optimizer's class, which runs hooks."""
 
 
 def own_step(kind: Any) -> Any:
-    """The `step` of a class, without what torch puts around it to run hooks.
+    """The `step` of a class, without torch's wrapper that runs hooks.
 
-    That is put around the `step` of the first class that is used, which may be a subclass that brings none of its own.
+    Torch wraps the `step` of the first class that is used, which may be a subclass that inherits it.
     """
     step = kind.step
     return step.__wrapped__ if getattr(step, "__code__", None) is HOOKED_STEP else step
 
 
 def has_torchs_step(optimizer: Any) -> bool:
-    """Whether `step` is torch's own, which does nothing where there is no gradient."""
+    """Whether `step` is torch's own, which does nothing without gradients."""
     step = own_step(type(optimizer))
     kinds = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim."))
     return any(step is own_step(kind) for kind in kinds if hasattr(kind, "step"))
@@ -59,8 +59,8 @@ def has_torchs_step(optimizer: Any) -> bool:
 def can_fold(optimizer: Any) -> bool:
     """Whether the optimizer's own kernel takes `grad_scale` and `found_inf`.
 
-    Only torch's own `step` is known to; a subclass that brings another one gets the plain way. So do DTensor
-    parameters, whose kernels refuse plain tensors beside them, and parameters on several devices.
+    Only torch's own `step` is known to; a subclass with another one uses the plain method. So do DTensor parameters,
+    whose kernels refuse plain tensors, and parameters on several devices.
     """
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
@@ -74,10 +74,10 @@ def can_fold(optimizer: Any) -> bool:
 
 
 def lacks_momentum(optimizer: Any) -> bool:
-    """Whether a fused SGD is about to make its momentum buffers.
+    """Whether a fused SGD is about to create its momentum buffers.
 
-    It allocates them unfilled and lets the kernel fill them, which a kernel that is told to leave the step out does
-    not do: the next step would add whatever the memory held.
+    It allocates them uninitialised, and the kernel fills them, but not if it skips the step: the next step would add
+    the arbitrary content of the memory.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return False
@@ -90,25 +90,25 @@ def lacks_momentum(optimizer: Any) -> bool:
 
 
 class OuterScaling(NamedTuple):
-    """What others have put on a fused optimizer for the step that is about to be taken."""
+    """What other code has set on a fused optimizer for the next step."""
 
     scale: Tensor | None = None
-    """What the optimizer will divide the gradients by: a loss scale."""
+    """The divisor that the optimizer will apply to the gradients: a loss scale."""
     found_inf: Tensor | None = None
-    """Not zero where the optimizer has been told to leave the step out."""
+    """Not zero if the optimizer must skip the step."""
     is_loss_scale: bool = False
-    """Whether it comes from a loss scaler, so that a gradient which is not finite is an overflow."""
+    """Whether it comes from a loss scaler, so that a non-finite gradient is an overflow."""
 
 
 NO_OUTER_SCALING = OuterScaling()
 _SET_BY_GUARD: dict[int, OuterScaling] = {}
-"""For optimizers that are inside a step: what a guard has set `grad_scale` to, without the factor of the clipper."""
+"""For optimizers inside a step: the `grad_scale` that a guard has set, without the factor of the clipper."""
 _GUARDED_TWICE: dict[int, weakref.ref[Any]] = {}
 """Optimizers on which a second guard has measured between the first one's preparation and the step."""
 
 
 def outer_scaling(optimizer: Any) -> OuterScaling:
-    """What a `GradScaler`, or another guard, has set for the step of a fused optimizer."""
+    """The values that a `GradScaler`, or another guard, has set for the step of a fused optimizer."""
     scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if scale is None and found_inf is None:
         return NO_OUTER_SCALING
@@ -123,7 +123,7 @@ def outer_scaling(optimizer: Any) -> OuterScaling:
 def is_guarded_twice(optimizer: Any) -> bool:
     """Whether a second guard measures the gradients after the first one has prepared the step.
 
-    It is to see them as backward left them, so the first one must not change them.
+    It must see them unchanged after backward, so the first one must not change them.
     """
     reference = _GUARDED_TWICE.get(id(optimizer))
     return reference is not None and reference() is optimizer
@@ -139,10 +139,10 @@ def fold(
     *,
     is_loss_scale: bool = False,
 ) -> None:
-    """Let the optimizer's kernel divide by `divide`, multiply by `factor`, and change nothing where `skip` is true.
+    """Make the optimizer's kernel divide by `divide`, multiply by `factor`, and change nothing if `skip` is true.
 
-    `outer` is what others have set: their scale is part of the new one, and their `found_inf` still counts. `undo` puts
-    everything back as it was. `is_loss_scale` says whether a loss scale is part of `divide`.
+    `outer` is what other code has set: its scale is part of the new one, and its `found_inf` still counts. `undo`
+    restores everything. `is_loss_scale` is whether a loss scale is part of `divide`.
     """
     scale = outer.scale if divide is None else divide if outer.scale is None else divide * outer.scale
     number = id(optimizer)
@@ -161,7 +161,7 @@ def fold(
 
 
 def set_for_step(undo: ExitStack, optimizer: Any, name: str, value: Any) -> None:
-    """Set an attribute of an optimizer until `undo` is closed, unless somebody else has set it again by then."""
+    """Set an attribute of an optimizer until `undo` is closed, unless other code has set it again by then."""
     before = vars(optimizer).get(name, _MISSING)
 
     def put_back() -> None:
@@ -177,10 +177,10 @@ def set_for_step(undo: ExitStack, optimizer: Any, name: str, value: Any) -> None
 
 
 def withhold_gradients(undo: ExitStack, optimizer: Any, parameters: Iterable[Tensor]) -> None:
-    """Let a step that must not be applied find no gradients, until `undo` is closed.
+    """Hide the gradients from a step that must not be applied, until `undo` is closed.
 
-    An optimizer of torch's then leaves everything as it is. Others may not expect a missing gradient, and get zeros:
-    what they do with those is finite, and is undone by a `StepCopy`.
+    Torch's optimizers then change nothing. Others may not expect a missing gradient, and get zeros: the result is
+    finite, and a `StepCopy` undoes it.
     """
     if has_torchs_step(optimizer):
         _hide_gradients(undo, parameters)
@@ -193,7 +193,7 @@ def _hide_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
 
     def put_back() -> None:
         if any(parameter.grad is not None for parameter, _ in hidden):
-            return  # the step raised, and another backward has come before `undo` was closed
+            return  # the step raised, and another backward has run before `undo` was closed
         for parameter, gradient in hidden:
             parameter.grad = gradient
 
@@ -208,7 +208,7 @@ def _replace_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
 
     def put_back() -> None:
         for (parameter, gradient, zeros), version in zip(replaced, versions, strict=True):
-            # An optimizer that has set its gradients to zero or to `None` by itself wants them so.
+            # An optimizer may have set its gradients to zero or `None` itself: keep that.
             if parameter.grad is zeros and zeros._version == version:
                 parameter.grad = gradient
 
@@ -218,9 +218,9 @@ def _replace_gradients(undo: ExitStack, parameters: Iterable[Tensor]) -> None:
 
 
 class LearningRateCut:
-    """Learning rates that are multiplied for the length of one step. The schedule never sees it.
+    """Learning rates that are multiplied for one step. The schedule never sees it.
 
-    An optimizer that finds its own (Adafactor with `lr=None`) has none to multiply.
+    An optimizer that computes its own (Adafactor with `lr=None`) has none to multiply.
     """
 
     def __init__(self, undo: ExitStack, optimizer: Any, factor: float) -> None:
@@ -236,11 +236,11 @@ class LearningRateCut:
 
     def _put_back(self) -> None:
         for group, before, cut in self._rates:
-            if group.get("lr") is cut:  # nobody has set another one since
+            if group.get("lr") is cut:  # no other code has set it since
                 group["lr"] = before
 
     def keep_changes(self) -> None:
-        """The step is over: where the optimizer has changed a rate itself, the change stays, without the cut."""
+        """The step has ended: if the optimizer has changed a rate itself, keep the change, without the cut."""
         for group, before, cut in self._rates:
             now = group.get("lr")
             if now is cut:
@@ -252,7 +252,7 @@ class LearningRateCut:
                 group["lr"] = before if now == cut else self._without_cut(now, before, cut)
 
     def _without_cut(self, now: Any, before: Any, cut: Any) -> Any:
-        """A rate near the one that was cut was computed from it; one near the uncut comes from a schedule."""
+        """A rate near the cut one was computed from it; a rate near the uncut one comes from a schedule."""
         return now / self._factor if abs(now - cut) < abs(now - before) else now
 
 
@@ -278,10 +278,10 @@ class ClosureRefused(Exception):
 
 
 class StepCopy:
-    """Parameters, optimizer state and the settings of the groups as they were before a step.
+    """Parameters, optimizer state and the settings of the groups before a step.
 
-    Optimizers that are attributes of the optimizer (SAM, `ZeroRedundancyOptimizer`) are part of it. An optimizer with a
-    closure moves the parameters while it looks for a step, so leaving a step out means going back. A copy is restored
+    Optimizers that are attributes of the optimizer (SAM, `ZeroRedundancyOptimizer`) are included. An optimizer with a
+    closure moves the parameters while it searches for a step, so skipping a step means going back. A copy is restored
     before its step ends or never: later, other weights may have been loaded.
     """
 
@@ -290,13 +290,13 @@ class StepCopy:
         self._undo = (tensors, *map(save_optimizer, [optimizer, *_inside(optimizer)]))
 
     def restore(self) -> None:
-        """Put everything back, bit for bit."""
+        """Restore everything, bit for bit."""
         for put_back in self._undo:
             put_back()
 
 
 def _inside(optimizer: Any) -> list[Optimizer]:
-    """The optimizers that one hands its parameters on to."""
+    """The optimizers that an optimizer passes its parameters to."""
     found: list[Optimizer] = []
     waiting = [optimizer]
     while waiting:
@@ -308,7 +308,7 @@ def _inside(optimizer: Any) -> list[Optimizer]:
     return found
 
 
-# ---- settings that are not finite -----------------------------------------------------------------------------------
+# ---- non-finite settings --------------------------------------------------------------------------------------------
 
 SETTINGS = (
     "lr",
@@ -331,10 +331,10 @@ Others may be infinite on purpose: Prodigy's `growth_rate`, the `step_sizes` of 
 
 
 class SettingsOfStep(NamedTuple):
-    """What was found in the settings that a step is about to be taken with."""
+    """The non-finite values in the settings of the next step."""
 
     broken: tuple[OptimizerSetting, ...] = ()
-    """Those known on the host not to be finite."""
+    """The settings known on the host to be non-finite."""
     places: tuple[tuple[int, str], ...] = ()
     """Group and key of those that are on a device."""
     values: Tensor | None = None
@@ -350,7 +350,7 @@ NOTHING_FOUND = SettingsOfStep()
 
 
 def look_at_settings(optimizer: Any, home: torch.device, on_device: bool) -> SettingsOfStep:
-    """The settings of a step. With `on_device` nothing is read off a device."""
+    """The settings of a step. With `on_device`, nothing is read from a device."""
     broken: list[OptimizerSetting] = []
     places: list[tuple[int, str]] = []
     tensors: list[Tensor] = []
@@ -374,7 +374,7 @@ def look_at_settings(optimizer: Any, home: torch.device, on_device: bool) -> Set
 
 
 def _surely_finite(group: dict[str, Any]) -> bool:
-    """Whether all settings are plain finite numbers, in a microsecond or so: nearly always the case."""
+    """Whether all settings are plain finite numbers, which is nearly always so; takes about a microsecond."""
     total = 0.0
     for value in map(group.get, SETTINGS):
         kind = type(value)
@@ -384,11 +384,11 @@ def _surely_finite(group: dict[str, Any]) -> bool:
             total += value[0] + value[1]  # type: ignore[index]
         elif value is not None and kind is not int:
             return False
-    return total - total == 0.0  # a sum with a NaN or an infinity in it has no difference to itself
+    return total - total == 0.0  # a sum with a NaN or an infinity minus itself is not 0
 
 
 def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a group that may not be finite, by name, those in a tuple one by one."""
+    """The numeric settings of a group, by name; those in a tuple one by one."""
     for key in SETTINGS:
         value = group.get(key)
         if isinstance(value, (tuple, list)):

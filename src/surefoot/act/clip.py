@@ -2,8 +2,8 @@
 
 A clipper is a frozen dataclass with pure `init(count)` and `update(state, norms) -> (state, factor)`. The factor is a
 device tensor in (0, 1], 0-d for all gradients together or one entry per tensor, so it can be folded into a fused
-optimizer's own kernel. A norm that is not finite gives the factor 1 and leaves the state as it is: multiplying by it
-would break every gradient, and skipping such a step is somebody else's decision.
+optimizer's own kernel. A non-finite norm gives the factor 1 and does not change the state: multiplying by it would
+break every gradient, and another part decides whether to skip such a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:
-    """What brings `norm` down to `limit`, never above 1; 1 where either is not finite.
+    """The factor that reduces `norm` to `limit`, at most 1; 1 if either is not finite.
 
     The 1e-6 is `torch.nn.utils.clip_grad_norm_`'s, for the same bits.
     """
@@ -48,7 +48,7 @@ class ClipByNorm:
         _require_limit("max_norm", self.max_norm)
 
     def init(self, count: int) -> tuple[()]:
-        """There is nothing to remember."""
+        """No state."""
         return ()
 
     def update(self, state: tuple[()], norms: GradientNorms) -> tuple[tuple[()], Tensor]:
@@ -57,12 +57,12 @@ class ClipByNorm:
 
 
 WARMUP_REACH = 10.0
-"""How many times its running mean a norm counts for at most, while `AdaptiveGradientClipper` warms up; and the other
-way round, at its first steps."""
+"""The maximum multiple of its running mean that a norm counts for while `AdaptiveGradientClipper` warms up; and the
+inverse, at its first steps."""
 
 
 class AdaptiveState(NamedTuple):
-    """Running mean of the clipped norm, and how many steps it has seen."""
+    """Running mean of the clipped norm, and the number of steps."""
 
     mean: Tensor
     seen: Tensor
@@ -72,22 +72,22 @@ class AdaptiveState(NamedTuple):
 class AdaptiveGradientClipper:
     """Clip to `factor` times a running mean of recent norms.
 
-    The mean takes in the clipped norm, so an explosion raises it by at most `max_growth` a step, however large it is;
-    a NaN or an Inf never enters. One pass over the gradients, two numbers of memory.
+    The mean uses the clipped norm, so an explosion raises it by at most `max_growth` per step, however large it is; a
+    NaN or an Inf never enters. One pass over the gradients, two numbers of memory.
     """
 
     factor: float = 2.0
-    """How far above the running mean a norm may lie."""
+    """The maximum multiple of the running mean."""
     momentum: float = 0.99
     """Weight of the past in the running mean."""
     max_growth: float = 1.05
-    """The most the mean may grow in one step."""
+    """The maximum growth of the mean in one step."""
     warmup_steps: int = 20
-    """Steps over which the mean is a plain average; they are clipped at `warmup_max_norm`."""
+    """The number of steps over which the mean is a plain average; they are clipped at `warmup_max_norm`."""
     warmup_max_norm: float | None = None
     """Limit during warm-up; `None` leaves the first steps unclipped."""
     max_norm: float | None = None
-    """A limit never to exceed, whatever the history says."""
+    """An absolute limit, independent of the history."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}. Below it every step is clipped.")
@@ -111,15 +111,15 @@ class AdaptiveGradientClipper:
         if self.max_norm is not None:
             limit = limit.clamp(max=self.max_norm)
         clipped = torch.minimum(norm, limit)
-        # The first average is not to be made by one explosion either, nor by one at the very first steps. At those
-        # alone: what one tiny norm takes from the mean then, the rest of the warm-up gives back.
+        # One explosion must not determine the first average, nor one tiny norm at the very first steps. Only at those:
+        # the rest of the warm-up corrects what one tiny norm takes from the mean then.
         first = warming & (seen > 0) & (seen <= max(1, self.warmup_steps // 8))
         so_far = torch.where(first, torch.minimum(mean, WARMUP_REACH * clipped), mean)
         clipped = torch.where(warming & (seen > 0), torch.minimum(clipped, WARMUP_REACH * so_far), clipped)
         weight = torch.where(warming, seen / (seen + 1), self.momentum)
         moved = weight * so_far + (1 - weight) * clipped
         moved = torch.where(warming, moved, torch.minimum(moved, self.max_growth * mean))
-        usable = torch.isfinite(norm) & (norm > 0)  # a gradient of exactly 0 says nothing about the size of others
+        usable = torch.isfinite(norm) & (norm > 0)  # a gradient of exactly 0 does not indicate the size of others
         state = AdaptiveState(torch.where(usable, moved, mean), seen + usable)
         return state, torch.where(torch.isinf(limit), 1.0, limit_factor(norm, limit))
 
@@ -134,18 +134,18 @@ class ZScoreState(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipByZScore:
-    """ZClip (Kumar et al., 2025): a norm more than `threshold` deviations above its running mean is pulled in.
+    """ZClip (Kumar et al., 2025): a norm more than `threshold` deviations above its running mean is reduced.
 
-    The further out, the harder: a norm at z deviations is brought to `threshold**2 / z` deviations. Mean and variance
+    Larger norms are reduced more: a norm at z deviations is reduced to `threshold**2 / z` deviations. Mean and variance
     are exponential averages of the clipped norm, started from the plain ones of the warm-up.
     """
 
     threshold: float = 2.5
-    """How many standard deviations above the mean of the recent norms are accepted."""
+    """The number of standard deviations above the mean of the recent norms that are accepted."""
     momentum: float = 0.97
     """The weight of the past in the mean and the deviation."""
     warmup_steps: int = 25
-    """How many norms are taken in before anything is clipped."""
+    """The number of norms before anything is clipped."""
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
@@ -199,9 +199,9 @@ class ClipByQuantile:
     quantile: float = 0.9
     """Which quantile of the recent norms is the limit, between 0 and 1."""
     window_steps: int = 1_000
-    """How many norms are remembered."""
+    """The number of norms in the window."""
     warmup_steps: int = 20
-    """Steps before the first clip."""
+    """The number of steps before the first clip."""
 
     def __post_init__(self) -> None:
         require(0 < self.quantile <= 1, f"`quantile` must lie in (0, 1]; got {self.quantile}.")
@@ -239,15 +239,15 @@ class ClipPerTensor:
     """AdaGC (Wang et al., 2025): each tensor is clipped relative to a running mean of its own clipped norm.
 
     During warm-up the gradients are clipped together at `warmup_max_norm`, and each mean is the smallest norm seen. A
-    gradient that has been exactly 0 has no history: it is let through until it has one.
+    gradient that has been exactly 0 has no history: it is not clipped until it has one.
     """
 
     factor: float = 1.05
-    """How many times its average norm a gradient may have."""
+    """The maximum multiple of its average norm."""
     momentum: float = 0.98
     """The weight of the past in the average norm."""
     warmup_steps: int = 100
-    """How many steps are clipped by the global norm first."""
+    """The number of first steps that are clipped by the global norm."""
     warmup_max_norm: float = 1.0
     """The largest global norm in these steps."""
 

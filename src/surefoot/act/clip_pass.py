@@ -1,13 +1,12 @@
-"""Clip the gradients of a fused optimizer in a pass of its own where that is cheaper than in the optimizer's kernel.
+"""Clips the gradients of a fused optimizer in a separate pass if that is cheaper than in the optimizer's kernel.
 
-A fused kernel that is given `grad_scale` writes every gradient back, also when it has divided by 1: at 1.3B fp32
-parameters this costs 1.5 reads of all gradients on every step. A pass of its own costs 2 (a read and a write), but only
-on steps that are clipped; on others it reads one number and ends. So it is cheaper as long as fewer than about 70 % of
-the steps are clipped. Whether a step is clipped is decided on the device; the host knows it a few steps later, and
-chooses by that.
+A fused kernel with `grad_scale` writes every gradient back, even if it has divided by 1: at 1.3B fp32 parameters this
+costs 1.5 reads of all gradients at every step. A separate pass costs 2 (a read and a write), but only at steps that are
+clipped; at others it reads one number and ends. So it is cheaper if fewer than about 70% of the steps are clipped. The
+device decides whether a step is clipped; the host knows it a few steps later, and chooses accordingly.
 
-The result is bitwise the same either way for fp32 gradients. For bf16 and fp16 it would not be: the kernel goes on with
-the quotient in fp32, while a pass of its own has to round it. Those are always left to the kernel.
+The result is bitwise equal for fp32 gradients. For bf16 and fp16 it would not be: the kernel continues with the
+quotient in fp32, while a separate pass has to round it. Those are always left to the kernel.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from surefoot.types import StepRecord
 
 WINDOW_STEPS = 16
-"""The host goes by so many of the last steps it knows."""
+"""The number of last known steps that the host considers."""
 RARE = 0.5
-"""Up to this share of clipped steps, a pass of its own begins to be used; it is cheaper below about 0.7."""
+"""Up to this share of clipped steps, a separate pass is used; it is cheaper below about 0.7."""
 OFTEN = 0.75
-"""From this share on it is given up again. Between the two the choice stays as it is."""
+"""From this share on, it is no longer used. Between the two, the choice does not change."""
 
 
 class ClipRate:
@@ -43,7 +42,7 @@ class ClipRate:
         """Whether few steps are clipped. Not before `WINDOW_STEPS` steps are known."""
 
     def take(self, record: StepRecord) -> None:
-        """A step has become known. One that was skipped says nothing."""
+        """The result of a step is known. Skipped steps are ignored."""
         if record.skipped:
             return
         self._recent.append(float(record.signals.clip_factor) < 1)
@@ -53,14 +52,14 @@ class ClipRate:
 
 
 class ClipPass:
-    """Divides gradients in place by what a clipper demands, on the device, and only on steps that are clipped."""
+    """Divides gradients in place by the clipper's factor, on the device, and only at steps that are clipped."""
 
     def __init__(self) -> None:
         self.rate = ClipRate()
         self._tables: BlockTables | None = None
 
     def serves(self, optimizer: Any, gradients: list[Tensor]) -> bool:
-        """Whether this is the cheaper way now, and leads to the same bits as the optimizer's own kernel."""
+        """Whether this is the cheaper method now, and gives the same bits as the optimizer's own kernel."""
         return (
             self.rate.rare
             and not is_guarded_twice(optimizer)
@@ -85,7 +84,7 @@ class ClipPass:
 
 
 def _load_divide(device: torch.device) -> Any:
-    """The function that launches the kernel; `None` where Triton does not run."""
+    """The function that launches the kernel; `None` if Triton is not available."""
     if not runs_triton(device):
         return None
     try:

@@ -1,7 +1,7 @@
 """Loss scaling for fp16: keep small gradients above zero, back off when they overflow.
 
-The scale and its counters are device tensors; nothing here reads them. Overflow is judged on the gradients, before the
-step, and the step is skipped. A loss that is itself NaN or Inf is no overflow that a smaller scale would cure, so it
+The scale and its counters are device tensors; nothing here reads them. Overflow is determined from the gradients,
+before the step, and the step is skipped. A loss that is itself NaN or Inf would not be cured by a smaller scale, so it
 does not lower the scale.
 """
 
@@ -17,7 +17,7 @@ from surefoot.errors import require
 
 
 class LossScaleState(NamedTuple):
-    """The scale, the clean steps since it last changed or overflowed, and the overflows left before it backs off."""
+    """The scale, the clean steps since its last change or overflow, and the overflows left before it is reduced."""
 
     scale: Tensor
     clean: Tensor
@@ -28,7 +28,7 @@ class LossScaleState(NamedTuple):
 class DynamicLossScaler:
     """Double the scale after a full window of clean steps, halve it on overflow.
 
-    `TrainingStabilizer(..., precision="fp16")` uses it. In a loop of your own, scale the loss, divide the gradients,
+    `TrainingStabilizer(..., precision="fp16")` uses it. In your own loop, scale the loss, divide the gradients,
     and skip the step when one of them is not finite:
 
     >>> scaler = DynamicLossScaler(initial_scale=1024.0)
@@ -45,13 +45,13 @@ class DynamicLossScaler:
     initial_scale: float = 2.0**16
     """The scale of the first step."""
     growth_factor: float = 2.0
-    """What the scale is multiplied by when it grows."""
+    """The factor when the scale grows."""
     backoff_factor: float = 0.5
-    """What the scale is multiplied by when gradients overflow."""
+    """The factor when gradients overflow."""
     growth_interval: int = 2_000
-    """Clean steps in a row before the scale grows."""
+    """The number of consecutive clean steps before the scale grows."""
     hysteresis: int = 1
-    """Overflows tolerated before the scale backs off; refilled when it grows."""
+    """The number of overflows tolerated before the scale is reduced; restored when it grows."""
     floor: float = 1.0
     """The smallest scale."""
     ceiling: float = 2.0**24
@@ -75,11 +75,11 @@ class DynamicLossScaler:
         )
 
     def scale_of(self, state: LossScaleState) -> Tensor:
-        """What the loss is multiplied by."""
+        """The factor for the loss."""
         return state.scale
 
     def update(self, state: LossScaleState, overflow: Tensor | bool) -> LossScaleState:
-        """Back off or grow, after a step whose gradients did or did not overflow."""
+        """Reduce or grow the scale, after a step whose gradients did or did not overflow."""
         overflow = torch.as_tensor(overflow)
         scale, clean, patience = (part.to(overflow.device) for part in state)
         patience = torch.where(overflow, (patience - 1).clamp(min=0), patience)
@@ -103,7 +103,7 @@ class GradScalerState(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class TorchLossScaler:
-    """Drives a `torch.amp.GradScaler` that the user made, and may go on reading and saving."""
+    """Updates a `torch.amp.GradScaler` of the user, who may still read and save it."""
 
     scaler: torch.amp.GradScaler
     device: torch.device
@@ -115,7 +115,7 @@ class TorchLossScaler:
             self.scaler._lazy_init_scale_growth_tracker(self.device)
 
     def init(self) -> tuple[()]:
-        """The state lives in the GradScaler."""
+        """No state: it is in the GradScaler."""
         return ()
 
     def scale_of(self, state: tuple[()]) -> Tensor:
@@ -125,7 +125,7 @@ class TorchLossScaler:
         return scale
 
     def update(self, state: tuple[()], overflow: Tensor) -> tuple[()]:
-        """What `GradScaler.update` does, with our overflow flag."""
+        """The same as `GradScaler.update`, with surefoot's overflow flag."""
         growth_tracker = self.scaler._growth_tracker
         assert growth_tracker is not None
         torch._amp_update_scale_(
@@ -139,7 +139,7 @@ class TorchLossScaler:
         return state
 
     def state(self, live: bool) -> GradScalerState:
-        """The GradScaler's own state; with `live` its two tensors are not read off the device."""
+        """The GradScaler's own state; with `live`, its two tensors are not read from the device."""
         state: GradScalerState = self.scaler.state_dict() if not live else {}  # type: ignore[assignment]
         return state or {"scale": self.scaler._scale, "_growth_tracker": self.scaler._growth_tracker}
 

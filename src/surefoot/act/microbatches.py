@@ -1,21 +1,22 @@
-"""Out of memory: the same batch again in smaller pieces, with the same gradient.
+"""Runs a batch again in smaller pieces after an out-of-memory error, with the same gradient.
 
-A batch runs forward and backward whole as long as it fits. When memory runs out, whatever the failed try has left is
-undone, the rows are halved, and the rest of the batch goes on from there; pieces that are done stay done. Each piece
-counts by its share of the rows (or tokens), so that the gradients add up to those of the whole batch.
+A batch runs forward and backward as a whole if it fits. When memory runs out, the effects of the failed attempt are
+undone, the number of rows is halved, and the rest of the batch continues from there; completed pieces are kept. Each
+piece counts by its share of the rows (or tokens), so that the gradients add up to those of the whole batch.
 
-What a failed try leaves, and what becomes of it:
+Effects of a failed attempt, and how they are undone:
 
-- gradients of the layers it got to: a piece runs with empty `.grad`, earlier gradients held aside. They come back alone
-  after a failure, and with the piece added in place after a success, as autograd itself adds. Where there is nothing to
-  hold (the whole batch, no accumulation) nothing is held; otherwise it costs the memory of one set of gradients.
-- activations: the traceback holds them, so its frames are cleared before anything is tried again.
-- running statistics and other buffers, and the random streams, are put back.
+- gradients of the layers that it reached: a piece runs with empty `.grad`, and earlier gradients are set aside. They
+  are restored alone after a failure, and with the piece added in place after a success, as autograd itself adds. If
+  there are none (the whole batch, no accumulation), nothing is set aside; otherwise it costs the memory of one set of
+  gradients.
+- activations: the traceback holds them, so its frames are cleared before the next attempt.
+- running statistics and other buffers, and the random streams, are restored.
 
-The number of rows that fits is remembered. Now and then twice as many are tried again, less often each time that fails.
+The number of rows that fits is remembered. Occasionally twice as many are tried, less often after each failure.
 
-Left out: what a forward keeps outside of parameters and buffers, gradients of tensors that belong neither to the
-models, nor to the optimizer, nor to the batch, and random generators of the user's own. Nobody can see those from here.
+Not covered: state that a forward keeps outside parameters and buffers, gradients of tensors that belong neither to the
+models, nor to the optimizer, nor to the batch, and the user's own random generators.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that an allocation did not fit, on whatever device."""
+    """Whether an error reports a failed allocation, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 class RowLimitState(TypedDict):
-    """What is stored of a `RowLimit`; the fields have the same names there."""
+    """The stored state of a `RowLimit`; the fields have the same names."""
 
     rows: int | None
     calls: int
@@ -67,22 +68,22 @@ class RowLimitState(TypedDict):
 
 @dataclass
 class RowLimit:
-    """How many rows fit, as far as is known."""
+    """The number of rows that fit, as far as is known."""
 
     probe_after: int = 100
-    """Calls without running out of memory after which twice the rows are tried again."""
+    """The number of calls without an out-of-memory error after which twice the rows are tried again."""
     rows: int | None = None
-    """The most rows to run at once; `None` as long as every batch fitted whole."""
+    """The maximum number of rows at once; `None` while every batch has fitted as a whole."""
     calls: int = 0
     """Calls since the last change."""
     wait: int = 0
-    """Calls to wait for the next probe; doubles with every one that fails. 0: `probe_after`."""
+    """The number of calls until the next probe; doubles with every failed one. 0: `probe_after`."""
     on_trial: bool = False
     """Whether a probe has raised the limit, and it has not yet held until the next one is due."""
     probing: bool = False
 
     def size_for(self, rows: int) -> int:
-        """How many of a batch's rows to try at once."""
+        """The number of a batch's rows to try at once."""
         self.probing = False
         if self.rows is None or rows <= self.rows:
             return rows
@@ -94,7 +95,7 @@ class RowLimit:
         return min(rows, 2 * self.rows)
 
     def lower(self, tried: int) -> int:
-        """So many rows did not fit; how many to try next."""
+        """This many rows did not fit; returns the number to try next."""
         if self.probing or self.on_trial:
             self.wait = 2 * (self.wait or self.probe_after)
         if not self.probing or self.rows is None:
@@ -103,53 +104,53 @@ class RowLimit:
         return self.rows
 
     def finish(self, largest: int) -> None:
-        """A batch is through, in pieces of `largest` rows at most."""
+        """A batch is complete, in pieces of at most `largest` rows."""
         self.calls += 1
         if self.probing and self.rows is not None and largest > self.rows:
             self.rows, self.calls, self.on_trial = largest, 0, True
         self.probing = False
 
     def state_dict(self) -> RowLimitState:
-        """What a resumed run goes on with."""
+        """The state for a resumed run."""
         return {"rows": self.rows, "calls": self.calls, "wait": self.wait, "on_trial": self.on_trial}
 
     def load_state_dict(self, state: RowLimitState) -> None:
-        """Go on where a saved limit stopped."""
+        """Continue with a saved limit."""
         self.rows, self.calls, self.wait = state["rows"], state["calls"], state["wait"]
         self.on_trial, self.probing = state["on_trial"], False
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a batch went through that did not fit whole."""
+    """How a batch was run that did not fit as a whole."""
 
     rows: int
     pieces: int
     largest: int
     """Rows of the largest piece."""
     why: str
-    """What the allocator said; empty if the size was remembered."""
+    """The message of the allocator; empty if the size was remembered."""
 
     def __str__(self) -> str:
         because = f": {self.why}" if self.why else ", the size that is known to fit"
         return f"{self.rows} rows run in {self.pieces} pieces of at most {self.largest}{because}"
 
     def evidence(self) -> dict[str, int | str]:
-        """The numbers of it."""
+        """The numbers, as evidence."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """How much of the batch a piece is: its share of the rows, or of what the user counts."""
+    """The share of a piece in the batch: of the rows, or of what the user counts."""
 
     rows: int
     weigh: Callable[[Any], Scalar] | None = None
     total: Scalar | None = None
-    """What `weigh` says of the whole batch."""
+    """The result of `weigh` for the whole batch."""
 
     def share(self, part: Any, rows: int) -> float:
-        """The share of a piece. Reads a weight that lies on a device."""
+        """The share of a piece. Reads a weight from the device."""
         if rows == self.rows:
             return 1.0
         if self.weigh is None or self.total is None:
@@ -193,10 +194,10 @@ class Microbatches:
         backward: Callable[[Tensor, float], None],
         parameters: Iterable[Tensor],
     ) -> tuple[Tensor | None, Split | None]:
-        """Run a batch forward and backward; gives its mean loss, and how it was split if it was.
+        """Run a batch forward and backward; returns its mean loss, and how it was split if it was.
 
-        `backward` is given the loss of a piece and its share. `parameters` are those of the optimizer, which may not
-        be the models'. The loss is `None` if nothing in the batch has any weight.
+        `backward` gets the loss of a piece and its share. `parameters` are those of the optimizer, which may not be the
+        models'. The loss is `None` if nothing in the batch has any weight.
         """
         before = self.limit.state_dict()
         given = tensors_of(batch)
@@ -209,7 +210,7 @@ class Microbatches:
         try:
             return self._run_pieces(batch, weighing, attempt)
         except BaseException:
-            self.limit.load_state_dict(before)  # a batch that never went through says nothing of the next
+            self.limit.load_state_dict(before)  # a batch that failed says nothing about the next one
             raise
 
     def _run_pieces(
@@ -221,7 +222,7 @@ class Microbatches:
             rows = _next_piece(weighing.rows - done, size)
             part = self._part(batch, done, rows, weighing)
             share = weighing.share(part, rows)
-            if share > 0:  # a mean over no tokens is NaN, and would stay NaN times 0
+            if share > 0:  # a mean over no tokens is NaN, and NaN times 0 is NaN
                 loss, failure = attempt(part, rows, share)
                 if loss is None:
                     size, why = self.limit.lower(rows), failure
@@ -243,19 +244,19 @@ class Microbatches:
 
 
 def _next_piece(rest: int, size: int) -> int:
-    """Rows of the next piece: as few pieces as there must be, as even as can be, so that none is tiny."""
+    """The number of rows of the next piece: as few pieces as possible, of even size, so that none is tiny."""
     return -(-rest // -(-rest // size))
 
 
 def _leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those that backward leaves a gradient on, each once."""
+    """The tensors that backward leaves a gradient on, each once."""
     return [t for t in {id(t): t for t in tensors}.values() if t.requires_grad and t.is_leaf]
 
 
 def _forward_backward(
     loss_fn: Callable[[Any], Tensor], part: Any, share: float, backward: Callable[[Tensor, float], None]
 ) -> Tensor:
-    """One piece; gives what it adds to the mean loss. Activations live in this frame and go with it."""
+    """Run one piece; returns its part of the mean loss. Activations are released with this frame."""
     loss = loss_fn(part)
     backward(loss, share)
     seen = loss.detach().reshape(())
@@ -265,7 +266,7 @@ def _forward_backward(
 
 
 def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int) -> tuple[Tensor | None, str]:
-    """Run one piece; gives its loss, or none and what the allocator said."""
+    """Run one piece; returns its loss, or `None` and the message of the allocator."""
     try:
         loss = run()
     except BaseException as error:
@@ -290,7 +291,7 @@ def _attempt(run: Callable[[], Tensor], kept: _Kept, rows: int, total_rows: int)
     else:
         kept.add_back()
         return loss, ""
-    # Only out of the except block is the traceback gone, and with it whatever the failed try held.
+    # Only outside the except block is the traceback released, and with it everything that the failed attempt held.
     gc.collect()
     empty_cache()
     return None, failure
@@ -302,7 +303,7 @@ def _note(error: BaseException, text: str) -> None:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Empty the frames that a traceback holds, those of earlier errors included."""
+    """Clear the frames of a traceback, including those of earlier errors."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -319,7 +320,7 @@ def _in_use() -> str:
 
 
 class _Kept:
-    """What a piece changes, as it was before. Gradients are held aside: the piece starts with none."""
+    """The state before a piece. Gradients are set aside: the piece starts with none."""
 
     def __init__(self, leaves: Sequence[Tensor], given: Sequence[Tensor], buffers: ChangingBuffers) -> None:
         self._leaves = leaves
@@ -336,7 +337,7 @@ class _Kept:
         return any(tensor._version != version for tensor, version in self._given)
 
     def put_back(self) -> None:
-        """As if the piece had never run."""
+        """Undo all effects of the piece."""
         for leaf in self._leaves:
             leaf.grad = None
         for leaf, gradient in self._set_aside:
@@ -346,12 +347,12 @@ class _Kept:
 
     @torch.no_grad()
     def add_back(self) -> None:
-        """Add what the piece has left to the gradients from before, as autograd would have: in place."""
+        """Add the gradients of the piece to those before, in place, as autograd would."""
         for leaf, before in self._set_aside:
             if leaf.grad is None:
                 leaf.grad = before
             elif before.is_sparse and not leaf.grad.is_sparse:
-                leaf.grad = leaf.grad + before  # a sparse one cannot take a dense one in
+                leaf.grad = leaf.grad + before  # a sparse gradient cannot be added to a dense one in place
             else:
                 leaf.grad = before.add_(leaf.grad)
 
@@ -361,11 +362,11 @@ class ChangingBuffers:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
-        # By name, not by tensor: a queue that is replaced at every step must not be kept alive from here.
+        # By name, not by tensor: a queue that is replaced at every step must not be kept alive.
         self._first_seen: dict[tuple[int, str], tuple[int, int]] = {}
 
     def copy(self) -> Callable[[], None]:
-        """Copy them as they are now; gives the function that puts them back."""
+        """Copy the current buffers; returns the function that restores them."""
         put_slots_back = save_slots(self._modules)
         copies = [
             (module, buffer, buffer._version, buffer.detach().clone())
@@ -386,7 +387,7 @@ class ChangingBuffers:
         return put_back
 
     def _may_change(self, place: tuple[int, str], buffer: Tensor) -> bool:
-        """Small ones may; a large one is a table or a mask until it has been seen to change."""
+        """Whether a buffer may change: small ones may; a large one is taken for a table or a mask until it changes."""
         if not is_writable(buffer):
             return False
         now = (id(buffer), buffer._version)

@@ -1,14 +1,13 @@
-"""Cut a batch into pieces of fewer rows, whatever it is made of.
+"""Divides a batch of any structure into pieces of fewer rows.
 
-A batch is a tensor, or tuples, lists, mappings, named tuples and dataclasses of them. Its rows lie along the first
-dimension. How many there are is what most of its tensors and arrays say. Those are cut; lists of plain objects of the
-same length (texts, a dictionary of boxes per image) are cut too; everything else is handed on whole: numbers, strings,
-tables of another length. Pieces of tensors are views: nothing is copied.
+A batch is a tensor, or tuples, lists, mappings, named tuples and dataclasses of them. Its rows are along the first
+dimension. Their number is the most frequent first dimension of its tensors and arrays. Those are divided, and so are
+lists of plain objects of the same length (texts, a dictionary of boxes per image); everything else is passed on
+unchanged: numbers, strings, tables of another length. Pieces of tensors are views: nothing is copied.
 
-Where it cannot be told what a row is, the batch is refused rather than guessed at: a wrong cut trains on wrong data in
-silence. What cannot be detected: a table that has as many entries as the batch has rows by chance, and a batch
-whose first dimension is not the batch (time first). Keep both out of `batch`: the loss function can read them from
-around it.
+If it is not clear what a row is, the batch is refused: a wrong division would silently train on wrong data. Two cases
+cannot be detected: a table that has by chance as many entries as the batch has rows, and a batch whose first dimension
+is not the batch (time first). Keep both out of `batch`: the loss function can read them from its closure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WAY_OUT = "Remove values that do not belong to a row from `batch`; the loss fun
 
 
 def count_rows(batch: Any) -> int:
-    """How many rows a batch has. Raises `UsageError` where that cannot be told."""
+    """The number of rows of a batch. Raises `UsageError` if it cannot be determined."""
     _refuse_samples(batch)
     sizes = Counter(_leading_sizes(batch)) or Counter(_leading_sizes(batch, everywhere=True))
     sizes = sizes or Counter(_list_lengths(batch))
@@ -52,13 +51,13 @@ def count_rows(batch: Any) -> int:
 
 
 def take_rows(batch: Any, start: int, stop: int, rows: int) -> Any:
-    """The rows from `start` to `stop` of a batch of `rows`, made up as the batch is."""
+    """The rows from `start` to `stop` of a batch of `rows`, with the structure of the batch."""
     is_list = _holds_objects(batch) and len(batch) == rows and not _has_arrays(batch)
     return batch[start:stop] if is_list else _take(batch, start, stop, rows)
 
 
 def same_rows(batch: Any) -> Any:
-    """All of a batch in containers of its own, so that a loss which takes entries out leaves the batch as it is."""
+    """The whole batch in new containers, so that a loss that removes entries does not change the batch."""
     children = None if _is_array(batch) else _children(batch)
     return batch if children is None else rebuilt(batch, [same_rows(child) for child in children])
 
@@ -104,12 +103,12 @@ def _leading_size(array: Any) -> int | None:
 
 
 def _is_plain_list(part: Any) -> bool:
-    """A list or tuple whose items have places, not names."""
+    """A list or tuple whose items have positions, not names."""
     return isinstance(part, (list, tuple)) and not hasattr(part, "_fields") and type(part) is not torch.Size
 
 
 def _holds_objects(part: Any) -> bool:
-    """A list that may have one entry per row; tensors of one length side by side are a structure."""
+    """A list that may have one entry per row; several tensors of one length are a structure."""
     if not _is_plain_list(part) or not part:
         return False
     arrays = [item for item in part if _is_array(item)]
@@ -117,7 +116,7 @@ def _holds_objects(part: Any) -> bool:
 
 
 def _children(part: Any) -> list[Any] | None:
-    """What a container holds; `None` for what is none."""
+    """The parts of a container; `None` for anything else."""
     if isinstance(part, torch.nn.utils.rnn.PackedSequence) or (isinstance(part, Tensor) and part.is_nested):
         raise UsageError(f"a {type(part).__name__} has no rows to cut at. Pack or nest the padded piece in the loss.")
     parts = parts_of(part)
@@ -139,7 +138,7 @@ def _has_arrays(part: Any) -> bool:
 
 
 def _leading_sizes(part: Any, *, everywhere: bool = False, top: bool = True) -> Iterator[int]:
-    """First dimensions of the arrays; those inside of a list of objects belong to its objects."""
+    """First dimensions of the arrays; those inside a list of objects belong to its objects."""
     if not _is_array(part):
         if top or everywhere or not _holds_objects(part):
             for child in _children(part) or ():
@@ -163,7 +162,7 @@ def _list_lengths(part: Any) -> Iterator[int]:
 
 
 def _refuse_samples(batch: Any) -> None:
-    """Samples in a list would be cut within, not between them."""
+    """Refuse a list of samples, which would be divided inside the samples, not between them."""
     if not _is_plain_list(batch) or len(batch) < 2 or not all(isinstance(item, Mapping) for item in batch):
         return
     if len({tuple(sorted(map(str, item))) for item in batch}) == 1 and _has_arrays(batch):
@@ -174,7 +173,7 @@ def _refuse_samples(batch: Any) -> None:
 
 
 def _describe(part: Any, depth: int = 0) -> str:
-    """What a batch is made of, short."""
+    """A short description of a batch."""
     if _is_array(part):
         return f"{type(part).__name__}{tuple(part.shape)}" if not getattr(part, "is_nested", False) else "nested Tensor"
     children = None if isinstance(part, torch.nn.utils.rnn.PackedSequence) else _children(part)

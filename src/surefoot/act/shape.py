@@ -28,13 +28,13 @@ def _gradients(parameters: Sequence[NamedParameter]) -> list[Tensor]:
 
 
 def _add_up(parameter: Tensor) -> None:
-    """Entries of a sparse gradient that add up become one entry."""
+    """Duplicate entries of a sparse gradient are summed."""
     if parameter.grad is not None and parameter.grad.is_sparse:
         parameter.grad = parameter.grad.coalesce()
 
 
 def _units(name: str, parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient and the weights of the same units; of a sparse gradient those that it has entries for."""
+    """The gradient and the weights of the same units; for a sparse gradient, those with entries."""
     _add_up(parameter)
     gradient = parameter.grad
     assert gradient is not None
@@ -88,18 +88,18 @@ class ClipByValue:
 class AdaptiveUnitClip:
     """AGC (Brock et al., 2021, NFNets): clip each unit's gradient relative to the norm of its own weights.
 
-    A unit is what makes one output: a row of a matrix, a filter of a convolution; a vector is one unit. Of a sparse
-    gradient (`nn.Embedding(sparse=True)`) only the rows that it has entries for are read and clipped.
+    A unit computes one output: a row of a matrix, a filter of a convolution; a vector is one unit. For a sparse
+    gradient (`nn.Embedding(sparse=True)`), only the rows with entries are read and clipped.
     """
 
     factor: float = 0.01
     """Largest ratio of gradient norm to weight norm."""
     eps: float = 1e-3
-    """Floor of the weight norm, so that units that start at zero can leave it."""
+    """The minimum weight norm, so that units that start at zero can change."""
     vectors: bool = True
     """Whether biases and gains (rank 0 and 1) are clipped too."""
     exclude: tuple[str, ...] = ()
-    """Names left out, as shell patterns: `("head.*",)`. The paper leaves the last linear layer out. A pattern that
+    """Names to leave out, as shell patterns: `("head.*",)`. The paper leaves the last linear layer out. A pattern that
     matches nothing is logged."""
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class AdaptiveUnitClip:
 
     @torch.no_grad()
     def shape(self, parameters: Sequence[NamedParameter]) -> None:
-        """Scale units in place. A unit whose gradient is not finite is left as it is."""
+        """Scale units in place. A unit with a non-finite gradient is left unchanged."""
         for name, parameter in parameters:
             if parameter.grad is None or any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 continue
@@ -132,9 +132,9 @@ def unit_norm(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CentralizeGradients:
-    """Gradient centralisation (Yong et al., 2020): subtract from each unit's gradient its mean.
+    """Gradient centralisation (Yong et al., 2020): subtract the mean from each unit's gradient.
 
-    Only tensors of rank two and more have units to centre; biases and gains are left alone.
+    Only tensors of rank two and more have units to centre; biases and gains are unchanged.
     """
 
     @torch.no_grad()

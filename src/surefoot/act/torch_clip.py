@@ -1,8 +1,7 @@
-"""torch's own clipping, bit for bit, without its one trap: a norm that is NaN or Inf is not multiplied into anything.
+"""Torch's own clipping, bit for bit, except that a non-finite norm is not multiplied into anything.
 
-For callers that clip with `torch.nn.utils` and whose healthy steps must stay exactly what they were. Nothing waits for
-the device. Clipping by value is torch's own: it turns an infinite entry into an ordinary one, so `any_nonfinite` looks
-for one before.
+For callers that clip with `torch.nn.utils` and whose healthy steps must stay exactly the same. Nothing waits for the
+device. Clipping by value is torch's own: it makes an infinite entry finite, so `any_nonfinite` checks for one before.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 def norm_and_factor(
     parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> tuple[Tensor, Tensor | None]:
-    """The norm of the gradients, and what `clip_grad_norm` multiplies them by.
+    """The norm of the gradients, and the factor of `clip_grad_norm`.
 
-    The factor is `None` if nothing is to be clipped (`max_norm` is infinite, as of callers that only want the norm).
+    The factor is `None` if nothing is clipped (`max_norm` is infinite, as for callers that only need the norm).
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type)
@@ -38,7 +37,7 @@ def clip_grad_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """Clip gradients in place like `torch.nn.utils.clip_grad_norm_`, unless their norm is not finite.
 
-    Returns the norm before clipping, and what the gradients were multiplied by, as `norm_and_factor` does.
+    Returns the norm before clipping and the factor, like `norm_and_factor`.
     """
     norm, factor = norm_and_factor(parameters, max_norm, norm_type)
     if factor is not None:
@@ -50,5 +49,5 @@ def clip_grad_norm(
 
 @torch.no_grad()
 def any_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
-    """Whether an entry of some gradients is NaN or Inf: a flag on their device. Waits for nothing."""
+    """Whether an entry of some gradients is NaN or Inf: a flag on their device. Does not wait."""
     return ~torch.isfinite(torch.nn.utils.get_total_norm(gradients, math.inf))

@@ -1,4 +1,4 @@
-"""Divide any number of CUDA tensors in place by a number that lies on the device; by 1 costs next to nothing.
+"""Divides any number of CUDA tensors in place by a number on the device; dividing by 1 costs almost nothing.
 
 A fixed number of programs share the blocks of all tensors. Each reads the divisor first and ends there if it is 1 or if
 the step is skipped, so a step that is not clipped costs one launch of a few microseconds and no pass over the memory.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from surefoot.core.block_tables import BlockTables
 
 PROGRAMS = 2048
-"""How many programs share the blocks: enough to fill any GPU, few enough to end at once when there is nothing to do."""
+"""The number of programs that share the blocks: enough to fill any GPU, few enough to end quickly."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,7 +1,7 @@
 """Three blocks that keep their scale: pre-norm MLP, convolution with GroupNorm, scaled residual.
 
-Each is a plain `nn.Module` of torch parts, so it compiles, saves and loads like any other. Left out: attention, which
-torch has (`nn.TransformerEncoderLayer(norm_first=True)` is its pre-norm block).
+Each is a plain `nn.Module` of torch parts, so it compiles, saves and loads like any other. Not included: attention,
+which torch has (`nn.TransformerEncoderLayer(norm_first=True)` is its pre-norm block).
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class ScaledResidual(nn.Module):
 class PreNormMLP(nn.Module):
     """`x + MLP(norm(x))`: the norm is inside the branch, so the residual stream itself is not normalised.
 
-    The gradient has a clean way through the sum, which is why deep stacks of these train without warm-up where the
+    The gradient passes through the sum unchanged, which is why deep stacks of these train without warm-up where the
     post-norm form `norm(x + MLP(x))` does not (Xiong et al. 2020, arXiv:2002.04745).
     """
 
@@ -97,7 +97,7 @@ class ConvGroupNorm(nn.Module):
         """Make the block; an odd kernel keeps the image's size at stride 1."""
         super().__init__()
         padding = kernel_size // 2
-        # The norm subtracts each group's mean and has a shift of its own: a bias before it would be dead weight.
+        # The norm subtracts each group's mean and has its own shift: a bias before it would have no effect.
         self.conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding, bias=False)
         self.norm = nn.GroupNorm(groups_for(channels_out, most_groups), channels_out)
         self.activation = activation()
@@ -111,7 +111,7 @@ class ConvGroupNorm(nn.Module):
 def groups_for(channels: int, most: int = 8) -> int:
     """Find the largest number of groups up to `most` that divides `channels` and leaves at least two in each.
 
-    A group of one channel would be InstanceNorm, which wipes out a 1×1 map. A prime number of channels gets one group.
+    One channel per group would be InstanceNorm, which zeroes a 1×1 map. A prime number of channels gets one group.
     """
     if channels < 1 or most < 1:
         raise ValueError(f"`channels` and `most` must be at least 1; got {channels} and {most}.")

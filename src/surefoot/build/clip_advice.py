@@ -1,7 +1,7 @@
 """Judge the clipping limit by the observed gradient norms.
 
 Clipping is for rare steps. A limit that affects most steps has become part of the learning rate: every update has
-the same length, whatever the gradient is. One that affects none is no protection. And a norm that grows, jumps by
+the same length, whatever the gradient is. One that affects none does not protect. And a norm that grows, jumps by
 orders of magnitude or stops being finite is a problem that clipping hides rather than solves.
 
 `clip_advice` is a pure function of a sequence of norms, taken **before** clipping, from a live run or a log.
@@ -27,10 +27,10 @@ TARGET_PERCENTILE = 95.0
 """The suggested limit leaves this share of the steps alone."""
 
 GROWTH = 3.0
-"""Ratio between the median norms of the last and the first third from which the norm is called climbing."""
+"""Ratio between the median norms of the last and the first third above which the norm counts as growing."""
 
 HEAVY_TAIL = 100.0
-"""Ratio of the 99th percentile to the median from which single steps are called jumps."""
+"""Ratio of the 99th percentile to the median above which single steps count as jumps."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ClipAdvice:
     """Share of the finite norms above the limit; `None` without a limit."""
 
     suggested_max_norm: float | None
-    """A limit that would touch 1 step in 20; `None` when there is too little data or the norms are no guide."""
+    """A limit that would clip 1 step in 20; `None` if there is too little data or the norms are not a guide."""
 
     percentiles: dict[int, float]
     """The 5th, 50th, 90th, 95th and 99th percentile of the finite norms."""
@@ -99,7 +99,7 @@ def _refuse_clipped_norms(finite: np.ndarray, max_norm: float | None) -> None:
     if at_the_limit > 0.1 and finite.max() <= max_norm * (1.0 + 1e-4):
         raise ValueError(
             f"{at_the_limit:.0%} of the norms equal the limit {max_norm:g} and none exceeds it: these look like norms "
-            "after clipping. Give the norms before it, which `clip_grad_norm_` returns."
+            "after clipping. Pass the norms before it, which `clip_grad_norm_` returns."
         )
 
 

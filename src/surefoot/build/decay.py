@@ -1,14 +1,14 @@
 """Which parameters get weight decay: matrices and kernels, not norms, biases and embeddings.
 
-Decay pulls a value to zero whether or not it has a gradient. A norm's gain belongs near one, a bias shifts, and the
-rows of an embedding that no batch touches would fade away. Each parameter goes into exactly one group: a tied weight is
-one parameter (tied to an embedding, it is not decayed), and frozen ones are in too, because an optimizer skips what has
-no gradient, and leaving them out would lose them on the day they are unfrozen.
+Decay pulls a value to zero whether or not it has a gradient. A norm's gain should stay near one, a bias is a shift, and
+the rows of an embedding that no batch uses would decay. Each parameter is in exactly one group: a tied weight is one
+parameter (tied to an embedding, it is not decayed), and frozen ones are included, because an optimizer skips parameters
+without a gradient, and leaving them out would lose them when they are unfrozen.
 
-A parameter of a module's own is known by its name if that says embedding or position (`pos_embed`, `pos`, `emb`), else
-by its shape.
+A module's own parameter is classified by its name if that indicates embedding or position (`pos_embed`, `pos`, `emb`),
+else by its shape.
 
-Left out: per-layer rates. The groups are plain dicts: add keys as you like.
+Not included: per-layer rates. The groups are plain dicts: add keys as needed.
 """
 
 from collections.abc import Iterable
@@ -38,12 +38,12 @@ def decay_groups(
     Args:
         model: Every parameter of it ends up in exactly one group.
         weight_decay: The decay of the first group; the second has 0.
-        no_decay: Names or patterns of further parameters to spare, such as `"places"` or `"*.temperature"`.
+        no_decay: Names or patterns of further parameters without decay, such as `"places"` or `"*.temperature"`.
         include_frozen: Whether parameters that require no gradient are in the groups.
     """
     if weight_decay < 0.0:
         raise ValueError(f"`weight_decay` must not be negative; got {weight_decay}.")
-    spared = _spared(model, [no_decay] if isinstance(no_decay, str) else list(no_decay))
+    spared = _without_decay(model, [no_decay] if isinstance(no_decay, str) else list(no_decay))
     found: dict[Tensor, None] = {}
     owners = {
         parts: (module, name)
@@ -55,7 +55,7 @@ def decay_groups(
         for attribute, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter):
                 raise ValueError(f"`{attribute}` of {type(module).__name__} has no shape yet: run one forward first.")
-            # Under spectral_norm and the like the value is called `original`, in a module of its own.
+            # With spectral_norm and similar functions the value is called `original`, in a separate module.
             owner, name = owners.get(module, (module, attribute))
             split = attribute not in (name, "original") and not isinstance(owner, _UNDECAYED)
             if not (_decays(module, attribute, parameter) if split else _decays(owner, name, parameter)):
@@ -80,11 +80,11 @@ def _decays(module: nn.Module, attribute: str, parameter: Tensor) -> bool:
         return parameter.ndim > 1
     if not _POSITIONS.isdisjoint(attribute.lower().split("_")):
         return False
-    # A vector in disguise is a gain: LayerScale as (C, 1, 1), the length under weight_norm as (out, 1).
+    # A vector with extra dimensions is a gain: LayerScale as (C, 1, 1), the length under weight_norm as (out, 1).
     return parameter.ndim > 1 and parameter.numel() > max(parameter.shape)
 
 
-def _spared(model: nn.Module, patterns: list[str]) -> set[Tensor]:
+def _without_decay(model: nn.Module, patterns: list[str]) -> set[Tensor]:
     spared = set[Tensor]()
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:

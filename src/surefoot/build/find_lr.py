@@ -3,13 +3,13 @@
 Smith 2017 (arXiv:1506.01186). The rate grows by the same factor each step, and the test ends when the loss is no longer
 finite, or above its best by three times its size. The suggestion is the rate of steepest descent of the smoothed loss,
 or a fifth of the rate at which that loss is lowest, whichever is higher. The steepest descent alone can be a hundred
-times too timid: the longer the test takes, the more is learned at its low rates, and one easy direction of a badly
-scaled problem is learned at rates that are far too low for the others. The smoothing looks both ways: the usual running
+times too low: the longer the test takes, the more is learned at its low rates, and one easy direction of a badly scaled
+problem is learned at rates that are far too low for the others. The smoothing uses both sides: the usual running
 average lags by ten steps, in which the rate grows several-fold, and so suggests a rate that is several times too high.
 
-The test really trains, then model, optimizer, random streams and the loader's generators are put back bitwise.
+The test really trains; afterwards model, optimizer, random streams and the loader's generators are restored bitwise.
 
-Left out: gradient scalers. For half precision open `autocast` inside `loss_of` with bfloat16, which needs none.
+Not included: gradient scalers. For half precision use `autocast` inside `loss_of` with bfloat16, which needs none.
 """
 
 import math
@@ -30,10 +30,10 @@ _SMOOTHING = 0.8
 """Weight of a neighbour, per step of distance."""
 
 _BELOW_LOWEST = 5.0
-"""How far below the rate of the lowest loss a suggestion is at most; shortly after that rate the loss rises."""
+"""The maximum factor between the rate of the lowest loss and the suggestion; shortly after that rate the loss rises."""
 
 _BLOWN_UP = 3.0
-"""How many times the size of the losses so far a jump must have to end the test."""
+"""The size of a jump that ends the test, in multiples of the size of the losses so far."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LRRange:
     """The rate of steepest descent, or a fifth of that of the lowest loss if that is more; `None` if it never fell."""
 
     diverged_at: float | None
-    """The rate at which the loss blew up; `None` when it never did."""
+    """The rate at which the loss diverged; `None` if it never did."""
 
     def chart(self) -> Chart:
         """The curve, with the suggestion marked."""
@@ -88,14 +88,14 @@ def find_lr(
     """Run the range test, restore everything, and return the curve.
 
     Args:
-        model: Trained for a few steps, then put back.
-        optimizer: Steps `model`, then put back. Groups keep the ratios between their rates; the rates reported are the
+        model: Trained for a few steps, then restored.
+        optimizer: Steps `model`, then restored. Groups keep the ratios between their rates; the rates reported are the
             largest group's.
-        batches: A loader or a list, gone through again when it ends before `steps`.
+        batches: A loader or a list, iterated again if it ends before `steps`.
         loss_of: `loss_of(model, batch)` gives the loss to descend.
         lowest: The rate of the first step.
         highest: The rate of the last.
-        steps: How many steps in between; more is smoother.
+        steps: The number of steps; more steps give a smoother curve.
         show: Print the curve to the terminal.
         picture: Also write it as SVG to this file, unless not even the first loss was finite.
     """
@@ -105,7 +105,7 @@ def find_lr(
     planned = [lowest * growth**step for step in range(steps)]
     with untouched(model, optimizer, _generators(batches)), torch.enable_grad():
         model.train()
-        losses, diverged_at = _train(model, optimizer, _again_and_again(batches), loss_of, planned)
+        losses, diverged_at = _train(model, optimizer, _cycled(batches), loss_of, planned)
     rates = planned[: len(losses)]
     smoothed = [_smooth(losses, at) for at in range(len(losses))]
     result = LRRange(tuple(rates), tuple(losses), tuple(smoothed), _suggest(rates, smoothed), diverged_at)
@@ -123,7 +123,7 @@ def _train(
     loss_of: Callable[[nn.Module, Batch], Tensor],
     rates: list[float],
 ) -> tuple[list[float], float | None]:
-    """Take one step at each rate; the loss before each, and the rate at which the loss blew up, if it did."""
+    """Take one step at each rate; returns the loss before each, and the rate at which the loss diverged, if it did."""
     losses: list[float] = []
     shares = _shares(optimizer)
     for rate in rates:
@@ -132,7 +132,7 @@ def _train(
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         value = float(loss.detach())
-        if _blew_up(value, losses):
+        if _diverged(value, losses):
             return losses, rate
         torch.autograd.backward(loss)
         optimizer.step()
@@ -140,7 +140,7 @@ def _train(
     return losses, None
 
 
-def _again_and_again(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _cycled(batches: Iterable[Batch]) -> Iterator[Batch]:
     while True:
         empty = True
         for batch in batches:
@@ -171,7 +171,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float, shares: list[float]
             group["lr"] = rate * share
 
 
-def _blew_up(loss: float, losses: list[float]) -> bool:
+def _diverged(loss: float, losses: list[float]) -> bool:
     """Judge by the size of the losses so far, so that negative ones work too."""
     if not losses:
         return not math.isfinite(loss)

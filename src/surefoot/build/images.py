@@ -1,7 +1,7 @@
 """Bring images to the scale a network expects: bytes to [0, 1], then mean 0 and deviation 1 per channel.
 
 For statistics of your own data fit `Standardizer.fit(images, feature_axis=1)` on the training images and pass its
-`mean` and `scale`. Left out: resizing and augmentation.
+`mean` and `scale`. Not included: resizing and augmentation.
 """
 
 from collections.abc import Sequence

@@ -18,13 +18,13 @@ class LRSuggestion:
     """A range to start in."""
 
     low: float
-    """Below this, expect to wait."""
+    """Below this rate, training is slow."""
 
     start: float
     """The first value to try."""
 
     high: float
-    """Above this, expect trouble."""
+    """Above this rate, training may be unstable."""
 
     source: str
     """The recipe the numbers come from."""

@@ -1,6 +1,6 @@
 """Line charts without a plotting library: as SVG for a page, as characters for a terminal.
 
-A `Chart` is data; `to_svg` and `to_text` draw it. Left out: everything but lines, dashed marks and log axes. The text
+A `Chart` is data; `to_svg` and `to_text` draw it. Only lines, dashed marks and log axes are supported. The text
 form draws the first series only, since characters have no colour.
 """
 
@@ -21,7 +21,7 @@ class ChartSeries:
     """One line."""
 
     name: str
-    """What the legend calls it."""
+    """The name in the legend."""
 
     x: Sequence[float]
     """Positions along the horizontal axis."""
@@ -53,7 +53,7 @@ class Chart:
     """Whether the vertical axis counts decades."""
 
     marks: tuple[tuple[float, str], ...] = ()
-    """Dashed vertical lines: where, and what they say."""
+    """Dashed vertical lines: position and label."""
 
 
 @dataclass(frozen=True)

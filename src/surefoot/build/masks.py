@@ -1,11 +1,11 @@
-"""Masks that do not make NaN.
+"""Masks that do not produce NaN.
 
 Everywhere here `keep` is a boolean tensor in which **True takes part**, as in `scaled_dot_product_attention`. The
 `key_padding_mask` of `nn.MultiheadAttention` is the opposite: pass `~key_padding_mask`.
 
-The classic accident is a row with nothing to attend to (an empty sequence in a padded batch): softmax over minus
-infinity everywhere is 0 / 0, and its NaN reaches every weight through the gradient even if the row itself is thrown
-away later, because 0 × NaN is NaN.
+A common error is a row with nothing to attend to (an empty sequence in a padded batch): softmax over minus infinity
+everywhere is 0 / 0, and its NaN reaches every weight through the gradient even if the row itself is dropped later,
+because 0 × NaN is NaN.
 """
 
 import torch
@@ -39,9 +39,9 @@ def masked_softmax(scores: Tensor, keep: Tensor, dim: int = -1) -> Tensor:
         )
     if not scores.is_floating_point():
         raise TypeError(f"`scores` must be floating point; got {scores.dtype}.")
-    keep = keep & (scores != float("-inf"))  # masked by hand already: the same thing, said otherwise
+    keep = keep & (scores != float("-inf"))  # already masked by hand, which is equivalent
     some = keep.any(dim=dim, keepdim=True)
-    # Select, never multiply: what sits in a masked place may be NaN. A row with nothing kept becomes zeros, not -inf.
+    # Select, never multiply: a masked entry may be NaN. A row with nothing kept becomes zeros, not -inf.
     filled = scores.masked_fill(~keep, float("-inf")).masked_fill(~some, 0.0)
     wide = torch.float32 if scores.dtype.itemsize < 4 else scores.dtype
     return torch.softmax(filled, dim=dim, dtype=wide).masked_fill(~keep, 0.0).to(scores.dtype)

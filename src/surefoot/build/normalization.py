@@ -3,12 +3,12 @@
 BatchNorm estimates each channel's mean and variance from the batch. The error of that estimate goes with one over the
 square root of the number of values, and at evaluation other numbers, the running averages, take its place: with few
 samples the two disagree, and training looks fine while validation does not (Wu and He 2018, arXiv:1803.08494, measure
-it from batch 32 down to 2). The other norms do not look at the batch at all.
+it from batch 32 down to 2). The other norms do not use the batch at all.
 
-A deep network without any norm is a remark only: it can be on purpose (NFNets, Fixup), and then its initialisation has
-to do the work.
+A deep network without any norm is only an info: it can be on purpose (NFNets, Fixup), and then its initialisation has
+to keep the scale.
 
-Left out: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm, and norms
+Not covered: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm, and norms
 that are called as functions.
 """
 
@@ -24,28 +24,28 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from surefoot.build.blocks import groups_for
 
-BATCH_NORM_WANTS = 16
-"""Samples per device below which BatchNorm is named: Wu and He 2018 see its error grow from there down."""
+FEWEST_BATCH_NORM_SAMPLES = 16
+"""Samples per device below which BatchNorm is reported: Wu and He 2018 find that its error grows from there down."""
 
 POST_NORM_LAYERS = 6
 """Post-norm transformer layers from which warm-up is needed, the depth of the original model."""
 
 
 DEEP_WITHOUT_NORM = {"convolutions": 6, "linear layers": 8}
-"""Layers of a kind from which a model without any norm is named."""
+"""The number of layers of a kind from which a model without any norm is reported."""
 
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
 class NormAdvice:
-    """One norm layer, or group of them, that deserves a second look."""
+    """One norm layer, or group of them, that should be checked."""
 
     where: str
     """The name of the module in the model."""
 
     severity: Literal["error", "warning", "info"]
-    """`error` will fail or corrupt, `warning` is likely to hurt, `info` is waste or a matter of care."""
+    """`error` will fail or corrupt, `warning` is likely to hurt, `info` is inefficient or needs care."""
 
     problem: str
     """What is wrong, with the number."""
@@ -62,8 +62,8 @@ def advise_normalization(
 ) -> list[NormAdvice]:
     """Name the norms that are risky at `batch_size` samples per device and micro-batch, and those that are missing.
 
-    An empty list is good news. `task="style-transfer"`: each image keeps a contrast of its own, so that norms which mix
-    images or channels are named too.
+    An empty list means no problems. `task="style-transfer"`: each image keeps its own contrast, so norms that mix
+    images or channels are reported too.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, the samples one forward sees; got {batch_size}.")
@@ -92,9 +92,10 @@ def _batch_norm(name: str, module: _BatchNorm, batch_size: int) -> Iterator[Norm
         yield NormAdvice(
             name, "error", "BatchNorm1d cannot train on one sample: its variance is zero.", "Use `nn.LayerNorm`."
         )
-    elif batch_size < BATCH_NORM_WANTS and not synced and not held:
+    elif batch_size < FEWEST_BATCH_NORM_SAMPLES and not synced and not held:
         severity: Literal["error", "warning"] = "error" if batch_size <= 2 else "warning"
-        problem = f"BatchNorm estimates its statistics from {batch_size} samples; it wants {BATCH_NORM_WANTS} or more."
+        fewest = FEWEST_BATCH_NORM_SAMPLES
+        problem = f"BatchNorm estimates its statistics from {batch_size} samples; it needs {fewest} or more."
         yield NormAdvice(name, severity, problem, f"{instead}, or `nn.SyncBatchNorm` across devices.")
     if not module.track_running_stats:
         problem = "without running statistics the output for one sample depends on the others in its batch."
@@ -165,7 +166,7 @@ def _for_convolutions(first: _ConvNd, batch_size: int, is_even: bool) -> str:
     channels = first.out_channels
     where = "behind each convolution" if is_even else "behind this convolution, and one of its width behind each other"
     group = f"`nn.GroupNorm({groups_for(channels)}, {channels})`"
-    if batch_size < BATCH_NORM_WANTS:
+    if batch_size < FEWEST_BATCH_NORM_SAMPLES:
         return f"Put {group} {where}: {batch_size} samples are too few for BatchNorm."
     batch = f"`nn.BatchNorm{len(first.kernel_size)}d({channels})`"
     return f"Put {batch} {where}, and make the convolutions with `bias=False`; {group} if batches get small."

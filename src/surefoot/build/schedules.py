@@ -1,4 +1,4 @@
-"""Warm-up and what comes after it, as plain functions that return a torch `LRScheduler`.
+"""Warm-up followed by a decay, as plain functions that return a torch `LRScheduler`.
 
 Each schedule is a closed form: the factor at step `s` depends on `s` and the settings, never on the factor before. So
 nothing drifts, every parameter group keeps its own base rate, and a resumed run continues exactly: build the schedule
@@ -11,7 +11,7 @@ All of them share the warm-up: the factor rises in a straight line from `start` 
 of zero. Decays reach their `floor` at step `total_steps`, the first one that is no longer taken, so that the last step
 learns something too. `floor` is a fraction of the peak. Call `scheduler.step()` once per optimizer step.
 
-Left out: schedules that look at the loss (torch has `ReduceLROnPlateau`) and momentum cycles (`OneCycleLR`).
+Not included: schedules that depend on the loss (torch has `ReduceLROnPlateau`) and momentum cycles (`OneCycleLR`).
 """
 
 import math
@@ -83,7 +83,7 @@ def warmup_step(
 
 
 def warmup_inverse_sqrt(optimizer: Optimizer, warmup_steps: int, *, start: float | None = None) -> LRScheduler:
-    """Warm up, then fall as `sqrt(warmup_steps / step)`, with no end in sight (Vaswani et al. 2017).
+    """Warm up, then fall as `sqrt(warmup_steps / step)`, without an end (Vaswani et al. 2017).
 
     The peak is the optimizer's own learning rate, not a function of the model's width as in that paper.
     """

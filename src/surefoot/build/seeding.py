@@ -3,14 +3,14 @@
 Seeding covers Python's `random`, NumPy's global stream, and torch on the CPU and on every device. Data-loader workers
 are other processes with streams of their own: hand `**seeding.for_loader()` to the `DataLoader`.
 
-Determinism is a second thing: with the same seed, a kernel that adds in whatever order its threads finish still gives
-another last bit. `deterministic=True` has torch use deterministic kernels only, and raise where an operation has none.
-Used as a context, the message names that operation and the ways out, and the settings go back afterwards:
+Determinism is separate: with the same seed, a kernel that adds in the order in which its threads finish still gives
+another last bit. `deterministic=True` makes torch use deterministic kernels only, and raise if an operation has none.
+Used as a context, the message names that operation and the solutions, and the settings are restored afterwards:
 
     with seed_everything(42, deterministic=True):
         train()
 
-Left out: a different seed per rank (`seed + rank`, when replicas should draw different dropout), generators of the
+Not included: a different seed per rank (`seed + rank`, when replicas should draw different dropout), generators of the
 program's own (`numpy.random.Generator`), and `PYTHONHASHSEED`, which Python reads before any code runs: iterating over
 a `set` of strings differs between processes unless the variable is set outside. The returned record says if it was.
 """
@@ -90,7 +90,7 @@ def seed_everything(seed: int, deterministic: bool = False) -> Seeding:
     """Seed Python, NumPy and torch on every device; return what was set.
 
     With `deterministic=True` also allow deterministic kernels only (some are slower). `False` leaves those settings as
-    they are. As a context manager it puts the settings back at the end; the streams go on from where they are.
+    they are. As a context manager it restores the settings at the end; the streams continue from their state.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed` must be an integer from 0 to 2**32 - 1, the range NumPy takes; got {seed!r}.")

@@ -207,7 +207,7 @@ def _floating(data: Array) -> Tensor:
         raise TypeError("Got uint8, which looks like raw image bytes. Use `normalize_images`, or divide by 255 first.")
     raise TypeError(
         f"Got {values.dtype}: integers are refused because they are usually token ids or categories, which are names "
-        "and not amounts; the mean of two words is no word. Feed ids to `nn.Embedding`. If these really are amounts "
+        "and not amounts; the mean of two words is not a word. Feed ids to `nn.Embedding`. If these really are amounts "
         "(counts, ages), pass them with `.float()`."
     )
 

@@ -27,10 +27,10 @@ def _checkpoints(context: typer.Context) -> None:
 def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
     """List the checkpoints of a run, the newest first. Reads the manifests only."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in
-    from surefoot.keep.checkpoint.listing import by_metric, list_checkpoints, whole_ones
+    from surefoot.keep.checkpoint.listing import by_metric, complete_steps, list_checkpoints
 
     steps = list_checkpoints(checkpoints_in(folder))
-    newest_first = whole_ones(steps)
+    newest_first = complete_steps(steps)
     best = by_metric(newest_first)[:1]
     for listing in [*newest_first, *(each for each in steps if not each.whole)]:
         typer.echo(_line(listing, listing in best))

@@ -486,9 +486,9 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     words = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
     if error is not None:
         words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
-    if is_left and (lost := ranks.who_left()):
+    if is_left and (lost := ranks.rank_that_ended()):
         say(f"surefoot: this rank ends because {lost}")
-        words = f"it waited in vain: {lost}"
+        words = f"it waited for a rank that ended: {lost}"
     ranks.end(ending.code, words, where=where, follows=is_left)
 
 

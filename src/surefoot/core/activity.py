@@ -1,9 +1,9 @@
-"""How much work a process does: CPU time and bytes read and written, its child processes included.
+"""Measures the work of a process: CPU time and bytes read and written, including its child processes.
 
-A rank that stands still and does no work has stopped. One that stands in the same line and uses the CPU or the disk is
-evaluating, compiling, saving or loading. On Linux all of it is read from `/proc`, also how long a process was ready and
-waited for a busy CPU, and pages that had to be read back from the disk. Elsewhere only the CPU time of this process is
-known.
+A rank that does not move and does no work has stopped. One that stays in the same line and uses the CPU or the disk is
+evaluating, compiling, saving or loading. On Linux all of it is read from `/proc`, including the time that a process
+waited for a busy CPU, and pages that had to be read back from disk. On other systems only the CPU time of this process
+is known.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ except (AttributeError, OSError, ValueError):
 
 @dataclass(frozen=True)
 class Work:
-    """What a process and its children have done so far."""
+    """The work of a process and its children so far."""
 
     cpu_seconds: float
     bytes_moved: int
     """Read, written, or brought back into memory."""
     queued_seconds: float = 0.0
-    """How long it was ready to run, and others had the CPU."""
+    """The time in which it was ready to run while others had the CPU."""
 
 
 def own_work() -> Work:
-    """The work of this process and its children, without that of the calling thread."""
+    """The work of this process and its children, except for the calling thread."""
     process = os.getpid()
     try:
         every = _work_of(process)
@@ -47,7 +47,7 @@ def own_work() -> Work:
 
 
 def work_of(process: int) -> Work | None:
-    """The work of another process of this machine and its children; `None` where that is not known."""
+    """The work of another process of this machine and its children; `None` if it is not known."""
     try:
         return _work_of(process)
     except (OSError, ValueError, IndexError):
@@ -55,7 +55,7 @@ def work_of(process: int) -> Work | None:
 
 
 def started_at(process: int) -> int | None:
-    """When a process of this machine began, in ticks: two processes with the same number differ in it."""
+    """The start time of a process of this machine, in ticks, which distinguishes processes with the same id."""
     try:
         return int(_fields(f"{_PROC}/{process}")[19])
     except (OSError, ValueError, IndexError):
@@ -63,7 +63,7 @@ def started_at(process: int) -> int | None:
 
 
 def began_at() -> float:
-    """When this process began, in seconds since the epoch; the present where that is not known."""
+    """The start time of this process, in seconds since the epoch; the present time if it is not known."""
     try:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(_fields(f"{_PROC}/self")[19]) / _TICKS
     except (OSError, ValueError, IndexError, AttributeError):
@@ -72,9 +72,9 @@ def began_at() -> float:
 
 
 def machine() -> str:
-    """What processes that can see each other have in common: one kernel, and one space of process numbers.
+    """An identifier that processes share if they can see each other: one kernel, and one namespace of process ids.
 
-    Containers may share the name of their host and still not see each other. Empty where that is not known.
+    Containers may share the name of their host without seeing each other. Empty if it is not known.
     """
     try:
         with open(f"{_PROC}/sys/kernel/random/boot_id") as file:
@@ -84,7 +84,7 @@ def machine() -> str:
 
 
 def state_of(process: int, started: int | None) -> ProcessState | None:
-    """What has become of a process of this machine; `None` where that is not known."""
+    """The state of a process of this machine; `None` if it is not known."""
     if started is None or not os.path.isdir(f"{_PROC}/self"):
         return None
     try:
@@ -99,7 +99,7 @@ def state_of(process: int, started: int | None) -> ProcessState | None:
 
 
 def _fields(folder: str) -> list[str]:
-    """What `stat` says of a process, from its state on: the name before may hold anything."""
+    """The fields of `stat` from the state on: the name before may contain anything."""
     with open(f"{folder}/stat") as file:
         return file.read().rpartition(")")[2].split()
 
@@ -115,7 +115,7 @@ def _work_of(process: int) -> Work:
         except OSError:
             if not seen:
                 raise
-            continue  # a child that has ended meanwhile
+            continue  # a child that has ended in the meantime
         seen += 1
         seconds += (int(fields[11]) + int(fields[12])) / _TICKS
         queued += _queued_seconds(folder)
@@ -125,7 +125,7 @@ def _work_of(process: int) -> Work:
 
 
 def _queued_seconds(folder: str) -> float:
-    """How long the first thread was ready to run and had no CPU."""
+    """The time in which the first thread was ready to run and had no CPU."""
     try:
         with open(f"{folder}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9

@@ -1,7 +1,7 @@
-"""Tables from which one kernel launch works on any number of tensors: the blocks of all of them, and where they lie.
+"""Tables with which one kernel launch processes any number of tensors: the blocks of all of them, and their addresses.
 
-A program of the kernel takes a block: it reads which tensor the block belongs to, where in the tensor it starts, how
-long the tensor is, and the tensor's address. The tables of sizes and blocks depend on the sizes alone; those of
+A program of the kernel processes one block: it reads the tensor of the block, its start in the tensor, the size of the
+tensor, and the tensor's address. The tables of sizes and blocks depend only on the sizes; those of
 addresses are uploaded again only when an address has changed. Uploading is an asynchronous copy from pinned memory, so
 nothing here waits for the device.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LANES = 2048
-"""Elements a program looks at at once."""
+"""The number of elements that a program processes at once."""
 LOOPS = 16
-"""How often it does so: one block is LANES x LOOPS elements."""
+"""The number of repetitions: one block has LANES x LOOPS elements."""
 BLOCK = LANES * LOOPS
 
 
@@ -35,7 +35,7 @@ class BlockTables:
         for blocks in counts:
             first.append(first[-1] + blocks)
         self.blocks = first[-1]
-        """How many blocks there are in all."""
+        """The total number of blocks."""
         self.first_block = upload(first, device)
         """The first block of each tensor, and the end of the last one."""
         self.sizes_table = upload(sizes, device)
@@ -47,7 +47,7 @@ class BlockTables:
         self._aligned = [False] * columns
 
     def place(self, *addresses: list[int]) -> None:
-        """Take in where the tensors lie now, column by column."""
+        """Update the addresses of the tensors, column by column."""
         for column, own in enumerate(addresses):
             if own != self._addresses[column]:
                 self._addresses[column], self.address_tables[column] = own, upload(own, self.device)

@@ -1,7 +1,7 @@
 """The consoles that results and progress are printed to.
 
-Names, paths and messages of users are printed as they are: rich must not turn `:100:` into an emoji, so no console has
-emoji on. Texts may have rich's markup, such as `[bold]`; what comes from users is escaped by whoever prints it.
+Names, paths and messages of users are printed unchanged: rich must not turn `:100:` into an emoji, so no console has
+emoji enabled. Texts may contain rich's markup, such as `[bold]`; the caller must escape text from users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def result_console(plain_width: int = 160) -> Console:
-    """A console for results on stdout; where it is no terminal, lines have `plain_width` columns."""
+    """A console for results on stdout; if it is not a terminal, lines have `plain_width` columns."""
     from rich.console import Console
 
     console = Console(emoji=False)
@@ -37,7 +37,7 @@ def wrapped_for(stream: TextIO, words: str) -> str:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr that is gone at the end, with the description of its task beside it."""
+    """A progress bar on stderr with the description of its task; it disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

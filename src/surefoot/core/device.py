@@ -1,11 +1,11 @@
-"""The accelerator of this process. This is the one module that names a kind of device: CUDA, XPU or MPS.
+"""The accelerator of this process. Only this module names a kind of device: CUDA, XPU or MPS.
 
-Everything else asks here for streams and events, pinned memory and asynchronous copies, memory counters, the random
-generators of devices, and graph capture. The answers come from `torch.accelerator` and `torch.get_device_module`, so a
-backend that offers the same functions works like CUDA does. One that lacks them (MPS has no streams) gets plain,
-synchronous copies. CPU and CUDA are tested; XPU and MPS are not.
+All other code uses it for streams and events, pinned memory and asynchronous copies, memory counters, the random
+generators of devices, and graph capture. It is based on `torch.accelerator` and `torch.get_device_module`, so a backend
+with the same functions works like CUDA. One that lacks them (MPS has no streams) gets plain, synchronous copies. CPU
+and CUDA are tested; XPU and MPS are not.
 
-Nothing here initialises a device: what is asked of a device that is not in use is answered with "none".
+Nothing here initialises a device: for a device that is not in use, the result is `None` or empty.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _SYNC_IS_ERROR = 2
-"""What `get_sync_debug_mode` answers after `set_sync_debug_mode("error")`."""
+"""The result of `get_sync_debug_mode` after `set_sync_debug_mode("error")`."""
 
 # ---- which device ---------------------------------------------------------------------------------------------------
 
 
 @cache
 def _accelerator() -> Any:
-    """The torch module of the accelerator that torch was built for; `None` for a build for the CPU alone."""
+    """The torch module of the accelerator that torch was built for; `None` for a CPU-only build."""
     kind = torch.accelerator.current_accelerator()
     return None if kind is None else getattr(torch, kind.type, None)
 
@@ -54,7 +54,7 @@ def _kind() -> str:
 
 
 def is_in_use() -> bool:
-    """Whether this process has used its accelerator, and still can. Asking does not initialise it."""
+    """Whether this process has used its accelerator, and still can. Does not initialise it."""
     module = _accelerator()
     if module is None or _failure:
         return False
@@ -78,12 +78,12 @@ def visible_devices() -> list[str]:
 
 
 def usable(name: str) -> torch.device:
-    """The device that a user has named; a `UsageError` if this process cannot use it."""
+    """The device with this name; raises `UsageError` if this process cannot use it."""
     there = [torch.device(each) for each in ("cpu:0", *visible_devices())]
     try:
         named = torch.device(name)
         is_there = any(named.type == each.type and named.index in (None, each.index) for each in there)
-    except RuntimeError:  # no device is ever called that
+    except RuntimeError:  # not the name of any device
         is_there = False
     if not is_there:
         raise UsageError(f"no device {name!r} here: torch {torch.__version__} can use {', '.join(map(str, there))}.")
@@ -110,7 +110,7 @@ def _has_streams(kind: str) -> bool:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether a device runs behind the host, with streams and events; copies from pinned memory are asynchronous."""
+    """Whether a device runs asynchronously, with streams and events; copies from pinned memory are asynchronous."""
     return _has_streams(device.type)
 
 
@@ -133,12 +133,12 @@ def forbids_waiting() -> bool:
 
 
 def new_stream(device: torch.device) -> torch.Stream:
-    """A stream of its own."""
+    """A new stream."""
     return _module_of(device).Stream(device)  # type: ignore[no-any-return]
 
 
 def on_stream(stream: torch.Stream) -> AbstractContextManager[Any]:
-    """Launch what is inside on a stream."""
+    """Launch the work inside on a stream."""
     return _module_of(stream.device).stream(stream)  # type: ignore[no-any-return]
 
 
@@ -170,19 +170,19 @@ _FATAL = (
     "ncclUnhandledCudaError",
     "NCCL communicator was aborted",
 )
-"""Parts of the messages of errors after which every call of the device raises, or may wait for ever (NCCL)."""
+"""Parts of the messages of errors after which every call of the device raises, or may wait indefinitely (NCCL)."""
 _failure: list[tuple[str, str]] = []
 """Type and message of the error after which the device can no longer be used; empty while it can."""
 
 
 class DeviceFailed(RuntimeError):
-    """A number that was on its way to the host when the device failed has not arrived."""
+    """A number had not reached the host when the device failed."""
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, says that the device cannot be used any more.
+    """Whether an error, or one of its causes, means that the device cannot be used any more.
 
-    Running out of memory does not: the device can be used as before.
+    Running out of memory does not: the device can still be used.
 
     >>> is_fatal(RuntimeError("CUDA error: device-side assert triggered")), is_fatal(RuntimeError("out of memory"))
     (True, False)
@@ -191,7 +191,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def fatal_cause(error: BaseException | None) -> BaseException | None:
-    """The error of the device among an error and those that it was raised from; `None` if there is none."""
+    """The device error among an error and its causes; `None` if there is none."""
     for _ in range(20):
         if error is None:
             return None
@@ -203,17 +203,17 @@ def fatal_cause(error: BaseException | None) -> BaseException | None:
 
 
 def note_failure(error: BaseException) -> bool:
-    """Whether an error is fatal to the device. From then on nothing is asked of it in this process."""
+    """Whether an error is fatal to the device. After that, this process no longer calls the device."""
     cause = fatal_cause(error)
     if cause is not None and not isinstance(cause, DeviceFailed) and not _failure:
         _failure.append((type(cause).__name__, str(cause)))
         for reference in list(_not_to_be_freed.values()):
-            keep_for_good(reference())
+            keep_until_exit(reference())
     return cause is not None
 
 
 def keep_if_device_fails(thing: Any) -> None:
-    """Let something outlive the process if the device fails: freeing it would call the device, and warn or abort."""
+    """Keep an object until the process ends if the device fails: freeing it would call the device and may abort."""
     if not _not_to_be_freed:
         atexit.register(_note_last_error)
     known, number = _not_to_be_freed, id(thing)
@@ -224,14 +224,14 @@ _not_to_be_freed: dict[int, weakref.ref[Any]] = {}
 
 
 def _note_last_error() -> None:
-    """Note the error that the process ends with."""
+    """Record the error that ends the process."""
     last = getattr(sys, "last_value", None)
     if last is not None:
         note_failure(last)
 
 
-def keep_for_good(thing: Any) -> None:
-    """Count a reference that is never given back."""
+def keep_until_exit(thing: Any) -> None:
+    """Add a reference that is never released."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -249,7 +249,7 @@ def failure() -> tuple[str, str] | None:
 
 
 def is_capturing(device: torch.device | None = None) -> bool:
-    """Whether a graph of launches is being recorded on the current stream; without a device, on any that is in use."""
+    """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
     if device is None and not is_in_use():
         return False
     asked = _capture_query() if device is None or device.type == _kind() else None
@@ -258,21 +258,21 @@ def is_capturing(device: torch.device | None = None) -> bool:
 
 @cache
 def _capture_query() -> Any:
-    """What tells whether the current stream of the accelerator is recorded: for CUDA without the way through Python."""
+    """The function that returns whether the current stream is being recorded; for CUDA, without Python overhead."""
     own = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None) if _kind() == "cuda" else None
     return getattr(_accelerator(), "is_current_stream_capturing", None) if own is None else own
 
 
 def can_record(device: torch.device) -> bool:
-    """Whether launches on a device can be recorded into a graph now: a CUDA device that is not recording already."""
+    """Whether launches on a device can be recorded into a graph now: a CUDA device that is not already recording."""
     return device.type == "cuda" and not is_capturing(device)
 
 
 @contextmanager
 def recorded_graph(device: torch.device) -> Iterator[Any]:
-    """Record what is launched inside on a stream of its own; the graph's `replay()` runs it again.
+    """Record the launches inside on a separate stream; the graph's `replay()` runs them again.
 
-    No garbage is collected meanwhile: an older graph that is freed while another is recorded breaks both.
+    Garbage collection is off in the meantime: freeing an older graph during a recording breaks both.
     """
     graph, stream = torch.cuda.CUDAGraph(), new_stream(device)
     keep_if_device_fails(graph)
@@ -306,7 +306,7 @@ def allocated_and_reserved() -> tuple[int, int] | None:
 
 
 def free_bytes() -> int | None:
-    """Bytes that can still be allocated on the current device, the allocator's own reserve included."""
+    """Bytes that can still be allocated on the current device, including the allocator's own reserve."""
     usage = allocated_and_reserved()
     if usage is None:
         return None
@@ -318,7 +318,7 @@ def free_bytes() -> int | None:
 
 
 def unreserved_bytes(device: torch.device) -> int:
-    """Bytes of a device that nobody holds: what torch's allocator has reserved is needed again by the next step."""
+    """Free bytes of a device, without what torch's allocator has reserved, which the next step needs again."""
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     asked = getattr(_module_of(device), "mem_get_info", None)
@@ -333,18 +333,18 @@ def total_bytes(device: torch.device) -> int:
 
 
 def empty_cache() -> None:
-    """Give back the memory that the allocator holds and does not need."""
+    """Release the memory that the allocator holds and does not need."""
     if is_in_use():
         _accelerator().empty_cache()
 
 
 def memory_counters(device: torch.device) -> dict[str, float]:
-    """What torch's allocator has given out, holds, and has given out at most: counters it keeps anyway."""
+    """Bytes that torch's allocator has allocated and reserved, and the maximum allocated, from its own counters."""
     read: Any = getattr(_accelerator(), "memory_stats_as_nested_dict", None)
     counters = {} if read is None else read(device)
     try:
         allocated, reserved = counters["allocated_bytes"]["all"], counters["reserved_bytes"]["all"]
-    except KeyError:  # an allocator of the user's own keeps no such counters
+    except KeyError:  # a custom allocator has no such counters
         return {}
     return {
         "allocated": float(allocated["current"]),
@@ -357,7 +357,7 @@ def memory_counters(device: torch.device) -> dict[str, float]:
 
 
 class DeviceStreams(TypedDict, total=False):
-    """The states of the generators of devices, as they are stored: one per device, one for MPS."""
+    """The stored states of the generators of devices: one per device, one for MPS."""
 
     cuda: list[Tensor]
     xpu: list[Tensor]
@@ -365,7 +365,7 @@ class DeviceStreams(TypedDict, total=False):
 
 
 def random_states() -> DeviceStreams:
-    """The states of the generators of all devices in use, as they are stored: a list per kind, one state for MPS."""
+    """The states of the generators of all devices in use, as stored: a list per kind, one state for MPS."""
     states: DeviceStreams = {
         "cuda": [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
@@ -378,7 +378,7 @@ def random_states() -> DeviceStreams:
 
 
 def set_random_states(states: DeviceStreams) -> None:
-    """Continue the generators from stored states. Devices that are missing here are left alone."""
+    """Set the generators from stored states. Missing devices are ignored."""
     for module, found in ((torch.cuda, states.get("cuda", [])), (torch.xpu, states.get("xpu", []))):
         for index, state in enumerate(found[: module.device_count()]):
             module.set_rng_state(state.cpu(), index)
@@ -400,14 +400,14 @@ def generators_of(devices: Iterable[torch.device]) -> list[tuple[int, torch.Gene
 
 
 def replace_random_states(states: DeviceStreams, replaced: Iterable[tuple[int, Tensor]]) -> None:
-    """Replace the states of some devices among stored ones, by index; devices that have none are left out."""
+    """Replace the states of some devices among stored ones, by index; devices without a state are left out."""
     own = states.get("xpu", []) if _kind() == "xpu" else states.get("cuda", [])
     for index, state in replaced:
         if index < len(own):
             own[index] = state
 
 
-# ---- what it is -----------------------------------------------------------------------------------------------------
+# ---- descriptions ---------------------------------------------------------------------------------------------------
 
 
 class DeviceVersions(TypedDict, total=False):
@@ -446,7 +446,7 @@ def name_of(device: torch.device) -> str:
 
 
 def uuid_of(device: torch.device) -> str:
-    """The identifier that the driver knows a device by; empty if it has none."""
+    """The driver's identifier of a device; empty if it has none."""
     properties = getattr(_accelerator(), "get_device_properties", lambda _: None)(device)
     return str(getattr(properties, "uuid", ""))
 

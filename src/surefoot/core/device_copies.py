@@ -1,7 +1,7 @@
-"""Copies from a device to the host that do not wait, and that a device's failure does not take along.
+"""Copies from a device to the host that do not wait, and that can be read after the device has failed.
 
-After a device has failed every call of it raises, freeing pinned memory that was copied to included. So memory and
-events of copies are never freed but used again, and what had arrived before the failure can still be read.
+After a device has failed, every call of it raises, including freeing pinned memory that was copied to. So memory and
+events of copies are never freed but reused, and numbers that had arrived before the failure can still be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.core.device import (
     current_stream,
     has_failed,
     has_streams,
-    keep_for_good,
+    keep_until_exit,
     new_event,
     note_failure,
     synchronize,
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def host_memory_for_good(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def permanent_host_memory(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for copies from a device, pinned if it has streams, that is never freed.
 
-    Freeing pinned memory that was copied to records an event, and after the device has failed that ends the process
-    (`terminate called after throwing an instance of 'c10::AcceleratorError'`), which hides the error of the script.
+    Freeing pinned memory that was copied to records an event, which ends the process after the device has failed
+    (`terminate called after throwing an instance of 'c10::AcceleratorError'`) and hides the error of the script.
     """
-    with torch._C._InferenceMode(False):  # a tensor made in inference mode could not be written to outside of it
+    with torch._C._InferenceMode(False):  # a tensor made in inference mode could not be written to outside it
         memory = torch.empty(size, dtype=dtype, device="cpu", pin_memory=has_streams(device))
-    keep_for_good(memory)
+    keep_until_exit(memory)
     return memory
 
 
 class _Buffer:
-    """Pinned memory, and the event that tells when the copy into it is done. Neither is ever freed."""
+    """Pinned memory, and the event that marks the end of the copy into it. Neither is ever freed."""
 
     __slots__ = ("arrived", "is_busy", "memory")
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = host_memory_for_good(size, torch.uint8, device)
+        self.memory = permanent_host_memory(size, torch.uint8, device)
         self.arrived = new_event(device)
-        keep_for_good(self.arrived)
+        keep_until_exit(self.arrived)
         self.is_busy = False
-        """Whether a copy into it may still be under way."""
+        """Whether a copy into it may still be in progress."""
 
 
 class _Buffers:
-    """Buffers for copies to the host, used again and again; sizes are powers of two, so that there are few."""
+    """Reused buffers for copies to the host; sizes are powers of two, so that there are few."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, torch.device], deque[_Buffer]] = {}
 
     def take(self, count: int, device: torch.device) -> _Buffer:
-        """A buffer for so many bytes of a device, in which every byte is `_ABSENT`."""
+        """A buffer for this many bytes of a device, in which every byte is `_ABSENT`."""
         size = max(256, 1 << (count - 1).bit_length())
         free = self._free.setdefault((size, device), deque())
         for _ in range(len(free)):
@@ -75,12 +75,12 @@ class _Buffers:
         return buffer
 
     def give_back(self, buffer: _Buffer, device: torch.device) -> None:
-        """It may be used again, once the copy into it is done."""
+        """Allow reuse, after the copy into it is complete."""
         self._free.setdefault((len(buffer.memory), device), deque()).append(buffer)
 
 
 _ABSENT = 0xA5
-"""A number whose bytes are all this has not arrived: no float or integer that is measured looks so."""
+"""A number with only these bytes has not arrived: no measured float or integer has this value."""
 _buffers = _Buffers()
 
 
@@ -93,7 +93,7 @@ class AsyncCopy:
         self._give_back = _buffers.give_back
 
     def has_arrived(self, within: float = 0.0) -> bool:
-        """Whether the numbers are on the host by now, or will be `within` so many seconds. Never a sync."""
+        """Whether the numbers are on the host by now, or will be `within` this many seconds. Never a sync."""
         if self._buffer is None:
             return True
         if has_failed():
@@ -112,8 +112,8 @@ class AsyncCopy:
     def wait(self) -> Tensor:
         """The numbers on the host. Waits for the copy if it has not arrived: this is the sync.
 
-        Once the device has failed, they are returned if they had arrived by then; else its error, or `DeviceFailed`,
-        is raised.
+        After the device has failed, they are returned if they had already arrived; otherwise its error, or
+        `DeviceFailed`, is raised.
         """
         if self._buffer is not None:
             error: RuntimeError = DeviceFailed("the device failed before its numbers had reached the host")
@@ -127,7 +127,7 @@ class AsyncCopy:
         return self._host
 
     def _synchronize(self, buffer: _Buffer) -> RuntimeError | None:
-        """Wait; returns the error that the device has failed with meanwhile."""
+        """Wait; returns the error if the device has failed in the meantime."""
         try:
             buffer.arrived.synchronize()
         except RuntimeError as error:
@@ -137,10 +137,10 @@ class AsyncCopy:
         return None
 
     def _is_complete(self) -> bool:
-        """Whether all numbers have arrived, by reading the memory alone."""
+        """Whether all numbers have arrived, determined from the memory only."""
         absent = self._host.view(torch.uint8).view(-1) == _ABSENT
         size = self._host.element_size()
-        size = size if size >= 4 else 8  # a single byte may well be the one that stands for "absent"
+        size = size if size >= 4 else 8  # a single byte may have the value that marks absence
         whole = len(absent) // size * size
         rest = absent[whole:]
         return not bool(absent[:whole].view(-1, size).all(1).any()) and not (len(rest) > 0 and bool(rest.all()))
@@ -151,7 +151,7 @@ class AsyncCopy:
             self._give_back(buffer, self._device)
 
     def __del__(self) -> None:
-        self._end()  # if it was never waited for
+        self._end()  # if `wait` was never called
 
 
 def begin_reading(vector: Tensor) -> AsyncCopy:
@@ -167,7 +167,7 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
 
 
 def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A table of numbers on a device, by default of whole ones, copied without waiting."""
+    """A table of numbers on a device, by default integers, copied without waiting."""
     table = torch.tensor(values, dtype=dtype, device="cpu")
     if not has_streams(device):
         return table.to(device)
@@ -187,12 +187,12 @@ _WORDS: dict[torch.dtype, tuple[torch.dtype, int]] = {
     torch.bfloat16: (torch.int16, 0x7FA5),
     torch.float16: (torch.int16, 0x7DA5),
 }
-"""For each type the whole number of its size, and one that stands for "not arrived": a NaN no operation returns."""
+"""For each type, the integer type of its size, and a value that marks absence: a NaN that no operation returns."""
 _SLOTS = 256
 
 
 class _NumberSlots:
-    """Pinned memory for single numbers of one type from one device. It grows as more are under way."""
+    """Pinned memory for single numbers of one type from one device. It grows with the number of copies in progress."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
@@ -200,14 +200,14 @@ class _NumberSlots:
         self.free: deque[_NumberSlot] = deque()
 
     def take(self) -> _NumberSlot:
-        """A slot that nothing is copied into."""
+        """A slot without a copy in progress."""
         for _ in range(len(self.free)):
             slot = self.free.popleft()
             if slot.seen[slot.number] != self.absent:
                 break
-            self.free.append(slot)  # nobody waits for its number, which has not arrived yet
+            self.free.append(slot)  # abandoned, and its number has not arrived yet
         else:
-            memory = host_memory_for_good(_SLOTS, self._dtype, self._device).zero_()
+            memory = permanent_host_memory(_SLOTS, self._dtype, self._device).zero_()
             seen: Any = memory.view(self._words).numpy()
             slot, *more = (_NumberSlot(self, place, seen, number) for number, place in enumerate(memory))
             self.free.extend(more)
@@ -216,7 +216,7 @@ class _NumberSlots:
 
 
 class _NumberSlot:
-    """The place of one number: as a tensor, and as an array that is read without a call of torch."""
+    """The memory of one number: as a tensor, and as an array that can be read without calling torch."""
 
     __slots__ = ("number", "owner", "place", "seen")
 
@@ -228,7 +228,7 @@ _number_slots: dict[tuple[torch.dtype, torch.device], _NumberSlots] = {}
 
 
 class ArrivingNumber:
-    """One number on its way from a device. Its memory alone tells whether it has arrived: there is no event."""
+    """One number that is being copied from a device. Its memory shows whether it has arrived: there is no event."""
 
     __slots__ = ("_device", "_slot", "_value")
 
@@ -237,7 +237,7 @@ class ArrivingNumber:
         self._device, self._value = device, 0.0
 
     def has_arrived(self, within: float = 0.0) -> bool:
-        """Whether the number is on the host by now, or will be `within` so many seconds. Asks nothing of the device."""
+        """Whether the number is on the host by now, or will be `within` so many seconds. Does not access the device."""
         slot = self._slot
         if slot is None or slot.seen[slot.number] != slot.owner.absent:
             return True
@@ -252,7 +252,8 @@ class ArrivingNumber:
     def wait(self) -> float:
         """The number. Waits for the device if it has not arrived: this is the sync.
 
-        Once the device has failed: the number if it had arrived by then; else its error, or `DeviceFailed`, is raised.
+        After the device has failed, the number is returned if it had arrived; otherwise its error, or `DeviceFailed`,
+        is raised.
         """
         slot = self._slot
         if slot is not None:
@@ -264,13 +265,13 @@ class ArrivingNumber:
         return self._value
 
     def __del__(self) -> None:
-        if self._slot is not None:  # it was never waited for
+        if self._slot is not None:  # `wait` was never called
             self._slot.owner.free.append(self._slot)
 
     def _synchronize(self) -> None:
         if not has_failed():
             try:
-                synchronize(self._device)  # whichever stream carries the copy
+                synchronize(self._device)  # the copy may be on any stream
             except RuntimeError as error:
                 if not note_failure(error) or not self.has_arrived():
                     raise
@@ -279,7 +280,7 @@ class ArrivingNumber:
 
 
 class KnownNumber:
-    """A number that is on the host already."""
+    """A number that is already on the host."""
 
     __slots__ = ("_value",)
 
@@ -287,7 +288,7 @@ class KnownNumber:
         self._value = value
 
     def has_arrived(self, within: float = 0.0) -> bool:
-        """It has."""
+        """Always true."""
         return True
 
     def wait(self) -> float:
@@ -296,7 +297,7 @@ class KnownNumber:
 
 
 def begin_reading_number(number: Tensor) -> ArrivingNumber | KnownNumber:
-    """Start the copy of one number to the host: the cheapest of all, one launch."""
+    """Start the copy of one number to the host, with one launch."""
     device = number.device
     number = number.detach()
     if number.dim():

@@ -1,7 +1,7 @@
-"""What is said at the end of a run that a program records from inside, as a trainer's callback does.
+"""The diagnosis at the end of a run that a program records from inside, as a trainer's callback does.
 
-The diagnosis belongs to a layer above those that record runs. The package itself, which knows all layers, sets
-`conclude` when it is imported.
+The diagnosis belongs to a layer above those that record runs. So the package `surefoot` sets `conclude` when it is
+imported.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 conclude: Callable[[Path], tuple[str, str]] | None = None
-"""Diagnoses the run in a folder and writes `findings.json` there; returns the verdict, and what to tell the user."""
+"""Diagnoses the run in a folder and writes `findings.json` there; returns the verdict, and the text for the user."""

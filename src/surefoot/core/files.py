@@ -1,11 +1,11 @@
-"""Files in a folder that somebody else may have made: nothing is written through a link, no pipe is waited for.
+"""Safe access to files in an untrusted folder: never writes through a link, never waits for a pipe.
 
-A run folder can be sent to another person. Whoever made it may have put a link where a file is about to be written. So
-a file is written under a new name that nobody could know, and renamed: a link of the same name is replaced, and what it
-points to stays as it was. The other functions open and make only what is not a link.
+A run folder can be shared. Its author may have put a link where a file is about to be written. So a file is written
+under a new, unpredictable name, and renamed: a link with the same name is replaced, and its target is unchanged. The
+other functions open and create only what is not a link.
 
-Files that are appended to while a run lasts are in `record/owned_file.py` and `record/events.py`, the one that is
-written again and again is in `record/heartbeat.py`; folders that are filled before they get their name are in
+Files that are appended to during a run are in `record/owned_file.py` and `record/events.py`, the one that is rewritten
+repeatedly is in `record/heartbeat.py`; folders that are filled before they get their name are in
 `keep/checkpoint/folders.py`. Nothing else writes into run folders.
 """
 
@@ -26,10 +26,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS | _PLAIN
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all, whatever is there under its name. Raises `OSError`."""
-    # Text need not be UTF-8 (an argument, a path): what no encoding has becomes a question mark.
+    """Write one file completely or not at all, replacing anything with its name. Raises `OSError`."""
+    # Text may not be valid UTF-8 (an argument, a path): invalid characters become a question mark.
     data = memoryview(content.encode("utf-8", "replace") if isinstance(content, str) else content)
-    # Not from `secrets`: a script may well have a file of that name beside it, which would be imported instead.
+    # Not from `secrets`: a script may have a file with that name, which would be imported instead.
     scratch = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.part")
     descriptor = os.open(scratch, _NEW, 0o666)
     try:
@@ -45,7 +45,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def read_file(path: str | Path) -> bytes:
-    """All of a plain file. Raises `OSError` for anything else: a pipe would be waited for, a device has no end."""
+    """The content of a plain file. Raises `OSError` for anything else: a pipe would block, a device has no end."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _PLAIN)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -54,12 +54,12 @@ def read_file(path: str | Path) -> bytes:
 
 
 def new_file(path: Path, appending: bool = False) -> int:
-    """The descriptor of a file that was not there before. Raises `FileExistsError`, also for a link."""
+    """The descriptor of a new file. Raises `FileExistsError`, also for a link."""
     return os.open(path, _NEW | (os.O_APPEND if appending else 0), 0o666)
 
 
 def make_subfolder(path: Path) -> None:
-    """Make a folder inside of another one, if it is not there. Raises `OSError` where a link has its name."""
+    """Create a folder inside another one, if it does not exist. Raises `OSError` if a link has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.mkdir(path)

@@ -1,15 +1,14 @@
-"""One writer per folder: a lock that the kernel releases when its process ends, however it ends.
+"""One writer per folder: a lock that the kernel releases when its process ends, in whatever way.
 
 It is a POSIX record lock on a hidden file. Such a lock belongs to the process: a forked data loading worker does not
-hold it, so it is free as soon as the training itself is dead, killed or not. It works across machines as far as the
-file system supports it (NFSv4 does). Where there are no locks at all (Windows, some network file systems) nothing is
-refused.
+hold it, so it is released when the training process ends, even if killed. It works across machines if the file system
+supports it (NFSv4 does). Where there are no locks (Windows, some network file systems), nothing is refused.
 
-The file names its owner, for the message that the second process gets. It is never deleted: that would be a race.
-Within one process a lock may be taken any number of times, since two stabilizers may share a folder. Nobody needs it to
-read.
+The file contains its owner, for the message that the second process gets. It is never deleted: that would be a race.
+Within one process a lock may be taken any number of times, because two stabilizers may share a folder. Reading needs no
+lock.
 
-Nothing is imported here that the interpreter has not loaded by itself: `surefoot run` takes the lock before the script
+This module imports nothing that the interpreter has not already loaded: `surefoot run` takes the lock before the script
 starts.
 """
 
@@ -25,7 +24,7 @@ from surefoot.core.files import NO_LINKS
 from surefoot.errors import FolderInUse
 
 TRIES, PAUSE_SECONDS = 5, 0.05
-"""Somebody who only cleans up holds the lock for a moment."""
+"""How long to retry: a process that only cleans up holds the lock briefly."""
 _CONFLICT = (errno.EAGAIN, errno.EACCES)
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
@@ -33,11 +32,11 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-"""Where torchrun, srun and the kinds of mpirun say which process this is, and of how many."""
+"""The environment variables of torchrun, srun and mpirun for the rank and the number of processes."""
 
 
 class _Lock:
-    """One lock file that this process has locked, and how many times."""
+    """One lock file that this process has locked, and the number of its holders."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor, self.process, self.holds = path, descriptor, os.getpid(), 0
@@ -45,10 +44,10 @@ class _Lock:
 
     @property
     def stands(self) -> bool:
-        """Whether it is this process that holds it, and the file is still the one that others would lock.
+        """Whether this process holds it, and the file is still the one that others would lock.
 
-        The kernel drops the lock when anything in the process closes the file, as a copy of the folder does. So it is
-        taken again here, which changes nothing where it is held.
+        The kernel drops the lock when any code in the process closes the file, as copying the folder does. So it is
+        taken again here, which has no effect if it is held.
         """
         try:
             if (
@@ -63,7 +62,7 @@ class _Lock:
         return True
 
     def close(self) -> None:
-        """Unlock, unless somebody has closed the descriptor and another file has its number by now."""
+        """Unlock, unless the descriptor was closed and now belongs to another file."""
         try:
             if self._identity == _identity(os.fstat(self.descriptor)):
                 os.close(self.descriptor)
@@ -83,11 +82,11 @@ class Hold:
 
     @property
     def stands(self) -> bool:
-        """Whether it keeps others out."""
+        """Whether it excludes other processes."""
         return self._lock is not None and self._lock.stands
 
     def release(self) -> None:
-        """Give it up. May be called again, and in a forked process."""
+        """Release it. May be called again, and in a forked process."""
         with _guard:
             lock, self._lock = self._lock, None
             if lock is None or lock.process != os.getpid():
@@ -100,9 +99,9 @@ class Hold:
 
 
 def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
-    """Keep other processes from writing `what` ("log", "checkpoints") into a folder.
+    """Prevent other processes from writing `what` ("log", "checkpoints") into a folder.
 
-    Every rank of a job has a lock of its own. Raises `FolderInUse`, and `OSError` where a link has the lock's name.
+    Every rank of a job has its own lock. Raises `FolderInUse`, and `OSError` if a link has the lock's name.
     """
     part = f".rank-{rank}" if rank else ""
     path = os.path.join(os.path.realpath(folder), f".{what}{part}.lock")
@@ -118,12 +117,12 @@ def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
 
 
 def rank_of_process() -> int:
-    """This process among those that were started together, as torch.distributed or a launcher says; 0 if it is alone.
+    """The rank of this process, from torch.distributed or a launcher; 0 if it is alone.
 
-    What several launchers have set belongs to the first of them: torchrun may itself be started by srun.
+    If several launchers have set variables, the first is used: torchrun may itself be started by srun.
     """
     distributed = sys.modules.get("torch.distributed")
-    initialized = getattr(distributed, "is_initialized", None)  # there is none while torch is being imported
+    initialized = getattr(distributed, "is_initialized", None)  # absent while torch is being imported
     if distributed is not None and initialized is not None and initialized():
         return int(distributed.get_rank())
     for name, of in _LAUNCHERS:
@@ -134,7 +133,7 @@ def rank_of_process() -> int:
 
 
 def _taken(path: str, folder: str, what: str) -> _Lock | None:
-    """The lock; `None` where there is no way to lock anything."""
+    """The lock; `None` if locking is not supported."""
     if not hasattr(os, "lockf"):
         return None
     try:
@@ -145,7 +144,7 @@ def _taken(path: str, folder: str, what: str) -> _Lock | None:
             raise OSError(
                 errno.ELOOP, "it is a link where a lock file is expected; nothing is written there", path
             ) from None
-        return None  # whoever writes will say what is wrong with the folder
+        return None  # the code that writes will report what is wrong with the folder
     try:
         for attempt in range(TRIES):
             try:
@@ -170,7 +169,7 @@ def _sign(descriptor: int) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
-    except OSError:  # a full disk: the lock holds all the same
+    except OSError:  # a full disk: the lock still works
         return
 
 

@@ -1,16 +1,16 @@
-"""Every format that surefoot writes down, with its version, in one table.
+"""Every format that surefoot writes, with its version, in one table.
 
-Each format carries its version as a number, in the file or dictionary itself. The policy is the same for all:
+Each format contains its version as a number, in the file or dictionary. The policy is the same for all:
 
-- The current version is read as it is.
-- An older version is brought up to date by its migrations, functions from version n to n + 1, applied in turn.
-- Every other number is refused with one error that names the version found, the versions that can be read, and the way
-  out. Nothing of a newer version is guessed at.
+- The current version is read directly.
+- An older version is converted by its migrations, functions from version n to n + 1, applied in turn.
+- Every other number is refused with one error that contains the version found, the versions that can be read, and the
+  solution. A newer version is never guessed.
 
 To change a format: raise its version, add the migration from the version before, and add golden files of the new
 version (`tests/goldens/README.md`). The files of earlier versions stay there and must still be readable.
 
-Formats that only other programs read have no migration; their version tells those programs that something changed.
+Formats that only other programs read have no migration; their version shows that something changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from surefoot.errors import UsageError
 
 Migration = Callable[[Any], Any]
-"""Takes a dictionary of version n and returns it in version n + 1; the number itself is set by `Format.migrate`."""
+"""Converts a dictionary of version n to version n + 1; `Format.migrate` sets the number itself."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Format:
 
     name: str
     version: int
-    """What is written now."""
+    """The version that is written now."""
     place: str
     """The file, or the call that returns it."""
     written_by: str
     read_by: str
     """Empty if only other programs read it."""
     key: str = "schema"
-    """Under which the version is written."""
+    """The key of the version."""
     migrations: Mapping[int, Migration] = field(default_factory=dict)
-    """By the version that each of them takes."""
+    """The migrations, by the version that each converts."""
 
     @property
     def oldest(self) -> int:
-        """The oldest version that can be brought up to date."""
+        """The oldest version that can be converted."""
         first = self.version
         while first - 1 in self.migrations:
             first -= 1
@@ -52,11 +52,11 @@ class Format:
 
     @property
     def readable(self) -> str:
-        """The versions that can be read, in words."""
+        """The versions that can be read, as text."""
         return str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
 
     def problem(self, found: Any) -> str:
-        """Why something of the version `found` cannot be read, in one or two sentences; empty if it can."""
+        """The reason why the version `found` cannot be read, in one or two sentences; empty if it can."""
         known = type(found) is int  # not a bool
         if known and self.oldest <= found <= self.version:
             return ""
@@ -74,21 +74,21 @@ class Format:
             raise error(f"{what} {problem}.")
 
     def migrate(self, value: Any, found: int) -> Any:
-        """The value, brought up to date from the version `found`, which can be read."""
+        """The value, converted from the version `found`, which can be read."""
         for version in range(found, self.version):
             value = self.migrations[version](value)
-            if isinstance(value, Mapping):  # a checkpoint has its number in a file of its own
+            if isinstance(value, Mapping):  # a checkpoint has its number in another file
                 value = {**value, self.key: version + 1}
         return value
 
     def read(self, value: Any, what: str, error: type[Exception] = UsageError, unmarked: int | None = None) -> Any:
-        """A dictionary of this format, brought up to date. Raises `error` if its version cannot be read.
+        """A dictionary of this format, converted to the current version. Raises `error` if its version cannot be read.
 
         Args:
-            value: what was found; what is not a dictionary has no version.
-            what: what the error calls it, such as the path of the file.
-            error: what is raised.
-            unmarked: the version of a dictionary that names none; `None` refuses it.
+            value: the value that was read; only a dictionary has a version.
+            what: its name in the error, such as the path of the file.
+            error: the class of the error.
+            unmarked: the version of a dictionary without one; `None` refuses it.
         """
         found: Any = value.get(self.key, unmarked) if isinstance(value, Mapping) else None
         self.check(found, what, error)
@@ -96,12 +96,12 @@ class Format:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A dictionary with other keys, in the same order. What is no dictionary is returned as it is."""
+    """A dictionary with other keys, in the same order. Any other value is returned unchanged."""
     return {names.get(key, key): each for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def _within(value: Any, key: str, change: Migration) -> Any:
-    """A dictionary with one entry changed, if it has it; a list is changed entry by entry."""
+    """A dictionary with one entry changed, if it exists; a list is changed entry by entry."""
     if not isinstance(value, Mapping) or key not in value:
         return value
     entry = value[key]
@@ -109,7 +109,7 @@ def _within(value: Any, key: str, change: Migration) -> Any:
 
 
 def _added(value: Any, key: str, entry: Any, *, after: str) -> Any:
-    """A dictionary with one more entry, behind the one of another key."""
+    """A dictionary with one more entry, after the one of another key."""
     if not isinstance(value, Mapping):
         return value
     parts = [[(name, each)] + ([(key, entry)] if name == after else []) for name, each in value.items()]
@@ -130,7 +130,7 @@ def _rename_parts_of_stabilizer(state: Any) -> Any:
 
 
 def _add_lost_progress(state: Any) -> Any:
-    """Version 5 has a rule that compares mean losses, and counts what it finds; both start anew."""
+    """Version 5 has a rule that compares mean losses, and counts its results; both start again."""
 
     def policy(each: Any) -> Any:
         each = _within(each, "settings", lambda parts: _added(parts, "lost_progress", "None", after="setback"))
@@ -258,4 +258,4 @@ FORMATS: tuple[Format, ...] = (
     *(CHECKPOINT, STABILIZER_STATE, DATA_POSITION, RUN_LOG, RUN, FACTS, FINDINGS, RANK, HEARTBEAT, HANG),
     *(INCIDENT, EXPERIMENTS, STANDARDIZER, EXAMINATION, REPLAY, SCORES, MUTANTS),
 )
-"""All of them. `docs/formats.md` shows this table."""
+"""All formats. `docs/formats.md` shows this table."""

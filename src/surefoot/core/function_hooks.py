@@ -1,13 +1,13 @@
-"""Hooks that are called when a function is, without anything taking the function's place.
+"""Hooks that are called when a function is called, without replacing the function.
 
-A function that is replaced is another function: torch's device contexts, `torch.overrides`, TorchScript and numba know
-functions by identity, pickle by name, warnings by the frame that called, and whoever imported it earlier still holds
-the old one. So nothing is replaced. A function written in Python keeps its identity, and its code gets two more calls:
-one where it begins, one where it returns. Names, signature, source, line numbers and aliases stay as they are, no frame
-is added to a traceback, and while torch compiles the two calls are not there.
+A replaced function is a different object: torch's device contexts, `torch.overrides`, TorchScript and numba identify
+functions by identity, pickle by name, warnings by the calling frame, and code that imported it earlier still has the
+old one. So nothing is replaced. A function written in Python keeps its identity, and its code gets two more calls: one
+at its beginning, one where it returns. Names, signature, source, line numbers and aliases are unchanged, no frame is
+added to a traceback, and the two calls are absent while torch compiles.
 
-The new code is compiled from the function's own source, which must be the source of the code that runs: that is checked
-first. Functions written in C, and those without source, cannot be hooked in this way.
+The new code is compiled from the function's own source, after a check that this is the source of the running code.
+Functions written in C, and those without source, cannot be hooked in this way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _HOOK = "@surefoot"
-"""Stands for the hook among the constants of the new code, until the hook itself is put there."""
+"""Replaces the hook among the constants of the new code, until the hook itself is inserted."""
 _TOKEN = "__surefoot__"
-"""The variable that holds what `enter` returned."""
+"""The variable that holds the result of `enter`."""
 _RESULT = "__surefoot_result__"
 _FUTURES = functools.reduce(
     int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
@@ -38,11 +38,11 @@ _FUTURES = functools.reduce(
 
 
 class Hook:
-    """What the new code of a function calls.
+    """The object that the new code of a function calls.
 
-    `before(args, kwargs)` is given the function's parameters, defaults included; what it returns is the token. If that
-    is not `None`, `after(token, result)` is called when the function returns, and `last(token)` when it is over, by an
-    exception or not. What `after` returns, unless it is `None`, is returned to the caller.
+    `before(args, kwargs)` gets the function's parameters, including defaults; its result is the token. If that is not
+    `None`, `after(token, result)` is called when the function returns, and `last(token)` when it ends, with or without
+    an exception. The result of `after`, unless it is `None`, is returned to the caller.
     """
 
     __slots__ = ("end", "enter", "leave")
@@ -63,7 +63,7 @@ class Hook:
 
     @staticmethod
     def listed(values: Any) -> Any:
-        """What can be gone through only once, as a list."""
+        """An iterable that can be consumed only once, as a list."""
         return values if isinstance(values, (list, tuple, torch.Tensor)) else list(values)
 
 
@@ -88,31 +88,31 @@ def _both(first: Hook, second: Hook) -> Hook:
     return Hook(before, after, None if first.end is None and second.end is None else last)
 
 
-class _Heard(NamedTuple):
-    """How a function was heard of before."""
+class _OriginalFunction(NamedTuple):
+    """The original state of a hooked function."""
 
     original: types.CodeType
     hooks: tuple[Hook, ...] = ()
-    """In the order in which they were added."""
+    """The hooks, in the order in which they were added."""
     always: bool = False
     listed: str | None = None
 
 
-_heard: weakref.WeakKeyDictionary[types.FunctionType, _Heard] = weakref.WeakKeyDictionary()
+_heard: weakref.WeakKeyDictionary[types.FunctionType, _OriginalFunction] = weakref.WeakKeyDictionary()
 
 
 def add_hook(function: Any, hook: Hook, always: bool = False, listed: str | None = None) -> None:
-    """Have a function call a hook where it begins and returns.
+    """Make a function call a hook at its beginning and when it returns.
 
-    Of a function that wraps another one, the inner one is meant.
+    For a function that wraps another one, the inner one is hooked.
 
-    `always`: also where it ends by an exception. `listed`: a parameter that the hook, too, needs to go through.
+    `always`: also when it ends with an exception. `listed`: a parameter that the hook needs to iterate over, too.
     """
     _add(inspect.unwrap(function), hook, always, listed)
 
 
 def add_hook_to_wrapper(function: Any, hook: Hook) -> None:
-    """As `add_hook`, but of a function that wraps another one, itself is meant."""
+    """Like `add_hook`, but for a function that wraps another one, the wrapper itself is hooked."""
     _add(function, hook, always=False, listed=None)
 
 
@@ -121,15 +121,15 @@ def _add(function: Any, hook: Hook, always: bool, listed: str | None) -> None:
         raise TypeError(f"{function!r} is not written in Python")
     code = function.__code__
     held = _held(function)
-    known = _Heard(code)
+    known = _OriginalFunction(code)
     if held is not None:
-        known = _heard.get(function, _Heard(code, (held,)))
+        known = _heard.get(function, _OriginalFunction(code, (held,)))
     hooks = (*known.hooks, hook)
     if held is not None and (known.always or not always) and listed in (None, known.listed):
         _heard[function] = known._replace(hooks=hooks)
         _put(function, held, _together(hooks, known.always))
         return
-    now = _Heard(known.original, hooks, always or known.always, listed or known.listed)
+    now = _OriginalFunction(known.original, hooks, always or known.always, listed or known.listed)
     function.__code__ = known.original
     try:
         function.__code__ = _instrumented(function, _together(hooks, now.always), now)
@@ -140,14 +140,14 @@ def _add(function: Any, hook: Hook, always: bool, listed: str | None) -> None:
 
 
 def remove_hook(function: Any, hook: Hook) -> None:
-    """Have a function call a hook no more. Without other hooks it has its own code again."""
+    """Remove a hook from a function. Without other hooks it gets its original code back."""
     _remove(inspect.unwrap(function), hook)
 
 
 def _remove(function: Any, hook: Hook) -> None:
     held, known = _held(function), _heard.get(function)
     if held is None or known is None:
-        return  # somebody else has given it other code
+        return  # other code has replaced its code
     left = tuple(each for each in known.hooks if each is not hook)
     if left:
         _heard[function] = known._replace(hooks=left)
@@ -157,7 +157,7 @@ def _remove(function: Any, hook: Hook) -> None:
 
 
 def _held(function: types.FunctionType) -> Hook | None:
-    """The hook in the code of a function, which may stand for several."""
+    """The hook in the code of a function, which may combine several."""
     return next((value for value in function.__code__.co_consts if isinstance(value, Hook)), None)
 
 
@@ -174,16 +174,16 @@ def _not_observed(args: Any, kwargs: Any) -> None:
 
 
 def _nothing(token: Any) -> None:
-    """The call is over."""
+    """The call has ended."""
 
 
 def _put(function: types.FunctionType, old: Hook, new: Hook) -> None:
-    """Have the code of a function, which calls a hook, call another one."""
+    """Replace the hook that the code of a function calls."""
     code = function.__code__
     function.__code__ = code.replace(co_consts=tuple(new if value is old else value for value in code.co_consts))
 
 
-def _instrumented(function: types.FunctionType, hook: Hook, how: _Heard) -> types.CodeType:
+def _instrumented(function: types.FunctionType, hook: Hook, how: _OriginalFunction) -> types.CodeType:
     """The code of a function with the calls of a hook in it."""
     code = function.__code__
     tree = _parsed(function)
@@ -201,14 +201,14 @@ def _instrumented(function: types.FunctionType, hook: Hook, how: _Heard) -> type
 
 
 def _words(code: types.CodeType) -> tuple[Any, ...]:
-    """The names and constants of a function: others if its source has changed since it was loaded."""
+    """The names and constants of a function: they differ if its source has changed since it was loaded."""
     constants = [value for value in code.co_consts if not isinstance(value, types.CodeType)]
     inside = [_words(value) for value in code.co_consts if isinstance(value, types.CodeType)]
     return code.co_names, code.co_varnames, code.co_freevars, repr(constants), inside
 
 
 def _parsed(function: types.FunctionType) -> ast.Module:
-    """The function's source, inside of a class if it is a method: names with two underscores and `super` need one."""
+    """The function's source, inside a class if it is a method: names with two underscores and `super` need one."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
     text = "".join(lines[code.co_firstlineno - 1 : _last_line(code, lines)])
@@ -218,13 +218,13 @@ def _parsed(function: types.FunctionType) -> ast.Module:
     if not text[:1].isspace():
         return ast.parse("\n" * lines_before + text)
     opening = f"class {owners[-1]}:" if owners else "if True:"
-    if outer:  # a function inside another one, whose variables it uses
+    if outer:  # a nested function that uses variables of the outer one
         opening = f"def __outer__({', '.join(outer)}):"
     return ast.parse("\n" * (lines_before - 1) + f"{opening}\n{text}")
 
 
 def _last_line(code: types.CodeType, lines: list[str]) -> int:
-    """The last line of a function, those of the functions inside it included."""
+    """The last line of a function, including nested functions."""
     positions: list[tuple[int | None, ...]] = []
     if sys.version_info >= (3, 11):
         positions = list(code.co_positions())
@@ -242,7 +242,7 @@ def _definition(tree: ast.Module, name: str) -> ast.FunctionDef:
 
 
 def _compiled(tree: ast.Module, function: types.FunctionType) -> types.CodeType:
-    """The function's code object, out of that of the module."""
+    """The function's code object, from that of the module."""
     code = function.__code__
     flags = code.co_flags & _FUTURES
     whole = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
@@ -262,7 +262,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _instrument(definition: ast.FunctionDef, knows_torch: bool, always: bool, listed: str | None) -> None:
-    """Put the calls of the hook into a function."""
+    """Insert the calls of the hook into a function."""
     given = definition.args
     arguments = [argument.arg for argument in (*given.posonlyargs, *given.args)]
     items = [*arguments, *([f"*{given.vararg.arg}"] if given.vararg else [])]
@@ -271,7 +271,7 @@ def _instrument(definition: ast.FunctionDef, knows_torch: bool, always: bool, li
     call = f"({', '.join(items)}{',' if items else ''}), {{{', '.join(named)}}}"
     lines = [f"    {listed} = {_HOOK!r}.listed({listed})"] if listed else []
     lines.append(f"    {_TOKEN} = {_HOOK!r}.enter({call})")
-    # Dynamo knows the answer when it compiles: the hook is no part of what it compiles.
+    # Dynamo evaluates this to a constant when it compiles: the hook is not compiled.
     test = "not torch.compiler.is_compiling()" if knows_torch else "True"
     body = definition.body
     has_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
@@ -294,7 +294,7 @@ def _instrument(definition: ast.FunctionDef, knows_torch: bool, always: bool, li
 
 
 class _Returns(ast.NodeTransformer):
-    """A `return` tells the hook what it returns; those of functions inside stay as they are."""
+    """Makes a `return` pass its value to the hook; nested functions are unchanged."""
 
     def visit(self, node: ast.AST) -> Any:
         return node if isinstance(node, ast.expr) else super().visit(node)  # no expression contains a `return`
@@ -320,7 +320,7 @@ class _Returns(ast.NodeTransformer):
 
 
 def _place(nodes: list[Any], at: Any, start: bool) -> None:
-    """Give new nodes the line of an old one: its first, or its last."""
+    """Give new nodes the first or last line of an old one."""
     line, column = (at.lineno, at.col_offset) if start else (at.end_lineno, at.end_col_offset)
     for node in nodes:
         for part in ast.walk(node):

@@ -1,7 +1,7 @@
-"""`without_gradients`: what `torch.no_grad()` does as a decorator, without calling it.
+"""`without_gradients`: the decorator form of `torch.no_grad()`, without calling it.
 
-Entering `torch.no_grad` calls functions that a script may have replaced, and that `surefoot run` observes. What the
-guard does at every step of somebody's script must call neither.
+Entering `torch.no_grad` calls functions that a script may have replaced, and that `surefoot run` observes. The guard
+runs at every step of a user's script and must call neither.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Find, change and compare the tensors in nested values: batches, model outputs, states.
+"""Finds, changes and compares the tensors in nested values: batches, model outputs, states.
 
 A container is a list, a tuple, a named tuple, a mapping (also a `UserDict` or a `ModelOutput`) or an instance of a
 dataclass. With `objects=True` any other object that only holds data (a graph batch) is one too. Everything else is a
 leaf. Walks are lazy, and a container that holds itself is entered once.
 
-Left out: sets, which have no order, and what a callable, a module or a generator holds.
+Not covered: sets, which have no order, and the contents of callables, modules and generators.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Kind: TypeAlias = Literal["sequence", "fields", "mapping", "object"]
 Types: TypeAlias = type | tuple[type, ...]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
-"""Types that are leaves without a further look: they are most of what a state holds beside its tensors."""
+"""Types that are always leaves: they are most of a state besides its tensors."""
 
 
 def kind_of(value: Any, *, objects: bool = False) -> Kind | None:
-    """Which kind of container a value is; `None` for a leaf."""
+    """The kind of container that a value is; `None` for a leaf."""
     if isinstance(value, (list, tuple)):
         return None if type(value) is torch.Size else "fields" if hasattr(value, "_fields") else "sequence"
     if isinstance(value, Mapping):
@@ -44,22 +44,22 @@ def _is_dataclass_instance(value: Any) -> bool:
 
 
 def _holds_data(value: Any) -> bool:
-    """Whether an object only holds data: no function, class, module or random generator."""
+    """Whether an object only holds data: it is no function, class, module or random generator."""
     if isinstance(value, (type, torch.nn.Module, torch.Generator)) or callable(value):
         return False
     return bool(getattr(value, "__dict__", None))
 
 
 def attributes_of(value: Any) -> dict[str, object]:
-    """The data attributes of an object: the fields of a dataclass, also with `slots`, and what its `__dict__` holds."""
+    """The data attributes of an object: the fields of a dataclass, also with `slots`, and its `__dict__`."""
     fields = getattr(type(value), "__dataclass_fields__", ())
     return {name: getattr(value, name) for name in fields if hasattr(value, name)} | getattr(value, "__dict__", {})
 
 
 def parts_of(value: Any, *, objects: bool = False) -> Iterable[Any] | None:
-    """What a container holds, in order; `None` for a leaf."""
+    """The parts of a container, in order; `None` for a leaf."""
     exact = type(value)
-    if exact is tuple or exact is list:  # the commonest first: this runs at every step
+    if exact is tuple or exact is list:  # the most common first: this runs at every step
         return value  # type: ignore[no-any-return]
     if exact is dict:
         return value.values()  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ def named_parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def rebuilt(value: Any, parts: Iterable[Any]) -> Any:
-    """A container of the same kind around other parts, which are given in the order of `parts_of`."""
+    """A container of the same kind with other parts, in the order of `parts_of`."""
     if isinstance(value, PackedSequence):
         data, batch_sizes, *indices = parts
         return PackedSequence(data, batch_sizes.cpu(), *indices)  # the sizes must stay on the CPU
@@ -101,7 +101,7 @@ def rebuilt(value: Any, parts: Iterable[Any]) -> Any:
 
 
 def with_entries(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
-    """A copy of a mapping with other values. It keeps its class and what the class holds beside the entries."""
+    """A copy of a mapping with other values. It keeps its class and its other attributes."""
     if type(mapping) is dict or not isinstance(mapping, MutableMapping):
         return {**mapping, **entries}
     new = copy.copy(mapping)
@@ -113,7 +113,7 @@ def with_entries(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
 
 
 def with_attributes(value: Any, attributes: Mapping[str, object]) -> Any:
-    """A copy of an object with other attributes, also where its class is frozen."""
+    """A copy of an object with other attributes, even if its class is frozen."""
     new = copy.copy(value)
     for name, attribute in attributes.items():
         object.__setattr__(new, name, attribute)
@@ -131,8 +131,7 @@ def leaves(
 ) -> Iterator[Any]:
     """Every leaf of a kind, in order.
 
-    At most `deepest` containers around one another are entered, the first `longest` parts of each, and `most` parts in
-    all.
+    At most `deepest` nested containers are entered, the first `longest` parts of each, and `most` parts in total.
     """
     open_parts: list[Iterator[Any]] = [iter((value,))]
     around: list[int] = []
@@ -182,7 +181,7 @@ def nearest_leaves(variables: Mapping[str, Any], *, deepest: int, most: int) -> 
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any], kind: Types = Tensor) -> Any:
-    """The same nesting in containers of its own, with each leaf of a kind replaced by what `change` returns for it."""
+    """The same nesting in new containers, with each leaf of a kind replaced by the result of `change`."""
     return _mapped(value, change, kind, [])
 
 
@@ -201,7 +200,7 @@ def _mapped(value: Any, change: Callable[[Any], Any], kind: Types, around: list[
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two nested values hold the same: tensors bitwise in value, containers part by part."""
+    """Whether two nested values are equal: tensors bitwise, containers part by part."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):

@@ -1,11 +1,11 @@
-"""See the torch functions that a program calls, and the operations that torch runs for them.
+"""Intercepts the torch functions that a program calls, and the operations that torch runs for them.
 
-There are two levels. A `FunctionMode` sees functions as they are written (`F.cross_entropy(logits, target)`, `x - y`),
-whether they are called by a module, by the loss or by the script, and nothing of what they call themselves. An
-`OperationMode` sees what torch dispatches below autograd (`aten.nll_loss_forward`), also inside of backward. Each is
-implemented by one method, which runs the call and returns its result: `on_function` or `on_operation`.
+There are two levels. A `FunctionMode` receives functions as they are written (`F.cross_entropy(logits, target)`, `x -
+y`), whether they are called by a module, by the loss or by the script, but not the functions that they call themselves.
+An `OperationMode` receives what torch dispatches below autograd (`aten.nll_loss_forward`), also inside backward. Each
+is implemented by one method, which runs the call and returns its result: `on_function` or `on_operation`.
 
-Left out: what one fused call does inside, and values that leave torch (through NumPy, say) and come back.
+Not covered: the inside of a fused call, and values that leave torch (for example, through NumPy) and return.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SAME_FUNCTION = {
 
 
 def function_name(func: Any) -> str:
-    """The name of a function, the same for all its spellings: `x - y`, `torch.sub` and `x.sub_(y)` are `sub`."""
+    """The name of a function, equal for all its spellings: `x - y`, `torch.sub` and `x.sub_(y)` are `sub`."""
     name = getattr(func, "__name__", "") or str(func)
-    if name == "__get__":  # a property: its owner knows what it is called
+    if name == "__get__":  # a property: its owner has its name
         name = getattr(getattr(func, "__self__", None), "__name__", name)
     elif name == "__set__":
         return "_set"
@@ -69,7 +69,7 @@ class FunctionMode(TorchFunctionMode):
     """While it is entered, every call of a torch function goes through `on_function`."""
 
     def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function and return its result. Functions called meanwhile are not seen."""
+        """Run the function and return its result. Functions called inside are not intercepted."""
         raise NotImplementedError
 
     def __torch_function__(
@@ -78,7 +78,7 @@ class FunctionMode(TorchFunctionMode):
         return self.on_function(func, args, kwargs or {})
 
     def leave(self) -> None:
-        """Take it off the stack of modes, wherever in it others have pushed it."""
+        """Remove it from the stack of modes, at any position."""
         above = []
         while _modes._len_torch_function_stack():
             mode = _modes._pop_mode()
@@ -103,8 +103,8 @@ def entered_modes() -> list[Any]:
     return list(_modes._get_current_function_mode_stack()) if _modes._len_torch_function_stack() else []
 
 
-def on_its_behalf(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function. Its code is given the file and line of whoever called the function: warnings name those."""
+def call_as_caller(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with the file and line of its caller, which warnings then name."""
     return func(*args, **kwargs)
 
 
@@ -112,7 +112,7 @@ _codes: dict[tuple[str, int], CodeType] = {}
 
 
 def called_from(frame: FrameType) -> Callable[[Any, Any, Any], Any]:
-    """`on_its_behalf`, as if it stood where a function was called that came to a mode."""
+    """`call_as_caller`, as if called from where a function was called that was dispatched to a mode."""
     if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None:  # a function written in Python
         frame = frame.f_back.f_back or frame
     key = frame.f_code.co_filename, frame.f_lineno
@@ -120,21 +120,21 @@ def called_from(frame: FrameType) -> Callable[[Any, Any, Any], Any]:
     if code is None:
         if len(_codes) > 4096:
             _codes.clear()
-        plain = on_its_behalf.__code__
-        # Every line of it is the one line.
+        plain = call_as_caller.__code__
+        # All of its code is on one line.
         code = plain.replace(co_filename=key[0], co_firstlineno=key[1], co_linetable=_one_line(plain))
         _codes[key] = code
     return FunctionType(code, frame.f_globals)
 
 
 def _one_line(code: CodeType) -> bytes:
-    """A line table that gives every instruction the first line."""
+    """A line table that assigns the first line to every instruction."""
     if sys.version_info < (3, 11):
         return bytes((len(code.co_code), 0))
     table, left = bytearray(), len(code.co_code) // 2
     while left:
         count = min(left, 8)
-        table += bytes((0x80 | 13 << 3 | count - 1, 0))  # no columns, and no lines on from the line before
+        table += bytes((0x80 | 13 << 3 | count - 1, 0))  # no columns, and no change of the line
         left -= count
     return bytes(table)
 
@@ -149,14 +149,14 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled meanwhile, so torch need not load its compiler (3 seconds) to keep it away from here."""
+        """Nothing is compiled in the meantime, so torch need not load its compiler (3 seconds) to exclude this code."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def on_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operation and return its result. Operations run meanwhile are not seen."""
+        """Run the operation and return its result. Operations run inside are not intercepted."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,13 +164,13 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def autograd_node() -> Any:
-    """The autograd node that is being run; `None` in forward."""
+    """The autograd node that is running; `None` in forward."""
     return torch._C._current_autograd_node()
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """What runs in here goes through no mode of either level."""
+    """Code inside goes through no mode of either level."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
@@ -179,10 +179,10 @@ def without_modes() -> Iterator[None]:
 
 
 class RunningModules:
-    """Which modules of a model are running, by hooks that are removed at the end.
+    """The modules of a model that are running, tracked by hooks that are removed at the end.
 
-    `before(name, module, args, kwargs)` and `after(name, module, output)` are called around every call of a
-    module. What they compute goes through no mode.
+    `before(name, module, args, kwargs)` and `after(name, module, output)` are called around every call of a module.
+    Their own computations go through no mode.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class RunningModules:
 
     @property
     def innermost(self) -> str:
-        """The name of the innermost module that is running; empty for the model itself and outside of it."""
+        """The name of the innermost running module; empty for the model itself and outside it."""
         return self._running[-1] if self._running else ""
 
     def __enter__(self) -> RunningModules:

@@ -1,7 +1,7 @@
 """The random streams of the process: Python's, NumPy's, torch's on the CPU and on every device.
 
-`read_streams` gives their states as tensors and plain values, so they can be saved without pickle; `set_streams` puts
-them back. Streams of the program's own (`torch.Generator`, `numpy.random.Generator`) are not among them.
+`read_streams` returns their states as tensors and plain values, so they can be saved without pickle; `set_streams` sets
+them. Generators of the program (`torch.Generator`, `numpy.random.Generator`) are not included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NumpyStream(TypedDict):
 
 
 class RandomStreams(DeviceStreams):
-    """The states of all random streams of the process, as they are stored."""
+    """The stored states of all random streams of the process."""
 
     python: PythonStream
     numpy: NumpyStream
@@ -45,7 +45,7 @@ class RandomStreams(DeviceStreams):
 
 
 def read_streams() -> RandomStreams:
-    """The state of every random stream the process has in use."""
+    """The state of every random stream that the process uses."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = legacy
@@ -64,12 +64,12 @@ def read_streams() -> RandomStreams:
 
 
 def set_streams(state: RandomStreams) -> None:
-    """Continue every stream where it was read. Raises `ValueError` for a state that is none, before any is changed.
+    """Set every stream to a state that was read. Raises `ValueError` for an invalid state, before any change.
 
-    Devices that are missing here, or were not there when the state was read, are left alone.
+    Devices that are missing now, or were missing when the state was read, are ignored.
     """
     python, legacy = state["python"], state["numpy"]
-    # NumPy takes any position and would read beyond its words.
+    # NumPy accepts any position and would read beyond its words.
     if legacy["kind"] != "MT19937" or len(legacy["keys"]) != _MT19937_WORDS:
         raise ValueError("the state of NumPy's random stream is not one of MT19937.")
     if not 0 <= legacy["position"] <= _MT19937_WORDS or len(python["words"]) != _MT19937_WORDS + 1:

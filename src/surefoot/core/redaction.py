@@ -1,19 +1,20 @@
-"""What must not be written down by accident: passwords, tokens, keys, and where the user's home is.
+"""Removes what must not be written: passwords, tokens, keys, and the path of the user's home.
 
-Everything that surefoot writes goes through one `Redactor`: run folders, events and what sinks make of them, incidents,
+Everything that surefoot writes goes through one `Redactor`: run folders, events and the output of sinks, incidents,
 exported scripts, report pages.
 
-- Values of environment variables whose names speak of a secret (`HF_TOKEN`, `DB_PASSWORD`, `WANDB_API_KEY`) are taken
-  out wherever they occur, unless they are everyday values: `1`, `true`, a version, a short word, a path.
-- Values are taken out that are given under such a name: `--api-key VALUE`, `--token=VALUE`, `db.password=VALUE`,
-  `"secret": "VALUE"`, `?access_token=VALUE`. Names of a language model's tokens (`pad_token`, `max_tokens`) are none.
-- User and password in an address (`https://user:password@host`), and what has the form of a well-known kind of token,
-  such as `hf_…`, `ghp_…`, `AKIA…`.
+- Values of environment variables whose names indicate a secret (`HF_TOKEN`, `DB_PASSWORD`, `WANDB_API_KEY`) are removed
+  wherever they occur, unless they are ordinary values: `1`, `true`, a version, a short word, a path.
+- Values with such a name are removed: `--api-key VALUE`, `--token=VALUE`, `db.password=VALUE`, `"secret": "VALUE"`,
+  `?access_token=VALUE`. Names of a language model's tokens (`pad_token`, `max_tokens`) are not secrets.
+- User and password in an address (`https://user:password@host`), and text in the form of a well-known kind of token,
+  such as `hf_…`, `ghp_…`, `AKIA…`, are removed.
 - The path of the home becomes `~`.
 
-An incident is made to be sent to somebody. There paths are reduced to the file name as well, and the names of the user
-and of the host are replaced (`identity=True`). Names of parameters and modules are not free text and stay: without them
-nothing could be run again. Left out: secrets without any such sign (`-p VALUE`), and what a script itself prints.
+An incident is made to be shared. In it, paths are also reduced to the file name, and the names of the user and of the
+host are replaced (`identity=True`). Names of parameters and modules are not free text and are kept: without them
+nothing could be run again. Not covered: secrets without any such sign (`-p VALUE`), and the output of the script
+itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from urllib.parse import quote, unquote
 
 REDACTED = "<redacted>"
 Kind = Literal["", "weak", "token", "strong"]
-"""How surely a name is that of a secret."""
+"""How certain it is that a name belongs to a secret."""
 
 _PASSWORDS = ("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials")
 _WEAK = {"key", "keys", "auth", "authorization", "cookie", "bearer", "pat", "pass", "pw", "pwd"}
@@ -46,7 +47,7 @@ _TOKENS_OF_MODELS = {
 }  # fmt: skip
 """Words before `token` in the names of language models' settings."""
 _IN_ADDRESS = {"key", "sig", "signature", "xamzsignature", "xamzcredential", "xamzsecuritytoken", "sas"}
-_EVERYDAY = {
+_ORDINARY = {
     "", "password", "passwd", "changeme", "postgres", "default", "disabled", "enabled", "required", "optional", "none",
     "null", "true", "false", "yes", "no", "on", "off", "auto", "training", "validation", "testing", "localhost",
     "always", "never", "anonymous", "development", "production", "interactive", "read-only", "readonly", "implicit",
@@ -69,7 +70,7 @@ _ADDRESS_USER = re.compile(
     r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)"
     r"(?P<user>[^\s/?#@:\[\"'<>]*:(?!\d*[/?#])(?:(?!://)[^\s\"'<>])+|[^\s/?#\"'<>]+)@"
 )
-"""A password may hold `@` and `/`, so it ends at the last `@`; `host:8080/` is no user."""
+"""A password may contain `@` and `/`, so it ends at the last `@`; `host:8080/` is not a user."""
 _HOST_USER = re.compile(
     r"(?<![\w/@.:<+-])[\w.+-]+:(?!\d{1,2}@|\d*\.\d+@)(?P<password>[^\s:/\"'<>]+)@(?=[A-Za-z0-9])(?!sha\d+:)"
 )
@@ -98,23 +99,23 @@ _NAMED = re.compile(rf"(?<![\w.])(?<![\w.]-){_NAME}[\"']?\s?(?P<sign>[=:])\s?[\"
 _WHOLE_VALUE = re.compile(
     r"(?<=\")(?:\\.|[^\"\\\n])+|(?<=')(?:\\.|[^'\\\n])+|(?P<first>[^\s\"'&,;<>(){}\[\]]*)[^\s\"']*"
 )
-"""Up to a blank or a quote: a password may hold any other character."""
+"""Up to a blank or a quote: a password may contain any other character."""
 _QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z_][\w.-]*)(?P<said>=)(?P<value>[^\s\"'&#<>]+)")
 _OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<said>\s+)(?P<value>(?!--)[^\s\"']+)")
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\]{1,2}[^\s/\\:*?\"'<>|,;()\[\]{}]+){2,}[/\\]?")
 _MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 _IS_NAME = re.compile(r"[-+]*[\w.-]+")
 _NO_TEXT = frozenset((float, int, bool, type(None)))
-"""Types of values that hold no text: nearly all of what a run leaves."""
+"""Types of values without text: nearly everything that a run writes."""
 _SHORTEST_NAME = 3
 _LONGEST_CACHED = 400
 
 _seen: dict[str, Kind] = {}
-"""Secrets of the environment so far: many a script takes one out of it after use."""
+"""Secrets of the environment so far: many scripts delete one after use."""
 
 
 class Redactor:
-    """Takes out of text what should not be written; with `active=False` it changes nothing."""
+    """Removes secrets from text; with `active=False` it changes nothing."""
 
     def __init__(self, active: bool = True, identity: bool = True) -> None:
         """`identity`: also reduce paths to file names, and replace the names of user and host."""
@@ -125,7 +126,7 @@ class Redactor:
             self._names = _names(identity)
 
     def __call__(self, text: str) -> str:
-        """The text without what should not be in it."""
+        """The redacted text."""
         if not self._active or not text:
             return text
         if text not in self._known:
@@ -153,7 +154,7 @@ class Redactor:
         return _MEMORY.sub("", text) if self._identity else text
 
     def inside(self, value: Any) -> Any:
-        """The same nesting with every text in it redacted, and what is held under the name of a secret."""
+        """The same nesting with all text redacted, and values with the name of a secret removed."""
         if not self._active:
             return value
         if isinstance(value, str):
@@ -167,7 +168,7 @@ class Redactor:
         return str(self(os.fspath(value))) if isinstance(value, Path) else value
 
     def _key(self, key: Any) -> Any:
-        """Names of parameters are keys, so that only paths and known secrets are taken out of keys."""
+        """Names of parameters are keys, so only paths and known secrets are removed from keys."""
         return self(key) if isinstance(key, str) and not self._identity else key
 
     def _held(self, key: Any, item: Any) -> Any:
@@ -200,7 +201,7 @@ class Redactor:
         return shown
 
     def path(self, path: str) -> str:
-        """A path relative to where we are, if it lies below; else the file name."""
+        """The path relative to the current folder, if it is inside; otherwise the file name."""
         if not self._active:
             return path
         with suppress(ValueError, OSError):
@@ -209,7 +210,7 @@ class Redactor:
 
 
 def is_redacted(text: str) -> bool:
-    """Whether something was taken out of a text."""
+    """Whether something was removed from a text."""
     return REDACTED in text
 
 
@@ -224,7 +225,7 @@ def _words_of(name: str) -> tuple[str, ...]:
 
 @cache
 def _kind_of(name: str) -> Kind:
-    """What the name of an option, an entry or a setting says about its value."""
+    """What the name of an option, an entry or a setting indicates about its value."""
     words = _words_of(name)
     if not words or name.upper() in ("PWD", "OLDPWD"):
         return ""
@@ -239,29 +240,29 @@ def _kind_of(name: str) -> Kind:
 
 
 def _is_secret(kind: Kind, value: str, given: bool = False) -> bool:
-    """Whether a value under a name of this kind is to be taken out; `given`: as an argument, where nothing is prose."""
+    """Whether to remove a value with a name of this kind; `given`: it is an argument, not prose."""
     if not kind or not value or REDACTED in value:
         return False
     if kind == "strong":
-        return (given or not _is_everyday(value)) and value.lower() not in ("none", "null", "true", "false")
+        return (given or not _is_ordinary(value)) and value.lower() not in ("none", "null", "true", "false")
     if kind == "token" and given:
-        return not _is_everyday(value)
+        return not _is_ordinary(value)
     return _looks_random(value)
 
 
-def _is_everyday(value: str) -> bool:
-    return value.lower() in _EVERYDAY or _PLAIN_VALUE.fullmatch(value) is not None
+def _is_ordinary(value: str) -> bool:
+    return value.lower() in _ORDINARY or _PLAIN_VALUE.fullmatch(value) is not None
 
 
 def _looks_random(value: str) -> bool:
-    """Long enough, of letters and digits, and neither a number nor a path."""
+    """Whether a value is long enough, of letters and digits, and neither a number nor a path."""
     mixed = any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
     is_long_word = len(value) >= 20 and value.isalnum()
-    return len(value) >= 8 and (mixed or is_long_word) and not _is_everyday(value) and not _is_path(value)
+    return len(value) >= 8 and (mixed or is_long_word) and not _is_ordinary(value) and not _is_path(value)
 
 
 def _is_option(word: str) -> bool:
-    """Whether a word that follows an option is another one: it begins with `-`, and does not look like a token."""
+    """Whether a word after an option is another option: it begins with `-`, and does not look like a token."""
     is_token = not word.startswith("--") and "=" not in word.rstrip("=") and _looks_random(word)
     return word.startswith("-") and not is_token
 
@@ -271,7 +272,7 @@ def _is_path(value: str) -> bool:
 
 
 def _kind_in_environment(name: str) -> Kind:
-    """As `_kind_of`, by any word of the name: `AWS_SECRET_ACCESS_KEY_ID`, `TOKEN_GITHUB`."""
+    """Like `_kind_of`, but with any word of the name: `AWS_SECRET_ACCESS_KEY_ID`, `TOKEN_GITHUB`."""
     words = _words_of(name)
     kinds = {_kind_of(name), *(_kind_of(word) for word in words)} - {""}
     if not kinds and any(part in word for word in words for part in ("token", "secret", "passw", "apikey")):
@@ -279,9 +280,9 @@ def _kind_in_environment(name: str) -> Kind:
     return next((kind for kind in ("strong", "token", "weak") if kind in kinds), "")
 
 
-def _worth_hiding(kind: Kind, value: str) -> bool:
-    """Whether the value of an environment variable is looked for in all text: it must not be an everyday one."""
-    if not kind or _is_everyday(value) or _is_path(value) or "://" in value:
+def _is_worth_redacting(kind: Kind, value: str) -> bool:
+    """Whether the value of an environment variable is searched in all text: it must not be an ordinary one."""
+    if not kind or _is_ordinary(value) or _is_path(value) or "://" in value:
         return False
     if kind == "weak":
         return _looks_random(value)
@@ -289,16 +290,16 @@ def _worth_hiding(kind: Kind, value: str) -> bool:
 
 
 def _secret_values() -> re.Pattern[str] | None:
-    """A pattern for the secrets of the environment, the longest first."""
+    """A pattern for the secrets of the environment, longest first."""
     for name, value in os.environ.items():
         value = value.strip()
         kind = _kind_in_environment(name)
-        if _worth_hiding(kind, value):
+        if _is_worth_redacting(kind, value):
             _seen[value] = kind
         for found in _ADDRESS_USER.finditer(value):
             whole = found["user"].partition(":")[2]
             for password in (unquote(whole), unquote(whole.partition("@")[0])):
-                if _worth_hiding("strong", password):
+                if _is_worth_redacting("strong", password):
                     _seen[password] = "strong"
     if not _seen:
         return None
@@ -308,7 +309,7 @@ def _secret_values() -> re.Pattern[str] | None:
 
 
 def _whole(value: str) -> str:
-    """A short or plain value counts only where it stands alone: it may be a part of a longer word."""
+    """A short or plain value counts only as a whole word: it may be a part of a longer one."""
     text = re.escape(value)
     return rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])" if len(value) < 12 or value.isalpha() or value.isdigit() else text
 
@@ -326,7 +327,7 @@ def _without_bearer(found: re.Match[str]) -> str:
 
 
 def _without_passwords(text: str) -> str:
-    """Without the values of names that surely are those of secrets, whatever characters they hold."""
+    """Remove the values of names that certainly belong to secrets, with any characters."""
     shown, at = "", 0
     while named := _NAMED.search(text, at):
         end = named.end()
@@ -340,7 +341,7 @@ def _without_passwords(text: str) -> str:
 
 
 def _is_password(value: str, first: str | None, given: bool) -> bool:
-    """`first`: what stands before any punctuation. `None` in `f(password=None, …)` is no password."""
+    """`first`: the part before any punctuation. `None` in `f(password=None, …)` is not a password."""
     if value.startswith(REDACTED) or not any(each.isalnum() for each in value):
         return False
     if first == "" and value.endswith((",", "(", "[", "{")):  # the beginning of a list
@@ -352,7 +353,7 @@ def _without_value(found: re.Match[str]) -> str:
     kind = _kind_of(found["name"])
     if found.re is _QUERY and "".join(_words_of(found["name"])) in _IN_ADDRESS:
         kind = "token"
-    # Of prose ("unexpected token: foo") only what can hardly be a word is taken out.
+    # In prose ("unexpected token: foo"), only text that can hardly be a word is removed.
     is_prose = found.re is _ASSIGNED and found["sign"] == ":"
     if found.re is _OPTION and _is_option(found["value"]):
         return found.group()
@@ -365,7 +366,7 @@ def _file_name(found: re.Match[str]) -> str:
     return re.split(r"[/\\]", found.group().rstrip("/\\"))[-1]
 
 
-# ---- who and where ---------------------------------------------------------------------------------------------------
+# ---- user and host ---------------------------------------------------------------------------------------------------
 
 
 def _names(identity: bool) -> list[tuple[re.Pattern[str], str]]:

@@ -1,14 +1,15 @@
-"""Save the state of training and restore it: weights, buffers, gradients, modes, optimizer state, random streams.
+"""Saves and restores the state of training: weights, buffers, gradients, modes, optimizer state, random streams.
 
-Every `save_…` function copies one part of the state and returns the function that puts it back, bit for bit, into the
-same objects: compiled code, CUDA graphs and references of the user's stay valid. `untouched` combines them for a probe
-(a traced forward, a learning-rate range test). A probe runs the user's real objects, because copies lie: a deep copy of
-an optimizer that has a scheduler steps the *original*, and closures keep pointing at the original model.
+Every `save_…` function copies one part of the state and returns the function that restores it, bit for bit, into the
+same
+objects: compiled code, CUDA graphs and the user's references stay valid. `untouched` combines them for a probe (a
+traced forward, a learning-rate range test). A probe runs the user's real objects, because copies are not equivalent: a
+deep copy of an optimizer that has a scheduler steps the *original*, and closures still refer to the original model.
 
-`untouched` covers parameters (also those that only the optimizer knows), buffers, gradients, training flags, optimizer
-state and hyper-parameters, the Python, NumPy and torch random streams of every device, and any extra `torch.Generator`
-passed in. Left out: state a forward keeps outside parameters and buffers (a Python list on a module, a file), which
-nobody can see from here.
+`untouched` covers parameters (including those that only the optimizer has), buffers, gradients, training flags,
+optimizer state and hyper-parameters, the Python, NumPy and torch random streams of every device, and any extra
+`torch.Generator` passed in. Not covered: state that a forward keeps outside parameters and buffers (a Python list on a
+module, a file).
 """
 
 import copy
@@ -25,7 +26,7 @@ from surefoot.core.random_state import read_streams, set_streams
 Undo = Callable[[], None]
 
 LARGEST_STATISTIC = 1_000_000
-"""Entries beyond which a buffer is taken for a table or a mask, and not for a statistic that a forward changes."""
+"""A larger buffer is assumed to be a table or a mask, and not a statistic that a forward changes."""
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def untouched(
 
 
 def save_streams(generators: Iterable[torch.Generator] = ()) -> Undo:
-    """The random streams of the process and those of some generators."""
+    """Save the random streams of the process and those of some generators."""
     streams = read_streams()
     own = [(generator, generator.get_state()) for generator in generators]
 
@@ -71,7 +72,7 @@ def save_streams(generators: Iterable[torch.Generator] = ()) -> Undo:
 
 
 def save_modes(modules: Iterable[nn.Module]) -> Undo:
-    """Which modules are training and which evaluating."""
+    """Save which modules are in training mode."""
     modes = [(module, module.training) for module in modules]
 
     def put_back() -> None:
@@ -85,7 +86,7 @@ def save_modes(modules: Iterable[nn.Module]) -> Undo:
 
 
 def save_tensors(tensors: Sequence[Tensor]) -> Undo:
-    """The contents of some tensors."""
+    """Save the contents of some tensors."""
     undo = [_saved_tensor(tensor) for tensor in tensors]
 
     def put_back() -> None:
@@ -98,13 +99,13 @@ def save_tensors(tensors: Sequence[Tensor]) -> Undo:
 def _saved_tensor(tensor: Tensor) -> Callable[[], Tensor]:
     """Copy the contents of a tensor; they are restored into the same object.
 
-    A tensor that nobody wrote to is left alone: a write would break a graph of the user's that still waits for its
+    A tensor that was not written to is left unchanged: a write would break a graph of the user that still waits for its
     backward.
     """
     value, version = tensor.detach().clone(), None if tensor.is_inference() else tensor._version
 
     def restore() -> Tensor:
-        # The count of writes misses those through `.data` and those of batch norm's kernels.
+        # The version counter misses writes through `.data` and those of batch norm's kernels.
         if version is None or tensor._version != version or not _is_same(tensor, value):
             write(tensor, value)
         return tensor
@@ -113,13 +114,13 @@ def _saved_tensor(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    if one.layout not in (torch.strided, torch.sparse_coo):  # `torch.equal` knows no other
+    if one.layout not in (torch.strided, torch.sparse_coo):  # `torch.equal` supports no other layout
         one, other = one.values(), other.values()
     return torch.equal(one, other)
 
 
 def save_gradients(parameters: Sequence[Tensor]) -> Undo:
-    """The gradients, as objects and in value."""
+    """Save the gradients, as objects and in value."""
     gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters]
 
     @torch.no_grad()
@@ -140,7 +141,7 @@ def write(tensor: Tensor, value: Tensor) -> None:
 
 
 def without_repeats(tensor: Tensor) -> Tensor:
-    """The memory of an expanded tensor, each entry once, to be written to; any other tensor as it is."""
+    """The memory of an expanded tensor without repeats, to be written to; any other tensor unchanged."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
@@ -148,7 +149,7 @@ def without_repeats(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def write_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy values into tensors that are writable, in as few launches as there are kinds of them."""
+    """Copy values into writable tensors, with one launch per kind of tensor."""
     groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         ours, theirs = groups.setdefault((target.device, source.device, target.dtype), ([], []))
@@ -167,7 +168,7 @@ def is_writable(tensor: Tensor) -> bool:
 
 
 def save_slots(modules: Sequence[nn.Module]) -> Undo:
-    """Which tensors are the buffers: a forward may put a new tensor in a buffer's place, or add one."""
+    """Save which tensors are the buffers: a forward may replace a buffer, or add one."""
     slots = [(module, dict(module._buffers)) for module in modules]
 
     def put_back() -> None:
@@ -179,15 +180,15 @@ def save_slots(modules: Sequence[nn.Module]) -> Undo:
 
 
 def may_have_changed(module: nn.Module, was_written: bool) -> bool:
-    """Whether a buffer may have changed; `was_written` says what the count of writes shows.
+    """Whether a buffer may have changed; `was_written` is what the version counter shows.
 
-    Batch norm's kernels write running statistics without telling the version counter.
+    Batch norm's kernels write running statistics without updating the version counter.
     """
     return was_written or (module.training and is_batch_norm(module))
 
 
 def is_batch_norm(module: nn.Module | None) -> bool:
-    """Whether a module keeps running statistics as torch's batch norm does."""
+    """Whether a module keeps running statistics like torch's batch norm."""
     return isinstance(module, _NormBase)
 
 
@@ -195,17 +196,17 @@ def is_batch_norm(module: nn.Module | None) -> bool:
 
 
 def save_optimizer(optimizer: Any) -> Undo:
-    """The state of an optimizer and the settings of its groups."""
+    """Save the state of an optimizer and the settings of its groups."""
     groups = [
         {key: _saved_value(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    # Mostly a dictionary per parameter, but torch allows any key and any value.
+    # Usually a dictionary per parameter, but torch allows any key and any value.
     states = [(key, _saved_value(value)) for key, value in optimizer.state.items()]
 
     def put_back() -> None:
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
-            for key in group.keys() - saved.keys() - {"params"}:  # a counter that the step began
+            for key in group.keys() - saved.keys() - {"params"}:  # a counter that the step created
                 del group[key]
             group.update({key: restore() for key, restore in saved.items()})
         optimizer.state.clear()
@@ -216,7 +217,7 @@ def save_optimizer(optimizer: Any) -> Undo:
 
 
 def save_step_mark(optimizer: Any) -> Undo:
-    """The mark by which a scheduler knows that its optimizer has stepped, and without which it warns."""
+    """Save the mark by which a scheduler detects that its optimizer has stepped; without it, the scheduler warns."""
     stepped = getattr(optimizer, "_opt_called", None)
 
     def put_back() -> None:
@@ -242,7 +243,7 @@ def _saved_value(value: Any) -> Callable[[], Any]:
         return _saved_container(value)
     try:
         saved = copy.deepcopy(value)
-    except Exception:  # an object of the optimizer's own that cannot be copied stays as it is
+    except Exception:  # an object that cannot be copied is not restored
         return lambda: value
     return lambda: saved
 

@@ -1,12 +1,12 @@
-"""A curve small enough for a line of text or a small image: fixed-size history, and the characters that draw it.
+"""A curve for a line of text or a small image: a history of fixed size, and the characters that draw it.
 
-`SparkCurve` keeps a whole run in at most `SLOTS` averages. When they are full, neighbours are joined and each stands
-for twice as many steps, so the first step stays in the picture however long the run is. Places go by step and not by
-count: a log that was thinned with age has the same shape. NaN and Inf never enter an
-average: a slot remembers that it had one, and is drawn as a cross.
+`SparkCurve` keeps a whole run in at most `SLOTS` averages. When they are full, neighbours are joined and each
+represents twice as many steps, so the first step stays in the picture for any length of run. Positions depend on the
+step and not on the count: a thinned log has the same shape. NaN and Inf never enter an average: their slot is drawn as
+a cross.
 
-One value of 1e20 would press everything else flat. Values that are few and far from all others are therefore left out
-of the scale and drawn as an arrow. There is no axis: the numbers stand beside the curve.
+One value of 1e20 would flatten everything else. Values that are few and far from all others are therefore excluded from
+the scale and drawn as an arrow. There is no axis: the numbers are next to the curve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Slot:
     broken: bool = False
 
     def add(self, value: float) -> None:
-        """Take one value in."""
+        """Add one value."""
         if not math.isfinite(value):
             self.broken = True
             return
@@ -62,7 +62,7 @@ class SparkCurve:
         self._steps_per_slot = 1
 
     def add(self, step: int, value: float) -> None:
-        """Take the value of a step in. One that lies behind the last takes the place of what came after it."""
+        """Add the value of a step. If the step is not after the last one, it replaces the later steps."""
         if not self._slots or step < self._first:
             self._slots, self._first, self._steps_per_slot = [], step, 1
         while (step - self._first) // self._steps_per_slot >= SLOTS:
@@ -80,7 +80,7 @@ class SparkCurve:
         return self._first
 
     def slots(self, width: int) -> list[Slot]:
-        """The history in at most `width` slots of about as many steps each; where nothing is known, the one before."""
+        """The history in at most `width` slots of equal length; a slot without values repeats the one before."""
         count = len(self._slots)
         edges = [index * count // width for index in range(width + 1)] if count > width else list(range(count + 1))
         joined = [_all_joined(self._slots[low:high]) for low, high in pairwise(edges)]
@@ -106,7 +106,7 @@ def sparkline(slots: Sequence[Slot], ascii_only: bool = False) -> str:
 
 
 def _height(value: float, low: float, high: float, levels: int) -> int:
-    """Which of the levels a value is at: negative below the scale, and too high above it."""
+    """The level of a value: negative below the scale, and too high above it."""
     if value < low:
         return -1
     if value > high:
@@ -115,7 +115,7 @@ def _height(value: float, low: float, high: float, levels: int) -> int:
 
 
 def scale_of(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest value that a picture covers: all, but for those that are few and far away from the others."""
+    """The lowest and highest value of a picture: all values, except for those that are few and far from the others."""
     if not values:
         return 0.0, 0.0
     ordered = sorted(values)

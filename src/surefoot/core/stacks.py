@@ -1,10 +1,9 @@
-"""Where the threads of this process are, read from another thread: the line of the user's, and what it waits in.
+"""The positions of the threads of this process, read from another thread: the user's line, and the call it waits in.
 
-Only names and line numbers are taken from a frame, never its variables. A walk over a stack takes some ten
-microseconds, far less than the interval after which the interpreter lets another thread run, so that no frame outlives
-its function because of it.
+Only names and line numbers are read from a frame, never its variables. Walking a stack takes some ten microseconds, far
+less than the interval after which the interpreter switches threads, so that no frame lives longer than its function.
 
-Left out: what runs inside of a C function. A call into a library is seen as the Python line that made it.
+Not covered: the inside of a C function. A call into a library appears as the Python line that made it.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ _MOST_FRAMES = 500
 
 @dataclass(frozen=True)
 class Position:
-    """Where one thread is."""
+    """The position of one thread."""
 
     exact: tuple[tuple[int, int], ...]
-    """Each of its frames: the code it runs, and the instruction that it is at."""
+    """For each of its frames, the code and the current instruction."""
     functions: tuple[int, ...]
-    """The user's functions among them."""
+    """The functions of the user among them."""
     where: str = ""
-    """The innermost line of the user's, as `train.py:33`."""
+    """The innermost line of the user, such as `train.py:33`."""
     function: str = ""
     """The name of its function."""
     waits_in: str = ""
-    """The call below that line in which one rank waits for others, such as `torch.distributed.barrier`; else empty."""
+    """The call below that line in which one rank waits for others, such as `torch.distributed.barrier`, or empty."""
     in_debugger: bool = False
 
 
 def position_of(thread: int) -> Position | None:
-    """Where a thread is now; `None` if it has ended."""
+    """The current position of a thread; `None` if it has ended."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return None
@@ -72,7 +71,7 @@ def position_of(thread: int) -> Position | None:
 
 
 def _waits_in(below: list[tuple[str, str]]) -> str:
-    """The outermost call of torch's, innermost frame first, in which ranks wait for each other."""
+    """The outermost call of torch in which ranks wait for each other."""
     for filename, name in reversed(below):
         if _DISTRIBUTED in filename and name not in _IN_BETWEEN:
             return f"torch.distributed.{name}"
@@ -84,7 +83,7 @@ def _waits_in(below: list[tuple[str, str]]) -> str:
 
 
 def stacks_of_all() -> str:
-    """The stacks of all threads but this one, as tracebacks show them, the main thread first."""
+    """The stacks of all other threads, in the format of tracebacks, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     held = {ident: _lines(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}

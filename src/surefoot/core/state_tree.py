@@ -1,8 +1,8 @@
-"""Turn the state of any part into tensors and plain values, and back.
+"""Converts the state of any part into tensors and plain values, and back.
 
-States are made of named tuples, tuples, arrays and numbers. `pack` gives nested dictionaries and lists that hold
-tensors, numbers, strings and `None` only, so they can be saved without pickle. `unpack` follows a fresh state of the
-same part, which knows the types.
+States consist of named tuples, tuples, arrays and numbers. `pack` returns nested dictionaries and lists that contain
+only tensors, numbers, strings and `None`, so they can be saved without pickle. `unpack` uses a fresh state of the same
+part, which defines the types.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Packed: TypeAlias = "Tensor | float | str | list[Packed] | dict[str, Packed] | None"
-"""A state as it is stored: what `pack` returns."""
+"""The stored form of a state: the result of `pack`."""
 
 
 class PackedRecord(TypedDict):
-    """A `StepRecord` as it is stored."""
+    """The stored form of a `StepRecord`."""
 
     signals: dict[str, Packed]
-    """The fields of `Signals` by name; `layers` holds those of `LayerStats`."""
+    """The fields of `Signals` by name; `layers` contains those of `LayerStats`."""
     skipped: bool
     reasons: list[str]
     overflow: bool
@@ -39,16 +39,16 @@ class PackedRecord(TypedDict):
 
 
 _ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
-"""What differs from one process to the next in how an object prints that has no `repr` of its own."""
+"""The part of a default `repr` that differs between processes."""
 
 
 def settings_of(part: Any) -> str:
-    """What a part is set to, to tell whether a saved state still fits."""
+    """The settings of a part, which decide whether a saved state still fits."""
     return _ADDRESS.sub("", repr(part))
 
 
 def pack(state: Any, live: bool = False) -> Any:
-    """Nested dictionaries and lists of tensors and plain values; with `live` the tensors themselves and no copies."""
+    """Nested dictionaries and lists of tensors and plain values; with `live`, tensors are not copied."""
     if isinstance(state, Tensor):
         return state.detach() if live else state.detach().cpu().clone()
     if isinstance(state, (np.ndarray, np.generic)):
@@ -63,7 +63,7 @@ def pack(state: Any, live: bool = False) -> Any:
 
 
 def unpack(template: Any, packed: Any) -> Any:
-    """The state that `pack` was given; `template` is a fresh one of the same part."""
+    """The state that was passed to `pack`; `template` is a fresh one of the same part."""
     if isinstance(template, Tensor):
         return torch.as_tensor(packed, device=template.device)
     if isinstance(template, (np.ndarray, np.generic)):
@@ -97,7 +97,7 @@ def with_leaves(state: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def grown(state: Any, fresh: Any) -> Any:
-    """`state` in the shape of `fresh`, which has room for more entries behind the old ones, or for fewer."""
+    """`state` in the shape of `fresh`, which has room for more entries after the old ones, or for fewer."""
     if isinstance(fresh, Tensor):
         if fresh.shape == state.shape:
             return state
@@ -106,7 +106,7 @@ def grown(state: Any, fresh: Any) -> Any:
 
 
 def choose(keep_old: Any, old: Any, new: Any) -> Any:
-    """`old` where `keep_old` is true, else `new`: selected, never blended, without reading the flag off a device."""
+    """`old` if `keep_old` is true, else `new`: selected, never blended, without reading the flag from a device."""
     if not isinstance(keep_old, Tensor):
         return old if keep_old else new
     if isinstance(new, Tensor):
@@ -137,7 +137,7 @@ def pack_record(record: StepRecord) -> PackedRecord:
 
 
 def unpack_record(packed: PackedRecord) -> StepRecord:
-    """The record that `pack_record` was given."""
+    """The record that was passed to `pack_record`."""
     signals: Any = dict(packed["signals"])
     if signals["layers"] is not None:
         layers = dict(signals["layers"])

@@ -1,4 +1,4 @@
-"""Which source files are the user's own, how a line of theirs is named, and the text of the named lines."""
+"""Which source files belong to the user, how a line of theirs is named, and the text of the named lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _named: dict[str, tuple[str, int]] = {}
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file is the user's: not torch, not the standard library, not surefoot (but its zoo is)."""
+    """Whether a source file belongs to the user: not to torch, the standard library or surefoot (except its zoo)."""
     known = _own_files.get(filename)
     if known is None:
         known = _own_files[filename] = _judge(filename)
@@ -46,7 +46,7 @@ def _judge(filename: str) -> bool:
 
 
 def place(filename: str, line: int) -> str:
-    """A file and line as a person would write them."""
+    """A file and line in readable form."""
     known = _places.get(filename)
     if known is None:
         relative = os.path.relpath(filename)

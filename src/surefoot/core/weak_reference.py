@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def weak_reference(thing: Any) -> Callable[[], Any]:
-    """Return a function that gives `thing` while it is alive and `None` afterwards.
+    """Return a function that returns `thing` while it exists and `None` afterwards.
 
     An object whose class does not support weak references is kept alive.
     """
@@ -23,7 +23,7 @@ def weak_reference(thing: Any) -> Callable[[], Any]:
 
 
 class IdentityMap(Generic[Value]):
-    """A value per object. Objects are told apart by identity, need not be hashable, and are not kept alive."""
+    """A value per object. Objects are distinguished by identity, need not be hashable, and are not kept alive."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
@@ -34,15 +34,15 @@ class IdentityMap(Generic[Value]):
         return entry[1] if entry is not None and entry[0]() is thing else None
 
     def set(self, thing: Any, value: Value) -> None:
-        """Give an object its value, until it dies."""
+        """Set the value of an object, as long as it exists."""
         entries, number = self._entries, id(thing)
         entries[number] = (weakref.ref(thing, lambda _: entries.pop(number, None)), value)
 
     def remove(self, thing: Any) -> None:
-        """Take an object's value away, if it has one."""
+        """Remove an object's value, if it has one."""
         if self.get(thing) is not None:
             del self._entries[id(thing)]
 
     def values(self) -> list[Value]:
-        """The values of all objects that are alive."""
+        """The values of all objects that still exist."""
         return [value for _, value in list(self._entries.values())]

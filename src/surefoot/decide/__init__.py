@@ -1,1 +1,1 @@
-"""Verdict -> Decision: what to do about it, how often, and whether all ranks agree."""
+"""Verdict -> Decision: the response, its budget, and the agreement of all ranks."""

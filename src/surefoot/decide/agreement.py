@@ -1,7 +1,8 @@
-"""Ranks agree before anyone acts: what one rank refuses, no rank applies.
+"""Agreement between ranks: a step that one rank refuses is applied on no rank.
 
-One small all-reduce per step carries every flag and the loss. It runs on the device's stream: no host sync under NCCL.
-`Ranks` is for the rare moments when the host has to know: which checkpoint to load, whether any weights are broken.
+One small all-reduce per step contains every flag and the loss. It runs on the device's stream: no host sync under NCCL.
+`Ranks` is for the rare cases in which the host needs the result: which checkpoint to load, whether any weights are
+broken.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
-    """The processes that train these models together; `None` for a model that trains alone.
+    """The processes that train these models together; `None` if this process trains alone.
 
-    A model wrapped in DDP, or one whose parameters are DTensors, is trained together. A process group that merely
-    exists says nothing: ranks may train different models. Raises `UsageError` for models that different processes
-    train: what one of them refuses, the others of its group could not know.
+    A model wrapped in DDP, or one whose parameters are DTensors, is trained together. The existence of a process group
+    is not enough: ranks may train different models. Raises `UsageError` for models that are trained by different
+    processes: a refusal in one group would be unknown in the other.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
     members = {frozenset(dist.get_process_group_ranks(group)): group for model in models for group in _groups_of(model)}
-    # The replicas of a model that is itself spread over a mesh: the mesh has the ranks of DDP and more.
+    # The replicas of a model that is itself sharded over a mesh: the mesh has the ranks of DDP and more.
     largest = [each for each in members if not any(each < other for other in members)]
     if len(largest) > 1:
         raise UsageError(
@@ -43,8 +44,8 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
 
 
 def _groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
-    """The process groups that train a model: of each DDP in it, and those of its DTensors."""
-    replicas = [  # DDP may lie inside, as in torch.compile's wrapper
+    """The process groups that train a model: those of each DDP in it, and of its DTensors."""
+    replicas = [  # DDP may be inside, as in torch.compile's wrapper
         module for module in model.modules() if isinstance(module, torch.nn.parallel.DistributedDataParallel)
     ]
     meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if hasattr(p, "to_local"))  # type: ignore[attr-defined]
@@ -54,7 +55,7 @@ def _groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
 
 
 def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
-    """The processes of a mesh, with all dimensions that it was taken from."""
+    """The processes of a mesh, including all dimensions that it is a part of."""
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     if root.size() == dist.get_world_size():
         world = dist.group.WORLD
@@ -70,12 +71,12 @@ def _group_of_mesh(mesh: Any) -> dist.ProcessGroup:
 
 
 def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:
-    """Whether every rank holds the same parameters and optimizer state as the first one: plain DDP and nothing else."""
+    """Whether every rank holds the same parameters and optimizer state as the first one: plain DDP only."""
     trained: set[int] = set()
     for model in models:
         if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
             return False
-        if model.parameters_to_ignore or getattr(model, "_comm_hooks", None):  # local ones, averages now and then
+        if model.parameters_to_ignore or getattr(model, "_comm_hooks", None):  # local hooks, or occasional averaging
             return False
         trained |= {id(parameter) for parameter in model.parameters() if not hasattr(parameter, "to_local")}
     plain = type(optimizer).__module__.startswith("torch.optim")  # others may hold a share per rank, as ZeRO does
@@ -83,7 +84,7 @@ def copies_of_first(models: Sequence[nn.Module], optimizer: Any) -> bool:
 
 
 def agree(flags: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """True where any rank has True."""
+    """True if any rank has True."""
     if group is None:
         return flags
     shared = flags.to(torch.float32)
@@ -98,7 +99,7 @@ def agree_and_average(
     group: dist.ProcessGroup,
     more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """True where any rank has True, and the mean of a value over the ranks that have one; one collective for both.
+    """True if any rank has True, and the mean of a value over the ranks that have one; one collective for both.
 
     Neither waits for the device. The mean is NaN if no rank has the value. `more` is a vector of further numbers, as
     many on every rank, which are replaced by their sums over the ranks.
@@ -123,26 +124,26 @@ def _placed(number: Scalar, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together, asked from the host. Every rank must ask, and each waits for the others."""
+    """The processes that train together, for use on the host. Every rank must make each call, which waits for all."""
 
     group: dist.ProcessGroup | None
-    """`None` for a process that trains alone: it agrees with itself."""
+    """`None` for a process that trains alone."""
     device: torch.device
-    """Where the collectives of the group run."""
+    """The device of the group's collectives."""
 
     @property
     def place(self) -> int:
-        """This process among them."""
+        """The rank of this process."""
         return 0 if self.group is None else dist.get_rank(self.group)
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """The number of processes."""
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """Whether there is more than one."""
         return self.group is not None
 
     def any(self, flag: bool) -> bool:
@@ -175,7 +176,7 @@ def add_up(value: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def set_gradient_sync(models: Sequence[nn.Module], sync: bool) -> None:
-    """Say whether the next backward averages gradients over ranks, as `no_sync()` does around a microbatch."""
+    """Set whether the next backward averages gradients over ranks, as `no_sync()` does around a microbatch."""
     for model in models:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = sync
@@ -185,7 +186,7 @@ def set_gradient_sync(models: Sequence[nn.Module], sync: bool) -> None:
 
 @torch.no_grad()
 def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Average gradients that a window which ended early left unaveraged."""
+    """Average gradients that an incomplete window left unaveraged."""
     if group is None:
         return
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""What is done about anomalous steps: `Escalation` (skip, back off, halt) and `TrainingRecovery` (go back to a state).
+"""The response to anomalous steps: `Escalation` (skip, back off, halt) and `TrainingRecovery` (return to a state).
 
 Every action has a budget that refills while the run is healthy. Both are pure: `update(state, ...)` accounts for one
 step and returns the next state and a `Decision`.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EscalationState(NamedTuple):
-    """What has been used, and how long it has been calm."""
+    """The used budgets, and the number of healthy steps."""
 
     skips: float = 0.0
     cuts: int = 0
@@ -26,15 +26,15 @@ class EscalationState(NamedTuple):
 
 @dataclass(frozen=True)
 class Escalation:
-    """Budgets for what may be done about anomalous steps.
+    """Budgets for the response to anomalous steps.
 
     A step that is not applied costs one skip. When the skips are used up, the learning rate is cut and the skips are
     full again; when the cuts are used up, the run halts.
 
-    Every healthy step shows that the weights are sound, so `refill_steps` of them give one skip back: a data set with a
-    bad batch here and there is skipped through indefinitely, and only many refusals within a short time lead further.
-    After `calm_steps` healthy steps in a row the skips are full and one cut is taken back, so that a rough patch does
-    not slow the rest of the run.
+    Every healthy step shows that the weights are valid, so `refill_steps` of them restore one skip: occasional bad
+    batches are skipped indefinitely, and only many refusals within a short time escalate. After `calm_steps`
+    consecutive healthy steps the skips are full and one cut is lifted, so that an unstable phase does not slow the rest
+    of the run.
     """
 
     skips: int = 10
@@ -42,11 +42,11 @@ class Escalation:
     cuts: int = 3
     """Learning-rate cuts before the run halts."""
     lr_factor: float = 0.5
-    """What one cut multiplies the learning rate by. Cuts compound."""
+    """The factor of one cut. Cuts compound."""
     refill_steps: int = 20
-    """Healthy steps that give one skip back."""
+    """The number of healthy steps that restore one skip."""
     calm_steps: int = 200
-    """Healthy steps in a row after which skips are full and one cut is taken back."""
+    """The number of consecutive healthy steps after which skips are full and one cut is lifted."""
 
     def __post_init__(self) -> None:
         require(self.skips >= 0, f"`skips` must not be negative; got {self.skips}.")
@@ -62,7 +62,7 @@ class Escalation:
         return EscalationState()
 
     def update(self, state: EscalationState, anomalous: bool, reason: str = "") -> tuple[EscalationState, Decision]:
-        """Account for one step and say what is to be done about it."""
+        """Process one step and return the response to it."""
         if not anomalous:
             state = state._replace(skips=max(state.skips - 1 / self.refill_steps, 0.0), calm=state.calm + 1)
             if state.calm >= self.calm_steps:
@@ -81,101 +81,102 @@ class Escalation:
 
 
 SETTLED_STEPS = 5
-"""Healthy steps in a row that end an episode of unhealthy ones. A run that diverges has low losses at times, too."""
+"""The number of consecutive healthy steps that end an unhealthy episode. A diverging run has some low losses, too."""
 TRIAL_STEPS = 3
-"""Unhealthy steps in a row after a return that show it was no help."""
+"""The number of consecutive unhealthy steps after a return that show that it did not help."""
 LATE_STEPS = 7
-"""How much later mean losses show damage than single ones: most losses of a block of `LostProgress` must be high."""
+"""The delay of mean losses behind single ones: most losses of a block of `LostProgress` must be high."""
 TRIAL_SETTLED_STEPS = 12
-"""Healthy steps in a row that settle a return that mean losses led to: the means take some steps to rise again. One is
-enough where single losses did."""
+"""The number of consecutive healthy steps that confirm a return caused by mean losses, which take some steps to rise
+again. One is enough for single losses."""
 DOUBT_FACTOR = 4
-"""What a return that was declined or had to be taken back multiplies the patience by."""
+"""The factor for the patience after a return that was declined or had to be undone."""
 
 
 class RecoveryState(NamedTuple):
-    """Where the run stands. Counts are of steps."""
+    """The state of the recovery. Counts are of steps."""
 
     unhealthy: int = 0
-    """Unhealthy steps of the episode under way."""
+    """Unhealthy steps of the current episode."""
     refused: int = 0
-    """Refused steps in a row."""
+    """Consecutive refused steps."""
     onset: int = -1
-    """The first step of the episode under way; -1 for none."""
+    """The first step of the current episode; -1 for none."""
     tried: int = 0
     """Attempts without a healthy step since."""
     returned: int = 0
     """Those among them that returned to an earlier state."""
     by_refusal: bool = False
-    """Whether refused steps led to the last return, and not a loss that stayed high."""
+    """Whether refused steps caused the last return, and not a loss that stayed high."""
     attempts: int = 0
-    """Returns that a calm stretch has not given back yet."""
+    """Returns that healthy steps have not restored yet."""
     cuts: int = 0
-    """Cuts of the learning rate that are in force."""
+    """The active cuts of the learning rate."""
     calm: int = 0
-    """Healthy steps in a row."""
+    """Consecutive healthy steps."""
     trial: int = 0
-    """How many unhealthy steps more show that the last return was no help; 0 once that is settled."""
+    """The number of further unhealthy steps that show that the last return did not help; 0 once that is decided."""
     doubts: int = 0
-    """Returns that were declined or taken back, less those a calm stretch has forgiven."""
+    """Returns that were declined or undone, less those forgiven after healthy steps."""
     means: int = 0
-    """Unhealthy steps of the episode under way that mean losses show and their own do not."""
+    """Unhealthy steps of the current episode that only the mean losses show."""
     by_means: bool = False
-    """Whether most of the steps that led to the last return were of this kind."""
+    """Whether most of the steps that caused the last return were of this kind."""
 
 
 @dataclass(frozen=True)
 class TrainingRecovery:
     """Returns to earlier states, kept in memory and in checkpoints.
 
-    Leaving a step out cures a bad batch. It does not cure weights or moments that are already damaged: those need an
+    Skipping a step cures a bad batch. It does not cure weights or moments that are already damaged: those need an
     earlier state. `TrainingRecovery` counts unhealthy steps (refused ones, losses that are a `Setback`, mean losses
-    that have `LostProgress`) and calls for a return when there are too many, at once when the weights themselves are
-    not finite. The run then goes on from the earlier weights with the data that comes next, so the batches that did the
-    damage are not fed again, and with a smaller learning rate. The cut compounds over attempts and is lifted step by
-    step while the run stays healthy: the rate is the cause only now and then, and a run that learns at half its rate
-    for good is harmed too. Attempts come back more slowly than the rate does, so that instability that returns with the
-    rate leads to a deeper cut.
+    with `LostProgress`) and requests a return when there are too many, or immediately when the weights themselves are
+    not finite. The run then continues from the earlier weights with the next data, so the harmful batches are not used
+    again, and with a smaller learning rate. The cut compounds over attempts and is lifted step by step while the run
+    stays
+    healthy: the rate is only sometimes the cause, and a permanently halved rate harms a run too. Attempts are restored
+    more slowly than the rate, so that instability that returns with the rate leads to a deeper cut.
 
-    Was it the weights? Whatever damages them moves them further than training does in as many steps, and a new data
-    set, a harder task or a run of bad batches does not. So a return is declined if the weights had moved as usual when
-    the unhealthy steps began, unless they are not finite or steps go on being refused. The first steps after a return
-    show it, too: if the loss of the earlier weights is just as high, the weights were never to blame, and the return is
-    taken back at the cost of those few steps. Either way the next return needs more patience. If steps are refused as
-    before, the state was bad already, and an older one is tried.
+    Damaged weights have moved further than training moves them in as many steps; with a new data set, a harder task or
+    several bad batches they have not. So a return is declined if the weights had moved as usual when the unhealthy
+    steps began, unless they are not finite or steps are still refused. The first steps after a return show it, too: if
+    the loss of the earlier weights is just as high, the weights were not the cause, and the return is undone at the
+    cost of those few steps. In both cases the next return needs more patience. If steps are still refused, the state
+    was already bad, and an older one is tried.
     """
 
     every_steps: int = 20
-    """How often a healthy state is copied in memory."""
+    """The number of steps between two copies of a healthy state in memory."""
     keep: int = 2
-    """How many of these copies there are. Each takes the memory of the model and its optimizer state."""
+    """The number of these copies. Each takes the memory of the model and its optimizer state."""
     device_bytes: int | None = None
-    """Copies stay on the GPU while all of them fit in so many bytes, and go to pinned host memory otherwise. `None`: a
+    """Copies stay on the GPU if all of them fit in this many bytes, and otherwise go to pinned host memory. `None`: a
     tenth of the GPU's memory."""
     patience_steps: int = 10
-    """Unhealthy steps before a return, with fewer than five healthy ones in a row between them. A spike that heals
-    sooner is left alone."""
+    """The number of unhealthy steps before a return, with fewer than five consecutive healthy ones between them. A
+    spike that recovers sooner causes no return."""
     patience_refused: int = 5
-    """… or refused steps in a row."""
+    """… or of consecutive refused steps."""
     margin_steps: int = 5
-    """How much older than the first unhealthy step a state must be: damage takes some steps to show."""
+    """The minimum age of a state relative to the first unhealthy step: damage takes some steps to show."""
     attempts: int = 3
-    """Returns before the run halts if its weights are not finite, and otherwise goes on without returns until a calm
-    stretch has given one back: a loss that is high, and finite, is no proof that nothing can be learned any more."""
+    """The number of returns after which the run halts if its weights are not finite, and otherwise continues without
+    returns until healthy steps have restored one: a high, finite loss does not prove that nothing can be learned any
+    more."""
     lr_factor: float = 0.5
-    """What the learning rate is multiplied by after a return, once for each attempt that is not given back yet. The
-    schedule is left as it is."""
+    """The factor for the learning rate after a return, once for each attempt that is not restored yet. The schedule is
+    not changed."""
     cut_steps: int = 20
-    """Healthy steps in a row after which one of these cuts is lifted."""
+    """The number of consecutive healthy steps after which one of these cuts is lifted."""
     calm_steps: int = 200
-    """Healthy steps in a row that give one attempt back."""
+    """The number of consecutive healthy steps that restore one attempt."""
     first: Literal["roll_back", "reset_moments"] = "roll_back"
-    """What is tried first. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that
-    has polluted Adam's moments."""
+    """The first response. `"reset_moments"` keeps finite weights and clears the optimizer's state, for a spike that has
+    polluted Adam's moments."""
     repeat: bool = field(default=False, repr=False)
-    """Whether a return goes back to an earlier moment and repeats the steps since: the place in the data, the random
-    streams, the schedule and the step count return too. Needs batches that are drawn from `stabilizer.resume(loader)`,
-    and a loader that can be taken up in the middle; elsewhere a return is to earlier weights."""
+    """Whether a return goes to an earlier moment and repeats the steps since: the data position, the random streams,
+    the schedule and the step count return too. Needs batches that are drawn from `stabilizer.resume(loader)`, and a
+    loader that can start in the middle; otherwise only the weights return."""
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep", "patience_steps", "patience_refused", "cut_steps", "calm_steps"):
@@ -196,7 +197,7 @@ class TrainingRecovery:
         )
 
     def init(self) -> RecoveryState:
-        """Every attempt to come."""
+        """All attempts are available."""
         return RecoveryState()
 
     def update(
@@ -209,15 +210,15 @@ class TrainingRecovery:
         lost: bool = False,
         broken: bool = False,
     ) -> tuple[RecoveryState, Decision]:
-        """Account for one step.
+        """Process one step.
 
         Args:
-            state: what the step before returned.
+            state: the result of the previous step.
             step: its number.
-            refused: the step was not applied.
-            setback: its loss is a `Setback`.
-            lost: the mean of the last losses is too high, as `LostProgress` judges it.
-            broken: the weights themselves are not finite.
+            refused: whether the step was not applied.
+            setback: whether its loss is a `Setback`.
+            lost: whether the mean of the last losses is too high, according to `LostProgress`.
+            broken: whether the weights themselves are not finite.
         """
         if not (refused or setback or lost or broken):
             return self._healthy(state)
@@ -268,12 +269,12 @@ class TrainingRecovery:
 
     def _go_back(self, state: RecoveryState, broken: bool, reason: str) -> tuple[RecoveryState, Decision]:
         if state.attempts >= self.attempts:
-            # A halt needs proof. Refused steps do no harm: what is left to do about them is a matter of skips. A loss
-            # that is high and finite may be that of other data, and the run may learn them.
+            # A halt needs proof. Refused steps do no harm: skipping handles them. A high, finite loss may come from
+            # other data, which the run may learn.
             return state, self._decision("halt" if broken else "none", state, reason)
         resets = self.first == "reset_moments" and not state.tried and not broken
         before = state.onset - self.margin_steps
-        # Steps that go on being refused lead nowhere, wherever the weights are.
+        # Continued refusals need a return wherever the weights are.
         sure = broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
         attempts = state.attempts + 1
         state = state._replace(
@@ -292,18 +293,18 @@ class TrainingRecovery:
         return state, replace(decision, only_if_moved=not sure)
 
     def is_exhausted(self, state: RecoveryState) -> bool:
-        """Whether a return is called for and none is left."""
+        """Whether a return is needed and none is left."""
         return self._is_due(state) and state.attempts >= self.attempts
 
     def decline(self, state: RecoveryState) -> RecoveryState:
-        """The state before a return that was called for and not made: the weights had not moved."""
+        """The state before a requested return that was not made: the weights had not moved."""
         attempts = max(state.attempts - 1, 0)
         return RecoveryState(
             onset=state.onset, attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1
         )
 
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
-        """The loss of the earlier weights is as high: it is the data."""
+        """Undo a return: the loss of the earlier weights is as high, so the data is the cause."""
         state = self.decline(state)
         reason = "the loss of the earlier weights is equally high, so the data has changed and not the model"
         return state, self._decision("take_back", state, reason)
@@ -318,7 +319,7 @@ class TrainingRecovery:
         return f"the loss was above its earlier level in {state.unhealthy} steps, and did not recover between them"
 
     def cut(self, state: RecoveryState) -> float:
-        """What the learning rate is multiplied by."""
+        """The factor for the learning rate."""
         return float(self.lr_factor**state.cuts)
 
     def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:

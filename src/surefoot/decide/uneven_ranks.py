@@ -1,9 +1,9 @@
-"""Ranks that run different numbers of forwards, and synchronize at the end.
+"""Ranks that run different numbers of forward passes, and synchronize at the end.
 
 A rank that runs out of memory needs more, smaller pieces than the others. So nothing in between may be a collective:
-DDP's averaging is off for all pieces, its broadcast of buffers is done once beforehand, and the gradients are averaged
-once afterwards. The same exchange shows whether any rank failed, so that none waits for one that will not come, and
-which parameters have a gradient anywhere, since ranks may use different ones.
+DDP's averaging is off for all pieces, its broadcast of buffers is done once before, and the gradients are averaged once
+afterwards. The same exchange shows whether any rank failed, so that no rank waits for it, and which parameters have a
+gradient on any rank, because ranks may use different ones.
 
 Models whose forward is itself a collective (FSDP, SyncBatchNorm) cannot do this, and are refused.
 """
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def check_can_part(models: Sequence[nn.Module]) -> None:
+def check_separable(models: Sequence[nn.Module]) -> None:
     """Raise `UsageError` for models that need every rank to run the same number of forwards."""
     for model in models:
-        reason = _why_in_step(model)
+        reason = _why_inseparable(model)
         if reason:
             raise UsageError(
                 f"`run_microbatches` divides the batch of each rank separately, but {reason}. Use smaller batches with "
@@ -37,8 +37,8 @@ def check_can_part(models: Sequence[nn.Module]) -> None:
             )
 
 
-def _why_in_step(model: nn.Module) -> str:
-    """What would make ranks wait for each other, or average differently; empty if nothing does."""
+def _why_inseparable(model: nn.Module) -> str:
+    """What would make ranks wait for each other, or average differently; empty if there is nothing."""
     if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         return "the forward of a sharded model (FSDP2, DTensor) is a collective that all ranks must enter equally often"
     alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
@@ -62,7 +62,7 @@ def _why_in_step(model: nn.Module) -> str:
 
 
 @contextmanager
-def apart(models: Sequence[nn.Module], group: dist.ProcessGroup | None, average: bool) -> Iterator[None]:
+def without_collectives(models: Sequence[nn.Module], group: dist.ProcessGroup | None, average: bool) -> Iterator[None]:
     """Run the body without a collective; then agree that no rank failed, and average gradients if `average`."""
     together = [model for model in models if isinstance(model, DistributedDataParallel)]
     synced = [model.require_backward_grad_sync for model in together]
@@ -78,7 +78,7 @@ def apart(models: Sequence[nn.Module], group: dist.ProcessGroup | None, average:
     finally:
         for model, sync in zip(together, synced, strict=True):
             model.require_backward_grad_sync = sync
-            model.require_forward_param_sync = average  # as after a forward of DDP's own
+            model.require_forward_param_sync = average  # as after DDP's own forward
         if group is not None and failed:
             _report_failure(together)
     if group is not None:
@@ -86,14 +86,14 @@ def apart(models: Sequence[nn.Module], group: dist.ProcessGroup | None, average:
 
 
 def _broadcast_buffers(model: DistributedDataParallel) -> None:
-    """Do what the next forward would do, once, however often a rank has to run that forward."""
+    """Synchronize the buffers once, as the next forward would, for any number of forwards on a rank."""
     if model.will_sync_module_buffers():  # type: ignore[no-untyped-call]
         model._sync_buffers()  # type: ignore[no-untyped-call]
     model.require_forward_param_sync = False
 
 
 def _parameters(model: DistributedDataParallel) -> list[Tensor]:
-    """Those whose gradients DDP averages."""
+    """The parameters whose gradients DDP averages."""
     ignored = model.parameters_to_ignore
     return [p for name, p in model.module.named_parameters() if name not in ignored and p.requires_grad]
 
@@ -109,7 +109,7 @@ def _report_failure(models: Sequence[DistributedDataParallel]) -> None:
     try:
         _exchange(models[0], failed=True)
     except RuntimeError:
-        return  # the ranks cannot talk any more: the error that is on its way says why
+        return  # the ranks cannot communicate any more: the error that is being raised gives the reason
 
 
 def _agree_and_average(models: Sequence[DistributedDataParallel], average: bool) -> None:
@@ -130,5 +130,5 @@ def _gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()  # ranks have entries in different places
+        parameter.grad = parameter.grad.to_dense()  # ranks have entries at different positions
     return parameter.grad

@@ -1,14 +1,14 @@
-"""Set-ups in which not all ranks could refuse a step, or a refused step would leave traces: refused with a reason.
+"""Refuses set-ups in which not all ranks could refuse a step, or a refused step would have an effect.
 
-- `ZeroRedundancyOptimizer` is guarded like any optimizer. But each rank has a share of its state, which it hands out
-  only after a collective (`consolidate_state_dict`), so that it cannot be saved or kept with the others. With
+- `ZeroRedundancyOptimizer` is guarded like any optimizer. But each rank has a share of its state, which is available
+  only after a collective (`consolidate_state_dict`), so it cannot be saved or kept with the others. With
   `overlap_with_ddp` it steps during backward, before anything is known.
-- PowerSGD keeps what it has left out of each gradient and adds it to the next one. A NaN that is refused stays there,
-  and every later gradient is NaN.
-- `join` lets a rank that has run out of data answer the collectives of DDP for the others, and no others: the rest
-  would wait for it.
+- PowerSGD keeps what it has left out of each gradient and adds it to the next one. A refused NaN stays there, and every
+  later gradient is NaN.
+- `join` lets a rank that has run out of data answer the collectives of DDP for the others, but no other collectives:
+  the rest would wait for it.
 
-All is read off attributes; nothing here starts a collective.
+Everything is read from attributes; nothing here starts a collective.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_optimizer(optimizer: Any, keeps_states: bool) -> None:
 
 
 def check_hooks(models: Sequence[nn.Module]) -> None:
-    """Raise `UsageError` for a communication hook that a refused gradient would stay in."""
+    """Raise `UsageError` for a communication hook that would keep a refused gradient."""
     for replica in replicas_in(models):
         for _, state in getattr(replica, "_comm_hooks", None) or ():
             feedback = [name for name in ("use_error_feedback", "warm_start") if getattr(state, name, False)]
@@ -64,13 +64,13 @@ def check_hooks(models: Sequence[nn.Module]) -> None:
 
 
 class SetupOfRanks:
-    """What is looked at before each backward of a model that several ranks train."""
+    """The checks before each backward of a model that several ranks train."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models, self._replicas = models, replicas_in(models)
 
     def check(self, step: int) -> None:
-        """Raise `UsageError` where ranks cannot refuse a step together. Hooks may be given after construction."""
+        """Raise `UsageError` if ranks cannot refuse a step together. Hooks may be added after construction."""
         if step == 0:
             check_hooks(self._models)
         for replica in self._replicas:

@@ -1,8 +1,8 @@
 """`StabilityChecker`: one overall verdict from all monitors.
 
-Its first three detectors judge a single step with tensor operations; `TrainingStabilizer` lets them decide, on the
-device, whether the step is applied. So do the limits, if any is set. The other detectors look back over a stretch and
-only raise alarms, but for `setback` and `lost_progress`, which are for `TrainingRecovery` and say nothing without one.
+Its first three detectors judge a single step with tensor operations; `TrainingStabilizer` uses them to decide, on the
+device, whether the step is applied. So do the limits, if any is set. The other detectors look back over many steps and
+only raise alarms, except for `setback` and `lost_progress`, which are used by `TrainingRecovery` only.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ _LIMITS: dict[str, Literal["grad_norm", "grad_ratio", "loss"]] = {
 
 @dataclass(frozen=True)
 class StabilityChecker:
-    """Every monitor's verdict, and one over all: anomalous when any monitor raises more than a remark.
+    """Every monitor's verdict, and a combined one: anomalous if any monitor raises more than an info.
 
-    Each field is a detector with its own documented thresholds; give another one, or `None` to leave it out. The last
-    three are limits in absolute numbers, beside the detectors, which compare a run with itself. None is set by default.
+    Each field is a detector with its own documented thresholds; pass another one, or `None` to disable it. The last
+    three are limits in absolute numbers, in addition to the detectors, which compare a run with itself. None is set by
+    default.
     """
 
     nonfinite: Detector | None = field(default_factory=NonFinite)
     """Refuses a step whose loss or gradient is NaN or Inf."""
     explosion: Detector | None = field(default_factory=Explosion)
-    """Refuses a step whose gradient is far beyond all before it."""
+    """Refuses a step whose gradient is far beyond all earlier ones."""
     spike: Detector | None = field(default_factory=Spike)
     """Refuses a step at which loss and gradient norm are outliers together."""
     loss: Detector | None = field(default_factory=LossStabilityMonitor)
-    """Reports a loss that has risen well beyond its own noise."""
+    """Reports a loss that has risen well above its own noise."""
     vanishing: Detector | None = field(default_factory=Vanishing)
-    """Reports first layers that get next to no gradient."""
+    """Reports first layers that get almost no gradient."""
     oscillation: Detector | None = field(default_factory=Oscillation)
     """Reports a loss that alternates from step to step."""
     plateau: Detector | None = field(default_factory=Plateau)
-    """Remarks that the loss no longer falls."""
+    """Notes that the loss no longer falls."""
     no_learning: Detector | None = field(default_factory=NoLearning)
-    """Remarks that the loss has never fallen."""
+    """Notes that the loss has never fallen."""
     clipping: Detector | None = field(default_factory=ClippingSaturated)
-    """Remarks that most steps are clipped."""
+    """Notes that most steps are clipped."""
     setback: Detector | None = field(default_factory=Setback)
-    """What `TrainingRecovery` counts beside refused steps; `None` for losses that do not measure progress."""
+    """Counted by `TrainingRecovery` in addition to refused steps; `None` for losses that do not measure progress."""
     lost_progress: Detector | None = field(default_factory=LostProgress)
-    """… and so is this, which compares mean losses and sees through the noise of small batches."""
+    """… and so is this rule, which compares mean losses and is not affected by the noise of small batches."""
     max_grad_norm: float | None = None
-    """A step with a larger gradient norm is refused, whatever the run has been like. `None`: no such limit."""
+    """A step with a larger gradient norm is refused, independent of the run. `None`: no such limit."""
     max_grad_ratio: float | None = None
-    """… and one whose gradient norm is more than so many times the norm of the parameters."""
+    """… and one whose gradient norm exceeds this multiple of the norm of the parameters."""
     max_loss: float | None = None
     """… and one with a larger loss."""
 
@@ -97,12 +98,12 @@ class StabilityChecker:
 
     @property
     def step_rules(self) -> tuple[Detector, ...]:
-        """The detectors that are on and judge a single step, on the device."""
+        """The enabled detectors that judge a single step, on the device."""
         return (*self._those(lambda name: name in _STEP_RULES), *self._limits())
 
     @property
     def look_back(self) -> tuple[Detector, ...]:
-        """The detectors that are on and look back over a stretch, on the host."""
+        """The enabled detectors that look back over many steps, on the host."""
         return self._those(lambda name: name not in (*_STEP_RULES, *_FOR_RECOVERY))
 
     def _those(self, wanted: Any) -> tuple[Detector, ...]:

@@ -1,8 +1,7 @@
-"""Small functions that make detectors out of detectors, and the wrapper around detectors of the user's own.
+"""Small functions that combine detectors, and the wrapper around the user's own detectors.
 
-Anything with `init` and `update` is a detector, so a user's detector may raise or return anything, at the first step or
-at the ten-thousandth. `tolerated` wraps it: one that fails is named in one warning and ignored from then on, and
-training continues.
+Anything with `init` and `update` is a detector, so a user's detector may raise or return anything, at any step.
+`tolerated` wraps it: if it fails, one warning names it, it is ignored from then on, and training continues.
 
 >>> import surefoot as sf
 >>> rule = sf.any_of(sf.NonFinite(), sf.sustained(sf.Spike(("loss",)), steps=3))
@@ -28,7 +27,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 
 
 def require_detector(where: str, part: object) -> None:
-    """Raise `SettingError` unless `part` can judge: an object, not a class, with `init` and `update`."""
+    """Raise `SettingError` unless `part` is a detector: an object, not a class, with `init` and `update`."""
     require(
         isinstance(part, Detector) and not isinstance(part, type),
         f"`{where}` takes a detector such as `NonFinite()`, an object with `init` and `update`; got {part!r}.",
@@ -37,7 +36,7 @@ def require_detector(where: str, part: object) -> None:
 
 @dataclass(frozen=True)
 class Combined:
-    """Several detectors judged together; made by `any_of` and `all_of`."""
+    """Several detectors combined; made by `any_of` and `all_of`."""
 
     parts: tuple[Detector, ...]
     rule: Literal["any", "all"]
@@ -52,7 +51,7 @@ class Combined:
         return tuple(part.init() for part in self.parts)
 
     def update(self, state: tuple[Any, ...], signals: Signals) -> tuple[tuple[Any, ...], Verdict]:
-        """Let every part judge the step: each keeps its own baseline, whatever the others find."""
+        """Let every part judge the step: each keeps its own baseline, independent of the others."""
         results = [part.update(own, signals) for part, own in zip(self.parts, state, strict=True)]
         verdicts = tuple(verdict for _, verdict in results)
         anomalous = reduce(or_ if self.rule == "any" else and_, (verdict.anomalous for verdict in verdicts))
@@ -67,7 +66,7 @@ class Combined:
 
 
 def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
-    """The worst severity among the verdicts that are anomalous; among all, where that is not known on the host."""
+    """The worst severity among the anomalous verdicts; among all verdicts if that is not known on the host."""
     raised = [verdict for verdict in verdicts if verdict.anomalous] if known else []
     return SEVERITIES[max(SEVERITIES.index(verdict.severity) for verdict in raised or verdicts)]
 
@@ -84,7 +83,7 @@ def all_of(*detectors: Detector) -> Combined:
 
 @dataclass(frozen=True)
 class Sustained:
-    """A detector that must be anomalous several steps in a row; made by `sustained`."""
+    """A detector that must be anomalous for several consecutive steps; made by `sustained`."""
 
     detector: Detector
     steps: int
@@ -94,7 +93,7 @@ class Sustained:
         require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
 
     def init(self) -> tuple[Any, Any]:
-        """The detector's state, and how many steps in a row it has been anomalous."""
+        """The detector's state, and the number of consecutive anomalous steps."""
         return self.detector.init(), np.zeros(())
 
     def update(self, state: tuple[Any, Any], signals: Signals) -> tuple[tuple[Any, Any], Verdict]:
@@ -108,13 +107,13 @@ class Sustained:
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:
-    """Anomalous when the detector has been for `steps` steps in a row."""
+    """Anomalous when the detector has been for `steps` consecutive steps."""
     return Sustained(detector, steps)
 
 
 @dataclass(frozen=True)
 class AfterWarmup:
-    """A detector that learns but stays silent at first; made by `after_warmup`."""
+    """A detector that learns but raises no alarm at first; made by `after_warmup`."""
 
     detector: Detector
     steps: int
@@ -141,7 +140,7 @@ def after_warmup(detector: Detector, steps: int) -> AfterWarmup:
 
 
 def tolerated(detector: Any) -> Any:
-    """The same detector, with what is the user's own in it left out when it fails; ours are not expected to."""
+    """The same detector, with the user's own parts disabled if they fail; surefoot's are not expected to."""
     if isinstance(detector, Combined):
         return replace(detector, parts=tuple(map(tolerated, detector.parts)))
     if isinstance(detector, (Sustained, AfterWarmup)):
@@ -150,7 +149,7 @@ def tolerated(detector: Any) -> Any:
 
 
 class UserDetector:
-    """A detector of the user's. It prints as the one it is made of."""
+    """A detector of the user. It prints like the one that it wraps."""
 
     def __init__(self, detector: Detector) -> None:
         self._detector, self._failed = detector, False
@@ -160,7 +159,7 @@ class UserDetector:
         return self._detector.init()
 
     def update(self, state: Any, signals: Signals) -> tuple[Any, Verdict]:
-        """The verdict of the detector; once it has failed, every step counts as healthy."""
+        """The verdict of the detector; after a failure, every step counts as healthy."""
         if not self._failed:
             try:
                 new, verdict = self._detector.update(state, signals)
@@ -182,7 +181,7 @@ class UserDetector:
 
 
 def _checked(verdict: Any, signals: Signals) -> Verdict:
-    """The verdict, in the form that all others have."""
+    """The verdict in the common form."""
     if not isinstance(verdict, Verdict):
         raise TypeError(f"`update` must return (state, Verdict); got {verdict!r} in place of the verdict")
     if verdict.severity not in SEVERITIES:

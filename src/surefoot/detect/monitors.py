@@ -1,4 +1,4 @@
-"""The monitors that look back over many steps: of the loss curve, of the gradients of early layers, of clipping.
+"""The monitors that look back over many steps: the loss curve, the gradients of early layers, clipping.
 
 They use plain floats, run on the host a few steps after the step itself, and only raise alarms. The first functions are
 the robust statistics of a short window that they share.
@@ -19,7 +19,7 @@ Window = tuple[float, ...]
 
 
 def pushed(window: Window, value: float | None, length: int) -> Window:
-    """The window with one more value, at most `length` of them. What is not finite does not enter."""
+    """The window with one more value, at most `length` of them. Non-finite values are left out."""
     if value is None or not math.isfinite(value):
         return window
     return (*window[-(length - 1) :], value)
@@ -61,7 +61,7 @@ def spread(window: Window) -> float:
 
 
 def host_float(value: object) -> float | None:
-    """A signal as a float. The detectors that look back run on the host, where this reads nothing off a device."""
+    """A signal as a float. These detectors run on the host, so this does not read from a device."""
     return None if value is None else float(value)  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ Status = Literal["insufficient_data", "stable", "unstable"]
 
 
 class LossStabilityState(NamedTuple):
-    """The last losses, the level and the scale the run started at, the lowest level since, and the last verdict."""
+    """The last losses, the initial level and scale of the run, the lowest level since, and the last verdict."""
 
     window: Window = ()
     seen: int = 0
@@ -77,41 +77,41 @@ class LossStabilityState(NamedTuple):
     best_level: float | None = None
     scale: float = 0.0
     runaway_level: float | None = None
-    """The level that was last called a runaway."""
+    """The level that was last reported as a runaway."""
     status: Status = "insufficient_data"
     severity: Severity = "info"
 
 
 @dataclass(frozen=True)
 class LossStabilityMonitor:
-    """The loss of the last quarter of the window lies well above that of the quarters before.
+    """The loss of the last quarter of the window is well above that of the quarters before.
 
     Everything is measured against the noise of the window itself (the median of successive differences), never against
     the mean, so losses that are negative or cross zero are judged like any other. Only a rise counts: a loss that falls
-    fast is learning. The verdict is `insufficient_data`, `stable` or `unstable`; it comes with the window's mean,
-    standard deviation and slope, and with the step it was made at.
+    fast is learning. The verdict is `insufficient_data`, `stable` or `unstable`; it includes the window's mean,
+    standard deviation and slope, and its step.
 
-    How bad a rise is depends on the scale of the run: the largest loss of its first window, or all it has gained since.
-    The first window counts from the first loss that is not 0, since zeros (no reward found yet) have no scale. A fast
-    rise out of the window's own noise is a warning from `diverged_factor` scales on. A slow one drowns in that noise,
-    which grows with it; so a level `runaway_factor` scales above the first one is a warning too, however it got there,
-    and again each time it has doubled. In between it is a remark: a value loss rises as returns do.
+    The severity of a rise depends on the scale of the run: the largest loss of its first window, or all it has gained
+    since. The first window counts from the first loss that is not 0, because zeros (no reward found yet) have no scale.
+    A fast rise above the window's own noise is a warning from `diverged_factor` scales on. A slow one is hidden by that
+    noise, which grows with it; so a level `runaway_factor` scales above the first one is a warning too, however it was
+    reached, and again each time it has doubled. In between it is an info: a value loss rises as returns do.
     """
 
     window_steps: int = 100
-    """How many losses are looked at."""
+    """The number of losses in the window."""
     threshold: float = 6.0
-    """How many noise widths the recent level must lie above the earlier one."""
+    """The number of noise widths by which the recent level must exceed the earlier one."""
     lost_share: float = 0.5
-    """… and how much of what the run had gained (first level minus best level) it must have lost."""
+    """… and the share of the gain of the run (first level minus best level) that must be lost."""
     diverged_factor: float = 10.0
-    """From a rise within the window of so many scales on, the verdict is a warning and not a remark."""
+    """From a rise within the window of this many scales on, the verdict is a warning and not an info."""
     runaway_factor: float = 100.0
-    """… and from a level so many scales above the first one on, however slowly it got there."""
+    """… and from a level this many scales above the first one on, however slowly it was reached."""
     every_steps: int = 8
-    """How often the window is judged; in between the last verdict stands."""
+    """The number of steps between two judgements; in between the last verdict is returned."""
     signal: str = "loss"
-    """Which number of the step is judged."""
+    """The signal that is judged."""
 
     def __post_init__(self) -> None:
         require(
@@ -130,7 +130,7 @@ class LossStabilityMonitor:
         return LossStabilityState()
 
     def update(self, state: LossStabilityState, signals: Signals) -> tuple[LossStabilityState, Verdict]:
-        """Take one loss in and judge the window."""
+        """Add one loss and judge the window."""
         loss = host_float(signals.get(self.signal))
         window = pushed(state.window, None if loss == 0.0 and not state.window else loss, self.window_steps)
         state = state._replace(window=window, seen=state.seen + 1)
@@ -179,7 +179,7 @@ class LossStabilityMonitor:
 
 
 class OscillationState(NamedTuple):
-    """The last losses, the level the run started at, how many judgements in a row were anomalous, and how much so."""
+    """The last losses, the initial level, the number of consecutive anomalous judgements, and their size."""
 
     window: Window = ()
     seen: int = 0
@@ -190,27 +190,27 @@ class OscillationState(NamedTuple):
 
 @dataclass(frozen=True)
 class Oscillation:
-    """Successive losses alternate, widely, and the loss does not fall.
+    """Successive losses alternate widely, and the loss does not fall.
 
-    Period two shows as a strongly negative correlation of each loss with the next. That alone is no alarm: two batches
-    that take turns do the same, and so does full-batch descent at the edge of stability. It is worth a remark when the
-    run gains nothing and the jumps are as large as a good part of everything it has gained since the start. It is a
-    warning only when the loss alternates around a level well above the one it started at: two tasks that take turns
-    also jump without falling, for as long as they please, but they do not lose ground. Weights that bounce do.
+    Period two shows as a strongly negative correlation of each loss with the next. That alone is no alarm: two
+    alternating batches do the same, and so does full-batch descent at the edge of stability. It is an info if the run
+    gains nothing and the jumps are as large as a good part of everything it has gained since the start. It is a warning
+    only if the loss alternates around a level well above its first one: two alternating tasks also jump without
+    falling, indefinitely, but they do not lose progress. Weights that oscillate do.
     """
 
     window_steps: int = 64
-    """How many losses are looked at."""
+    """The number of losses in the window."""
     correlation: float = -0.7
-    """Correlation of successive losses below which they alternate. White noise gives about 0 +- 0.13."""
+    """The correlation of successive losses below which they alternate. White noise gives about 0 ± 0.13."""
     share: float = 0.5
-    """How large the jumps must be, as a share of what the run has gained since the start."""
+    """The minimum size of the jumps, as a share of the gain of the run since the start."""
     lost_ground: float = 0.5
-    """How far above its first level the loss must lie for a warning, in jumps. Below that it is a remark."""
+    """The distance from the first level, in jumps, from which it is a warning. Below that it is an info."""
     every_steps: int = 8
-    """How often the window is judged."""
+    """The number of steps between two judgements."""
     times: int = 3
-    """How many judgements in a row it must hold."""
+    """The number of consecutive judgements for which it must hold."""
 
     def __post_init__(self) -> None:
         require(
@@ -254,7 +254,7 @@ class Oscillation:
 
 
 class PlateauState(NamedTuple):
-    """The last losses, how many have been seen, and the last verdict."""
+    """The last losses, their number, and the last verdict."""
 
     window: Window = ()
     seen: int = 0
@@ -266,9 +266,9 @@ class Plateau:
     """The loss of the second half of the window is not below that of the first half."""
 
     window_steps: int = 500
-    """How many losses are looked at."""
+    """The number of losses in the window."""
     min_gain: float = 0.05
-    """How many noise widths the loss must fall over half a window not to be on a plateau."""
+    """The number of noise widths by which the loss must fall over half a window not to be on a plateau."""
 
     def __post_init__(self) -> None:
         require(self.window_steps >= 8, f"`window_steps` must be at least 8; got {self.window_steps}.")
@@ -279,7 +279,7 @@ class Plateau:
         return PlateauState()
 
     def update(self, state: PlateauState, signals: Signals) -> tuple[PlateauState, Verdict]:
-        """Take one loss in; judge once per half window, since a verdict sorts it. In between the last one stands."""
+        """Add one loss; judge once per half window, which sorts it. In between the last verdict is returned."""
         window = pushed(state.window, host_float(signals.loss), self.window_steps)
         half = self.window_steps // 2
         state = state._replace(window=window, seen=state.seen + 1)
@@ -309,12 +309,12 @@ class NoLearningState(NamedTuple):
 
 @dataclass(frozen=True)
 class NoLearning:
-    """After `after_steps` steps the loss has never left the level it started at."""
+    """After `after_steps` steps the loss has never left its initial level."""
 
     after_steps: int = 1_000
-    """How many steps a run has to leave its first level."""
+    """The number of steps that a run has to leave its first level."""
     window_steps: int = 100
-    """How many losses make up the first level, and the present one."""
+    """The number of losses for the first level, and for the present one."""
 
     def __post_init__(self) -> None:
         require(self.window_steps >= 8, f"`window_steps` must be at least 8; got {self.window_steps}.")
@@ -328,7 +328,7 @@ class NoLearning:
         return NoLearningState()
 
     def update(self, state: NoLearningState, signals: Signals) -> tuple[NoLearningState, Verdict]:
-        """Take one loss in; judge once per window. In between the last verdict stands."""
+        """Add one loss; judge once per window. In between the last verdict is returned."""
         loss = host_float(signals.loss)
         if state.learned or loss is None:
             return state, Verdict("no_learning", state.flat, "info")
@@ -355,25 +355,25 @@ class NoLearning:
 
 @dataclass(frozen=True)
 class Vanishing:
-    """The first layers' gradients are below `ratio` of the last layers', `steps` steps in a row.
+    """The first layers' gradients are below `ratio` of the last layers', for `steps` consecutive steps.
 
-    The ratio between layers of the same step is what counts, not the size: at the end of a good run every gradient is
-    small. Only weights of rank two and more are compared, and the ratio must stay tiny, so that zero-initialised
-    branches, whose gradients are 0 for a step or two, are no alarm. A layer whose gradient is exactly 0 is another
-    matter (a dead or detached one) and is left out here.
+    The ratio between layers of the same step is used, not the size: at the end of a good run every gradient is small.
+    Only weights of rank two and more are compared, and the ratio must stay tiny, so that zero-initialised branches,
+    whose gradients are 0 for a step or two, raise no alarm. A layer whose gradient is exactly 0 is another problem (a
+    dead or detached layer) and is ignored here.
     """
 
     ratio: float = 1e-6
-    """First to last gradient norm below which the gradient has vanished."""
+    """The ratio of first to last gradient norm below which the gradient has vanished."""
     steps: int = 50
-    """How many steps in a row it takes."""
+    """The number of consecutive steps."""
 
     def __post_init__(self) -> None:
         require(0 < self.ratio < 1, f"`ratio` must lie between 0 and 1; got {self.ratio}.")
         require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
 
     def init(self) -> int:
-        """How many steps in a row the ratio has been tiny."""
+        """The number of consecutive steps with a tiny ratio."""
         return 0
 
     def update(self, state: int, signals: Signals) -> tuple[int, Verdict]:
@@ -400,7 +400,7 @@ class Vanishing:
 
 
 class ClippingState(NamedTuple):
-    """The last clip factors, and how many of them are below 1."""
+    """The last clip factors, and the number of those below 1."""
 
     window: Window = ()
     clipped: int = 0
@@ -410,11 +410,11 @@ class ClippingState(NamedTuple):
 class ClippingSaturated:
     """More than `share` of the window's steps were clipped.
 
-    This is a remark (`info`) and not a warning, since a low clipping threshold can be intended.
+    This is an `info` and not a warning, because a low clipping threshold can be intended.
     """
 
     window_steps: int = 200
-    """How many steps are looked at."""
+    """The number of steps in the window."""
     share: float = 0.5
     """The share of clipped steps above which it is reported."""
 

@@ -1,11 +1,11 @@
-"""`judge_losses`: what is wrong with a list of losses that was recorded, such as a column of a log.
+"""`judge_losses`: finds problems in a list of recorded losses, such as a column of a log.
 
-From the fiftieth loss on, `Spike` judges, as it does during training. It says nothing before, since there is no tail to
-compare with. A recorded list is often shorter, and somebody is looking at it. So until then a loss is a spike if it is
-out of all proportion to every loss before it: `SHORT_FACTOR` times further above the highest of them than they differ
-among themselves, and more than their median above it. Three losses have to come before it.
+From the fiftieth loss on, `Spike` judges, as during training. Before that it has no tail to compare with. A recorded
+list is often shorter, so until then a loss is a spike if it is far out of proportion to every earlier loss:
+`SHORT_FACTOR` times further above the highest of them than they differ among themselves, and by more than their median.
+At least three losses must precede it.
 
-What is judged a spike is no part of what later ones are compared with; a level that stays for three losses is.
+Later losses are not compared with a spike; a level that lasts for three losses is the new baseline.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHORT_FACTOR = 8.0
-"""In a short list, how many times the range of the losses before it a spike lies above the highest of them."""
+"""In a short list, the distance of a spike from the highest earlier loss, in multiples of their range."""
 FEWEST_BEFORE = 3
 PATIENCE = 3
-"""After so many in a row, a level is the run's own."""
+"""After this many consecutive losses, a level is the run's own."""
 _RULE = Spike(("loss",))
 
 
 def judge_losses(losses: Iterable[float | Tensor]) -> list[Incident]:
-    """Name what is wrong with recorded losses, oldest first; an empty list if nothing is.
+    """Find the problems in recorded losses, oldest first; an empty list if there are none.
 
-    Kinds are `nonfinite`, `spike`, and `loss` where a long curve rises well beyond its own noise. Steps are positions
-    in the list. What lasts for several steps is one incident, with the last of them in its evidence.
+    Kinds are `nonfinite`, `spike`, and `loss` if a long curve rises well above its own noise. Steps are positions in
+    the list. A problem that lasts for several steps is one incident, with the last of them in its evidence.
 
     >>> for found in judge_losses([2.3, 2.1, 1.60, 9.80, float("nan"), float("nan"), 1.5]):
     ...     print(found.step, found.kind, "-", found.summary)
@@ -57,7 +57,7 @@ def judge_losses(losses: Iterable[float | Tensor]) -> list[Incident]:
 
 
 class _RecordedLosses:
-    """Takes one loss in after the other."""
+    """Processes one loss after the other."""
 
     def __init__(self) -> None:
         self._accepted: deque[float] = deque(maxlen=_RULE.window_steps)
@@ -66,7 +66,7 @@ class _RecordedLosses:
         self.rises: list[Incident] = []
 
     def kind_of(self, step: int, value: float) -> tuple[str | None, float, int]:
-        """What is wrong with a loss; with the median of the losses that it was compared with, and their number."""
+        """The problem of a loss, with the median of the losses that it was compared with, and their number."""
         if not math.isfinite(value):
             return "nonfinite", math.nan, 0
         self._watch_curve(step, value)

@@ -1,8 +1,8 @@
 """The rules that judge one step: `NonFinite`, `Explosion`, `Spike`, `Setback`, `LostProgress` and `Limit`.
 
-They use tensor operations alone, so they can judge a step on the device before it is applied, without a host sync. Each
-keeps a baseline of fixed size that a rejected value never enters: a record that fades slowly (`fade`), or a window of
-the last accepted values. Rejected values add up, and a level that stays is accepted as the new one (`forgive`).
+They use only tensor operations, so they can judge a step on the device before it is applied, without a host sync. Each
+keeps a baseline of fixed size that a rejected value never enters: a maximum that decays slowly (`fade`), or a window of
+the last accepted values. Rejected values are counted, and a level that lasts is accepted as the new one (`forgive`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Array: TypeAlias = Any
 
 
 class Library:
-    """The functions step rules use, from numpy or from torch on one device.
+    """The functions that step rules use, from numpy or from torch on one device.
 
-    A rule is written once against what the two share (`where`, `maximum`, `isfinite`, …); the methods cover what they
-    spell differently. Floats go through numpy: a handful of numbers is an order of magnitude cheaper there.
+    A rule is written once against what the two share (`where`, `maximum`, `isfinite`, …); the methods cover
+    differences. Floats use numpy: a handful of numbers is an order of magnitude cheaper there.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -41,7 +41,7 @@ class Library:
         return getattr(self.functions, name)
 
     def scalar(self, value: Scalar | None) -> Array:
-        """A signal as a 0-d array without reading it; NaN for what was not measured."""
+        """A signal as a 0-d array without reading it; NaN if it was not measured."""
         value = torch.nan if value is None else value
         if self.device is None:
             return np.float64(value)
@@ -50,7 +50,7 @@ class Library:
         return torch.full((), value, dtype=torch.float32, device=self.device)  # a fill: `torch.tensor` would sync
 
     def own(self, array: Array) -> Array:
-        """A part of the state, in this library and on this device. Moves nothing that is there already."""
+        """A part of the state, in this library and on this device, without copying if possible."""
         if self.device is None:
             return array.cpu().numpy() if isinstance(array, torch.Tensor) else array
         return torch.as_tensor(array, dtype=torch.float32, device=self.device)
@@ -64,7 +64,7 @@ class Library:
         return np.sort(rows, axis=1) if self.device is None else torch.sort(rows, dim=1).values
 
     def pick(self, rows: Array, places: Array) -> Array:
-        """The entries of each row at `places`, rounded to whole positions."""
+        """The entries of each row at `places`, rounded to integer positions."""
         if self.device is None:
             return np.take_along_axis(rows, np.rint(places).astype(np.int64), axis=1)
         return rows.gather(1, places.round().to(torch.int64))
@@ -83,7 +83,7 @@ def library_of(signals: Signals) -> Library:
 
 
 def fade(steps: Array, half_life_steps: float) -> Array:
-    """What a record is multiplied by each step: it halves over the half-life, or while the run doubles in length."""
+    """The decay factor of a record per step: it halves over the half-life, or while the run doubles in length."""
     return (steps / (steps + 1)).clip(0.5 ** (1 / half_life_steps))
 
 
@@ -100,14 +100,14 @@ class NonFinite:
     """
 
     judges_loss: bool = field(default=True, repr=False)
-    """Whether a loss that is not finite counts. Without agreement between ranks it must not: each has its own loss."""
+    """Whether a non-finite loss counts. Without agreement between ranks it must not: each has its own loss."""
 
     def init(self) -> tuple[()]:
-        """There is nothing to remember."""
+        """No state."""
         return ()
 
     def update(self, state: tuple[()], signals: Signals) -> tuple[tuple[()], Verdict]:
-        """Judge one step. What nobody measured counts as healthy."""
+        """Judge one step. Values that were not measured count as healthy."""
         xp = library_of(signals)
         broken = xp.scalar(0.0) > 0
         if self.judges_loss and signals.loss is not None:
@@ -120,15 +120,15 @@ class NonFinite:
 
 
 OVERFLOW = 1.8e19
-"""A gradient whose square overflows fp32 would put an Inf into second moments that never leaves them."""
+"""A gradient whose square overflows fp32 would put an Inf into second moments, permanently."""
 EARLIEST = 3
-"""Accepted steps with a gradient before any comparison is made."""
+"""The number of accepted steps with a gradient before any comparison is made."""
 EXPLOSION_FORGIVEN = 0.05
-"""How much one healthy step reduces the count of refusals of `Explosion`."""
+"""The amount by which one healthy step reduces the count of refusals of `Explosion`."""
 
 
 class ExplosionState(NamedTuple):
-    """Fading maximum, how many steps with a gradient were accepted, how many were refused (nearly) in a row."""
+    """Decaying maximum, number of accepted steps with a gradient, number of (nearly) consecutive refusals."""
 
     peak: Array
     accepted: Array
@@ -139,39 +139,39 @@ class ExplosionState(NamedTuple):
 class Explosion:
     """The gradient norm exceeds `factor` times the largest norm accepted so far.
 
-    The reference is the largest norm accepted so far, fading slowly, and not an average: gradient norms have heavy
-    tails, small batches and nearly solved tasks more than others, and a rule that compares with the middle of the
-    distribution raises false alarms in the tail. Compared with the maximum, a healthy stream has to exceed its own
-    record many times over in one step. What is judged anomalous does not raise the reference; what keeps coming for
-    `patience` steps is a new level, not an outlier, and is accepted.
+    The reference is the largest accepted norm, decaying slowly, and not an average: gradient norms have heavy tails,
+    especially with small batches and nearly solved tasks, and a rule that compares with the middle of the distribution
+    raises false alarms in the tail. Compared with the maximum, a healthy stream has to exceed its own record many times
+    over in one step. An anomalous value does not raise the reference; values that continue for `patience` steps are a
+    new level, not outliers, and are accepted.
 
-    - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward, a
-      policy that explores has gradients of next to nothing, and the first real one is what it has been waiting for. So
-      the norm must also exceed `min_to_weights` times the norm of the parameters, where that is known.
-    - In the first `min_steps` steps, when a record has hardly been set, `early_factor` takes the place of `factor`.
-    - The record fades over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow
-      for the hard example that comes once in `n` steps, which a fixed half-life would have forgotten by then.
-    - A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) says nothing about the size of
-      gradients, so it neither counts as a step nor lets the record fade.
-    - Refusals need not be strictly in a row to count as a level: a healthy step takes back a twentieth of one, so an
-      "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
+    - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward,
+      an exploring policy has gradients of almost nothing, and the first real one is expected. So the norm must also
+      exceed `min_to_weights` times the norm of the parameters, if that is known.
+    - In the first `min_steps` steps, when there is hardly a record, `early_factor` is used instead of `factor`.
+    - The record decays over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow
+      for the hard example that occurs once in `n` steps, which a fixed half-life would have forgotten by then.
+    - A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) does not indicate the size of
+      gradients, so it neither counts as a step nor lets the record decay.
+    - Refusals need not be strictly consecutive to count as a level: a healthy step reduces the count by a twentieth, so
+      an "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
     """
 
     factor: float = 50.0
-    """How far beyond the fading maximum is anomalous."""
+    """The factor above the decaying maximum that is anomalous."""
     half_life_steps: float = 2_000.0
-    """The maximum halves over this many steps, so that a rough start is forgotten, or over as many as the run has
-    behind it, whichever is longer."""
+    """The maximum halves over this many steps, so that an unstable start is forgotten, or over the length of the run so
+    far, whichever is longer."""
     min_to_weights: float = 1.0
-    """… and beyond how many times the norm of the parameters."""
+    """… and the multiple of the norm of the parameters that must be exceeded."""
     min_steps: int = 20
-    """Accepted steps with a gradient before `factor` holds."""
+    """The number of accepted steps with a gradient before `factor` is used."""
     early_factor: float = 1_000.0
-    """What holds until then, from the third on. Before that only a norm whose square overflows fp32 is anomalous."""
+    """The factor until then, from the third step on. Before that only an overflow of the squared norm is anomalous."""
     patience: int = 10
-    """After so many refusals in a row, or nearly so, the norm is taken for a new level and accepted."""
+    """After this many (nearly) consecutive refusals, the norm is a new level and accepted."""
     signal: str = "grad_norm"
-    """Which number of the step is judged."""
+    """The signal that is judged."""
 
     def __post_init__(self) -> None:
         require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
@@ -185,7 +185,7 @@ class Explosion:
         require(self.patience >= 1, f"`patience` must be at least 1; got {self.patience}.")
 
     def init(self) -> ExplosionState:
-        """No maximum yet."""
+        """No maximum."""
         return ExplosionState(np.zeros(()), np.zeros(()), np.zeros(()))
 
     def update(self, state: ExplosionState, signals: Signals) -> tuple[ExplosionState, Verdict]:
@@ -204,7 +204,7 @@ class Explosion:
         next_state = ExplosionState(
             xp.where(informative, xp.maximum(peak * fade(accepted, self.half_life_steps), value), peak),
             accepted + informative,
-            # A norm that overflowed is no level that could be accepted, so it does not count towards one.
+            # A norm that overflowed cannot be accepted as a level, so it does not count towards one.
             xp.where(healthy, forgive(refused, beyond, EXPLOSION_FORGIVEN), refused + (anomalous & ~overflowing)),
         )
         return next_state, Verdict("explosion", anomalous, severity="error")
@@ -212,24 +212,24 @@ class Explosion:
 
 @dataclass(frozen=True)
 class Limit:
-    """A number of the step is above a limit that somebody has set, whatever the run has been like before."""
+    """A signal is above a limit that the user has set, independent of earlier steps."""
 
     signal: Literal["grad_norm", "grad_ratio", "loss"]
-    """`grad_ratio` is the gradient norm over the norm of the parameters, once that is known and not 0."""
+    """`grad_ratio` is the gradient norm over the norm of the parameters, if that is known and not 0."""
     highest: float
-    """The largest value that is accepted."""
+    """The largest accepted value."""
 
     @property
     def name(self) -> str:
-        """What its verdicts, and the steps that it refuses, are called by."""
+        """The name of its verdicts, and of the refusals it causes."""
         return f"limit.{self.signal}"
 
     def init(self) -> tuple[()]:
-        """There is nothing to remember."""
+        """No state."""
         return ()
 
     def update(self, state: tuple[()], signals: Signals) -> tuple[tuple[()], Verdict]:
-        """Judge one step. What nobody measured counts as healthy."""
+        """Judge one step. Values that were not measured count as healthy."""
         xp = library_of(signals)
         if self.signal == "grad_ratio":
             weights = xp.scalar(signals.param_norm)
@@ -241,9 +241,9 @@ class Limit:
 
 IQR_OF_NORMAL = 1.349
 SPIKE_FORGIVEN = 0.001
-"""How much one healthy step reduces the count of refusals of `Spike`."""
+"""The amount by which one healthy step reduces the count of refusals of `Spike`."""
 _TINY = 1e-30
-"""Keeps a spread of 0 from dividing; representable in fp32 and lost in any real spread."""
+"""Prevents a division by a spread of 0; representable in fp32 and negligible for any real spread."""
 
 
 class SpikeState(NamedTuple):
@@ -252,9 +252,9 @@ class SpikeState(NamedTuple):
     window: Array
     """The last accepted values, oldest first; NaN where there is none yet."""
     accepted: Array
-    """How many values other than 0 were accepted."""
+    """The number of accepted values other than 0."""
     furthest: Array
-    """Fading maximum of the distance from the median."""
+    """Decaying maximum of the distance from the median."""
     highest: Array
     """… and of the distance above it."""
     refused: Array
@@ -286,24 +286,24 @@ class Spike:
     """
 
     signals: tuple[str, ...] = ("loss", "grad_norm")
-    """Which numbers of the step are judged; all of them must be outliers."""
+    """The signals that are judged; all of them must be outliers."""
     window_steps: int = 128
-    """How many accepted steps make up the recent past."""
+    """The number of accepted steps in the recent past."""
     threshold: float = 10.0
     """Robust z-score beyond which a value is an outlier."""
     factor: float = 5.0
-    """… and how many times further out than the run has been."""
+    """… and the factor by which its distance must exceed the largest so far."""
     max_tail_factor: float = 50.0
-    """… and how many times higher at most, when the tail is heavy."""
+    """… and the maximum of that factor for a heavy upper tail."""
     min_rise: float = 0.1
-    """… and by how much of the median's size."""
+    """… and the minimum distance, as a share of the median's size."""
     half_life_steps: float = 2_000.0
-    """The furthest distance halves over this many steps, or over as many as the run has behind it, if that is more."""
+    """The largest distance halves over this many steps, or over the length of the run so far, if that is more."""
     min_steps: int = 50
-    """Accepted values other than 0 before there is a verdict."""
+    """The number of accepted values other than 0 before there is a verdict."""
     patience: int = 3
-    """After so many refusals within about a thousand steps, values of that kind are the run's own and accepted: unlike
-    an explosion, a spike of ordinary size that keeps coming back is something to learn from."""
+    """After this many refusals within about a thousand steps, values of that kind belong to the run and are accepted:
+    unlike an explosion, a spike of ordinary size that recurs is something to learn from."""
 
     def __post_init__(self) -> None:
         require(
@@ -356,7 +356,7 @@ class Spike:
 
 
 class Quartiles(NamedTuple):
-    """Of several rows of values, or of one."""
+    """For several rows of values, or for one."""
 
     low: Array
     median: Array
@@ -364,9 +364,9 @@ class Quartiles(NamedTuple):
 
 
 def quartiles(xp: Library, window: Array) -> Quartiles:
-    """Lower quartile, median and upper quartile of the values of each row that are there.
+    """Lower quartile, median and upper quartile of the present values of each row.
 
-    By sorting, and not with `torch.nanmedian`, which has no deterministic form on CUDA.
+    Computed by sorting, because `torch.nanmedian` has no deterministic form on CUDA.
     """
     filled = xp.is_finite(window).sum(1)
     places = (filled[:, None] - 1).clip(0) * xp.quarters()
@@ -375,9 +375,9 @@ def quartiles(xp: Library, window: Array) -> Quartiles:
 
 
 def _bar(xp: Library, highest: Array, found: Quartiles, threshold: float, lost: Array) -> Array:
-    """What a loss must be above to be too high, for the two rules that look for a loss of what was gained.
+    """The bar above which a loss is too high, for the two rules that detect a loss of progress.
 
-    That is the highest of the past, `threshold` robust spreads above its median, and `lost` above its median.
+    It is the highest of the past, `threshold` robust spreads above its median, and `lost` above its median.
     """
     bar = xp.maximum(highest, found.median + threshold * (found.high - found.low) / IQR_OF_NORMAL)
     return xp.maximum(bar, found.median + lost)
@@ -390,11 +390,11 @@ def _check_bar(threshold: float, share: float, accept_after: int) -> None:
 
 
 FIRST_STEPS = 5
-"""The first accepted losses, whose mean is where the run started."""
+"""The number of first accepted losses, whose mean is the start of the run."""
 
 
 class SetbackState(NamedTuple):
-    """The last accepted losses, where the run started, how many were accepted, how many in a row were not."""
+    """The last accepted losses, the start of the run, the number of accepted, and of consecutive rejected losses."""
 
     window: Array
     start: Array
@@ -404,34 +404,33 @@ class SetbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class Setback:
-    """The loss is above everything of the last window, and a good share of what was gained is gone.
+    """The loss is above everything in the last window, and a good share of the gain is lost.
 
-    One high loss says little, a bad batch has it too. This rule therefore does not act by itself; `TrainingRecovery`
-    counts how many steps in a row it holds. A loss is a setback when it lies
+    A single high loss is weak evidence: a bad batch has it too. This rule therefore does not act by itself;
+    `TrainingRecovery` counts for how many consecutive steps it holds. A loss is a setback if it is
 
     - above every accepted loss of the last `window_steps` steps, and
     - more than `threshold` spreads (robust, as in `Spike`) above their median, and
-    - higher than the median by `share` of everything the run has gained since its first steps. This is what tells a
-      model that was damaged from a schedule that restarts, from dropout that is switched on, from a slightly harder
-      data set: those cost some of the gain, and the run is on its way again.
+    - higher than the median by `share` of everything the run has gained since its first steps. This distinguishes a
+      damaged model from a schedule that restarts, from dropout that is switched on, and from a slightly harder data
+      set: those cost some of the gain, and the run recovers.
 
-    Values that are judged a setback do not enter the window; a level that stays for `accept_after` steps does, since
-    whoever could have done something about it has had the time. Losses that are 0, negative or cross zero are judged by
-    differences, never by ratios.
+    Setbacks do not enter the window; a level that lasts for `accept_after` steps does, because recovery has had time to
+    respond by then. Losses that are 0, negative or cross zero are judged by differences, never by ratios.
     """
 
     window_steps: int = 64
-    """How many accepted steps the loss is compared with."""
+    """The number of accepted steps that the loss is compared with."""
     threshold: float = 3.0
-    """How many spreads above the median of the window."""
+    """The number of spreads above the median of the window."""
     share: float = 0.3
-    """… and how much of what was gained (first losses minus the median of the window) must be lost."""
+    """… and the share of the gain (first losses minus the median of the window) that must be lost."""
     min_steps: int = 32
-    """Accepted losses before there is a verdict."""
+    """The number of accepted losses before there is a verdict."""
     accept_after: int = 100
-    """After so many in a row, the level is the run's new one."""
+    """After this many consecutive steps, the level is the run's new one."""
     signal: str = "loss"
-    """Which number of the step is judged."""
+    """The signal that is judged."""
 
     def __post_init__(self) -> None:
         require(
@@ -470,67 +469,67 @@ class Setback:
 
 
 EARLY_STEPS = 32
-"""Losses after the first ones, within which a very high first loss is expected to have fallen."""
+"""The number of losses after the first ones, within which a very high first loss is expected to fall."""
 
 
 class LostProgressState(NamedTuple):
     """A row per horizon, the shorter one first, except for the last losses."""
 
     recent: Array
-    """The last losses, oldest first, whatever was made of them; NaN where there is none yet."""
+    """The last losses, oldest first, accepted or not; NaN where there is none yet."""
     trail: Array
-    """The levels of the last blocks, whatever was made of them."""
+    """The levels of the last blocks, accepted or not."""
     levels: Array
-    """The levels that were accepted, oldest first."""
+    """The accepted levels, oldest first."""
     start: Array
     """Mean of the first losses."""
     early: Array
     """The highest of the losses after those."""
     seen: Array
-    """How many losses there were. Once the early ones are past, the count goes around the blocks of the longer horizon,
-    since one in fp32 stops at 16.8 million."""
+    """The number of losses. After the early ones, it counts cyclically over the blocks of the longer horizon, because a
+    count in fp32 stops at 16.8 million."""
     above: Array
-    """How many levels in a row were too high."""
+    """The number of consecutive levels that were too high."""
 
 
 @dataclass(frozen=True)
 class LostProgress:
-    """The mean loss over several steps is too high, and a good share of what was gained is gone.
+    """The mean loss over several steps is too high, and a good share of the gain is lost.
 
     `Setback` compares single losses, and the noise of small batches hides much from it: its bar is the highest of the
     last losses. This rule compares levels. A level is the mean of the middle half of the last `block_steps` losses, so
     that neither a bad batch nor a heavy tail moves it, and for the longer horizon the mean of the last `longer` of
-    these. It is too high when it lies
+    these. It is too high if it is
 
     - above the highest of the last half of the accepted levels, and
     - more than `threshold` spreads (robust, as in `Spike`) of those levels above their median, so that the noise of the
-      run sets the bar, averaged as the level itself is, and
-    - higher than the median by `share` of everything the run has gained since its start. That is the mean of its first
-      losses, or the highest loss after those if that is lower: a very high first loss says nothing about what was
-      learned since.
+      run sets the bar, averaged like the level itself, and
+    - higher than the median by `share` of everything the run has gained since its start, which is the mean of its first
+      losses, or the highest loss after those if that is lower: a very high first loss says nothing about later
+      progress.
 
-    A run that has gained nothing yet has nothing to lose and is not judged. Whether the weights are to blame is not for
-    this rule to say: a new data set raises the level too. It refuses nothing; `TrainingRecovery` counts how long it
-    holds and looks at how far the weights have moved. Levels that are too high are not accepted; after `accept_after`
-    blocks in a row they are the run's new ones.
+    A run that has gained nothing yet has nothing to lose and is not judged. This rule does not decide whether the
+    weights are the cause: a new data set raises the level too. It refuses nothing; `TrainingRecovery` counts how long
+    it holds and checks how far the weights have moved. Levels that are too high are not accepted; after `accept_after`
+    consecutive blocks they are the run's new ones.
     """
 
     block_steps: int = 8
-    """Steps that make up a level of the shorter horizon."""
+    """The number of steps for a level of the shorter horizon."""
     longer: int = 4
-    """How many of these make up a level of the longer horizon."""
+    """The number of these for a level of the longer horizon."""
     blocks: int = 16
-    """How many accepted levels a level is compared with."""
+    """The number of accepted levels that a level is compared with."""
     threshold: float = 4.0
-    """How many spreads above the median of those."""
+    """The number of spreads above their median."""
     share: float = 0.3
-    """… and how much of what was gained (start minus that median) must be lost."""
+    """… and the share of the gain (start minus that median) that must be lost."""
     min_blocks: int = 4
-    """Accepted levels before there is a verdict."""
+    """The number of accepted levels before there is a verdict."""
     accept_after: int = 12
-    """After so many blocks in a row, the level is the run's new one."""
+    """After this many consecutive blocks, the level is the run's new one."""
     signal: str = "loss"
-    """Which number of the step is judged."""
+    """The signal that is judged."""
 
     def __post_init__(self) -> None:
         require(self.block_steps >= 4, f"`block_steps` must be at least 4 to have a middle; got {self.block_steps}.")
@@ -543,7 +542,7 @@ class LostProgress:
         )
 
     def init(self) -> LostProgressState:
-        """No losses yet."""
+        """No losses."""
         return LostProgressState(
             np.full((1, self.block_steps), np.nan),
             np.full((1, self.longer), np.nan),

@@ -1,8 +1,8 @@
-"""Why it went wrong: the catalogue of causes, and the checks that name one.
+"""Diagnosis: the catalogue of causes, and the rules that find them.
 
 The package can be called: `surefoot.diagnose(folder)` returns the diagnosis of a recorded run. The function and the
-package have the same name, and Python sets `surefoot.diagnose` to the package as soon as any of its modules is
-imported; a package that can be called is right at all times.
+package have the same name, and Python sets `surefoot.diagnose` to the package when any of its modules is imported; so
+the package itself is callable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 class _CallablePackage(ModuleType):
     def __call__(self, folder: str | Path) -> Diagnosis:
-        """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
+        """Diagnose the run that was recorded in a folder. Returns the result of `surefoot diagnose` as an object.
 
-        Raises `UsageError` for what is not the folder of a run.
+        Raises `UsageError` if it is not the folder of a run.
         """
         from surefoot.diagnose.engine import diagnose_folder
 

@@ -1,6 +1,6 @@
-"""Loops that update their parameters themselves, without an optimizer: what was trained, and how far each step went.
+"""Loops that update their parameters themselves, without an optimizer: what was trained, and the size of each step.
 
-Such a loop is sampled at its first steps only. What it multiplies the gradient with is not known.
+Such a loop is sampled at its first steps only. The factor of its gradients is not known.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def trained_models(run: RecordedRun) -> set[str]:
 
 
 def moves_by_hand(parameters: Iterable[ParameterFacts]) -> list[float]:
-    """By how much each step changed the matrices, as a share of their norm: the medians, without steps of 0."""
+    """The change of the matrices in each step, as a share of their norm: the medians, without steps of 0."""
     moves = [p.moves for p in parameters if _moves(p) and len(p.shape) >= 2]
     steps = [[held[i] for held in moves if i < len(held)] for i in range(max(map(len, moves), default=0))]
     return [typical for each in steps if (typical := median(each)) > 0]
 
 
 def _moves(parameter: ParameterFacts) -> bool:
-    """Whether a loss depends on a parameter without an optimizer, and it changes all the same."""
+    """Whether a loss depends on a parameter without an optimizer that still changes."""
     return bool(parameter.moved_alone and parameter.in_graph)

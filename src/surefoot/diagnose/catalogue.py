@@ -874,7 +874,7 @@ _CAUSES = (
         "Call collectives (also those of DDP and of barriers) on every rank, in the same order, outside of conditions "
         "on the rank.",
         "Give every rank the same number of batches, and decide together when to stop.",
-        "Give what may wait for ever, such as a queue, a lock or a download, a time limit.",
+        "Add a time limit to calls that may wait indefinitely, such as a queue, a lock or a download.",
     ),
     _cause(
         "dist.collective-failed",

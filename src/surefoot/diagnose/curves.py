@@ -1,4 +1,4 @@
-"""What became of a loss: risen, flat, learned, blown up; and when its level says nothing."""
+"""The course of a loss: risen, flat, learned or diverged; and whether its level indicates progress at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEWEST_LOSSES = 5
 
 
 def present(values: Iterable[float | None]) -> list[float]:
-    """The numbers of a column that are there, finite or not."""
+    """The numbers of a column that are present, finite or not."""
     return [value for value in values if value is not None]
 
 
@@ -31,18 +31,18 @@ class LossValues:
     """The losses of a run and their levels: first, last, lowest, noise."""
 
     values: list[float]
-    """Finite and non-finite ones, in order."""
+    """All losses, finite or not, in order."""
     steps: list[int]
     continued: bool = False
-    """The parameters had been trained or loaded before: it need not fall any more."""
+    """Whether the parameters had been trained or loaded before: the loss need not fall any more."""
     blind: bool = False
-    """Its level says nothing about progress, as in policy gradients and bootstrapped targets."""
+    """Whether its level does not indicate progress, as in policy gradients and bootstrapped targets."""
     chance: float | None = None
-    """The loss of the best constant answer, where it is known."""
+    """The loss of the best constant answer, if it is known."""
 
     @cached_property
     def finite(self) -> list[float]:
-        """The finite ones."""
+        """The finite losses."""
         return [value for value in self.values if math.isfinite(value)]
 
     @cached_property
@@ -57,25 +57,25 @@ class LossValues:
 
     @cached_property
     def window(self) -> int:
-        """How many losses make an end of the curve."""
+        """The number of losses at each end of the curve that are averaged."""
         return max(1, min(50, self.count // 10))
 
     @cached_property
     def start(self) -> float:
-        """Where it began: the first loss, or the median of the first few in a long run."""
+        """The initial level: the first loss, or the median of the first few in a long run."""
         if not self.finite:
             return math.nan
-        # A blow-up in the first few steps must not pass for the beginning.
+        # A divergence in the first few steps must not count as the beginning.
         return min(self.finite[0], median(self.finite[: max(1, min(5, self.count // 20))]))
 
     @cached_property
     def end(self) -> float:
-        """Where it ended."""
+        """The final level."""
         return median(self.finite[-self.window :]) if self.finite else math.nan
 
     @cached_property
     def best(self) -> float:
-        """The lowest level it held for a while."""
+        """The lowest level that lasted."""
         if not self.finite:
             return math.nan
         size = max(1, self.window // 2)
@@ -90,12 +90,12 @@ class LossValues:
 
     @property
     def drop(self) -> float:
-        """Which part of the first loss is gone at the end; negative if it rose. Only for losses above zero."""
+        """The share of the first loss that is gone at the end; negative if it rose. Only for losses above zero."""
         return (self.start - self.end) / abs(self.start) if self.finite and self.start else 0.0
 
     @property
     def best_drop(self) -> float:
-        """Which part of the first loss was gone at the best moment."""
+        """The share of the first loss that was gone at the best point."""
         return (self.start - self.best) / abs(self.start) if self.finite and self.start else 0.0
 
     @property
@@ -105,11 +105,11 @@ class LossValues:
 
 
 class LossCurve(LossValues):
-    """What became of a loss."""
+    """The course of a loss."""
 
     @cached_property
     def before_bad(self) -> LossCurve:
-        """The part before the first step whose loss is not finite: what became of the loss until then."""
+        """The part before the first step with a non-finite loss."""
         if self.first_bad is None:
             return self
         until = self.steps.index(self.first_bad)
@@ -117,22 +117,22 @@ class LossCurve(LossValues):
 
     @cached_property
     def around_zero(self) -> bool:
-        """Whether it hovers about zero within its own noise: then its level says nothing."""
+        """Whether it stays around zero within its own noise: then its level does not indicate progress."""
         return self.count > 20 and max(abs(self.start), abs(self.end)) < 2 * self.noise and min(self.finite) < 0
 
     @property
     def rose(self) -> bool:
-        """Whether it ended, or was for long, far above where it began."""
+        """Whether it ended, or was for long, far above its beginning."""
         if self.count < FEWEST_LOSSES or self.blind or self.around_zero:
             return False
         above = self.end > self.start + max(0.5 * abs(self.start), 3 * self.noise)
-        # Never lower than at the end: either the first loss was a fluke, or it was thrown up and never came back.
+        # Never lower than at the end: either the first loss was an outlier, or the loss rose and never recovered.
         thrown = self.blew_up and self.end > 5 * self.start > 0
         return above and (self.end > self.best * 1.2 or thrown)
 
     @property
     def blew_up(self) -> bool:
-        """Whether it was ever far beyond where it began, even if it came back."""
+        """Whether it was ever far above its beginning, even if it recovered."""
         return self.count >= FEWEST_LOSSES and not self.blind and self.peak > 20 * abs(self.start) + 20 * self.noise
 
     @property
@@ -145,7 +145,7 @@ class LossCurve(LossValues):
 
     @property
     def learned(self) -> bool:
-        """Whether it clearly fell, and stayed down."""
+        """Whether it clearly fell, and stayed low."""
         if self.first_bad is not None:
             return False
         if self.blind or self.around_zero or (self.continued and not self.rose):
@@ -156,7 +156,7 @@ class LossCurve(LossValues):
 
     @property
     def fell_through_noise(self) -> bool:
-        """Whether the end lies below the beginning by more than the middle of so many noisy losses can err."""
+        """Whether the end is below the beginning by more than the error of the median of noisy losses."""
         if self.rose or (self.chance is not None and self.end > 0.97 * self.chance):
             return False
         return self.start - self.end > max(0.15 * abs(self.start), 3 * self.noise / math.sqrt(self.window))

@@ -1,4 +1,4 @@
-"""Readings of a run's data that several rules share: labels, batches, chance level, training and evaluation passes."""
+"""Values about a run's data that several rules share: labels, batches, chance level, training and evaluation passes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def entropy(counts: dict[str, int] | Counter[str]) -> float:
-    """Of the distribution the counts stand for, in nats."""
+    """The entropy of the distribution that the counts represent, in nats."""
     total = sum(counts.values())
     return -sum(c / total * math.log(c / total) for c in counts.values() if c) if total else 0.0
 
 
 def class_count(loss: LossCall) -> int:
-    """How many classes the predictions of a classification loss have."""
+    """The number of classes of a classification loss."""
     return (loss.input.shape or [1])[1 if len(loss.input.shape) > 1 else 0]
 
 
 def stream(run: RecordedRun) -> list[StepBatch]:
-    """What each step was trained on, as far as it is known."""
+    """The data of each step, as far as it is known."""
     return run.facts.step_data.batches
 
 
@@ -39,7 +39,7 @@ def has_print(note: StepBatch) -> bool:
 
 
 def main_line(run: RecordedRun) -> list[StepBatch]:
-    """The notes of the line of the script that called `backward` most often."""
+    """The records of the line of the script that called `backward` most often."""
     notes = stream(run)
     if not notes:
         return []
@@ -48,7 +48,7 @@ def main_line(run: RecordedRun) -> list[StepBatch]:
 
 
 def label_batches(run: RecordedRun) -> list[Counter[str]]:
-    """The labels of each batch that was trained on, in order: from the loss itself, or else from the data loader."""
+    """The labels of each training batch, in order: from the loss itself, or else from the data loader."""
     own = [Counter(note.labels) for note in main_line(run) if note.labels]
     if len(own) >= 10:
         return own
@@ -71,7 +71,7 @@ def training_loader(run: RecordedRun) -> LoaderFacts | None:
 
 @dataclass(frozen=True)
 class Chance:
-    """What a model that ignores its input would lose."""
+    """The loss of a model that ignores its input."""
 
     level: float
     """In the units of the loss."""
@@ -113,7 +113,7 @@ def _variance_chance(notes: list[LossCall]) -> Chance | None:
 
 
 def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
-    """The chance level, if the loss ended no better than near it."""
+    """The chance level, if the loss ended at or near it, or above."""
     found = chance(run)
     if found is None or not run.curve.finite or run.curve.end < slack * found.level:
         return None
@@ -121,11 +121,11 @@ def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
 
 
 def weights_moved(run: RecordedRun) -> float:
-    """How far the weights travelled, roughly, in units of their own size: ratio of update to weight, times steps."""
+    """The approximate distance that the weights moved, in units of their size: update ratio times steps."""
     ratios = run.sampled.update_ratios()
     return median(ratios) * run.steps if ratios else 0.0
 
 
 def where_of(*places: str | None) -> tuple[str, ...]:
-    """The places that are known."""
+    """The known places."""
     return tuple(place for place in places if place)

@@ -1,10 +1,10 @@
-"""From facts to a ranked list of findings.
+"""Derives a ranked list of findings from the facts.
 
-Each rule is data: a code, the kind of evidence it rests on, a function that finds it, and the codes it explains. The
-engine runs them all, ranks what they claim (a fact about the wiring outranks a value, a value outranks a curve; a cause
-outranks its consequences), and gives the verdict. It reads nothing but the facts.
+Each rule is data: a code, the kind of evidence it uses, a function that finds it, and the codes it explains. The engine
+runs all rules, ranks their claims (a fact about the wiring outranks a value, a value outranks a curve; a cause outranks
+its consequences), and determines the verdict. It reads only the facts.
 
-A rule that raises is a defect of ours. It costs no other rule its claim: it is logged, and a run without a finding is
+A rule that raises is a defect of surefoot. It does not affect other rules: it is logged, and a run without a finding is
 then `unknown`. With `strict`, or with the environment variable `SUREFOOT_STRICT`, it raises; every test runs so.
 
 A run without a finding is `healthy` only if it could be judged; else it is `unknown`, with the reason (`insufficient`).
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 STRICT = "SUREFOOT_STRICT"
-"""The environment variable that makes a rule that fails raise."""
+"""The environment variable that makes a failing rule raise."""
 EVIDENCE_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
 """How strong each kind of evidence is."""
 
@@ -49,7 +49,7 @@ class Claims:
     def __init__(self, run: RecordedRun, strict: bool) -> None:
         self._run, self._strict = run, strict or bool(os.environ.get(STRICT))
         self.failed: dict[str, str] = {}
-        """The codes of rules that raised, and what they raised."""
+        """The codes of rules that raised, with their exceptions."""
 
     def of(self, rules: Iterable[Rule]) -> list[tuple[Rule, Claim]]:
         """Run some rules."""
@@ -75,7 +75,7 @@ class Claims:
 
 
 def diagnose(facts: RunFacts, description: RunDescription | None = None, strict: bool = False) -> Diagnosis:
-    """Run every rule over the facts of a run and rank what they claim; if strict, a rule that fails raises."""
+    """Run every rule over the facts of a run and rank the claims; if strict, a rule that fails raises."""
     from surefoot.diagnose.rules import RULES
     from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
 
@@ -87,7 +87,7 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
     left_out = steps_left_out(run)
     if all(claim.severity == "info" for _, claim in found):
         found += claims.of(LAST_RESORT)[:1]
-        left_out = ""  # that is what the last resort says
+        left_out = ""  # the last resort reports this
     diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
         return diagnosis
@@ -97,7 +97,7 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
 
 
 def _limit(facts: RunFacts) -> str:
-    """What was not watched although everything works: the inside of compiled models, and what came before."""
+    """What was not observed although everything works: the inside of compiled models, and what happened before."""
     if facts.scope == TRAINING:
         return " They were observed from the beginning of the training on: what came before was not."
     eager = sum(each.eager for each in facts.sampled_steps)
@@ -110,7 +110,7 @@ def _limit(facts: RunFacts) -> str:
 
 
 def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:
-    """The diagnosis of a run of which only the steps are known: what they prove, and else what is missing."""
+    """The diagnosis of a run of which only the steps are known: what they prove, or else what is missing."""
     from surefoot.diagnose.rules import RULES
 
     diagnosis = Diagnosis(*_judge(run, claims.of(rule for rule in RULES if rule.from_steps)))
@@ -123,7 +123,7 @@ def _judged_by_steps(run: RecordedRun, claims: Claims) -> Diagnosis:
 
 
 def claims_of(facts: RunFacts, codes: Container[str]) -> dict[str, Finding]:
-    """What the rules for some causes find in part of a run, by code; consequences of one another are left out."""
+    """The claims of the rules for some causes in part of a run, by code, without consequences of one another."""
     from surefoot.diagnose.rules import RULES
 
     run = RecordedRun(facts)
@@ -133,9 +133,9 @@ def claims_of(facts: RunFacts, codes: Container[str]) -> dict[str, Finding]:
 
 
 def diagnose_folder(folder: str | Path) -> Diagnosis:
-    """Diagnose the run that was recorded in a folder: what `surefoot diagnose` prints, as an object.
+    """Diagnose the run that was recorded in a folder. Returns the result of `surefoot diagnose` as an object.
 
-    The ranks of a run are judged together. Raises `UsageError` for what is not the folder of a run.
+    The ranks of a run are judged together. Raises `UsageError` if it is not the folder of a run.
     """
     return judge_folder(folder)[0]
 
@@ -143,7 +143,7 @@ def diagnose_folder(folder: str | Path) -> Diagnosis:
 def judge_folder(folder: str | Path) -> tuple[Diagnosis, RunDescription]:
     """The diagnosis and the description of a recorded run.
 
-    Of several ranks the description is that of the first; of one that has not ended, if there is one.
+    With several ranks, the description is that of the first one, or of one that has not ended.
     """
     from surefoot.diagnose.merged import diagnose_ranks
 
@@ -160,7 +160,7 @@ def _description_of(ranks: list[Path]) -> RunDescription:
 
 
 def load(folder: str | Path) -> tuple[RunFacts, RunDescription]:
-    """The facts and the description of a run, from its folder; of several ranks, of the first."""
+    """The facts and the description of a run, from its folder; with several ranks, of the first."""
     path = Path(folder)
     if not path.is_dir():
         raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` or a stabilizer wrote.")
@@ -189,7 +189,7 @@ def load_one(path: Path) -> tuple[RunFacts, RunDescription]:
 
 
 def _with_guard(facts: RunFacts, path: Path) -> RunFacts:
-    """The facts of a training that was observed from inside, with those of the guard in its run log."""
+    """The facts of a training that was observed from inside, completed with those of the guard in its run log."""
     if facts.scope != TRAINING or not (path / "telemetry").is_dir():
         return facts
     from surefoot.record.facts.of_log import with_log
@@ -203,7 +203,7 @@ def _is_recorded(path: Path) -> bool:
 
 
 def _load_log(path: Path) -> tuple[RunFacts, RunDescription]:
-    """The facts that the run log of a stabilizer holds."""
+    """The facts in the run log of a stabilizer."""
     if _is_of_run(path):
         raise UsageError(
             f"{path} was not recorded to its end (was the process killed, or is it still running?): there is no "
@@ -260,7 +260,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
 
 
 def _of_crash(claim: Claim, run: RecordedRun) -> Claim:
-    """A crash ends the run: that is its step. A device reports one later: which call it was is known from before."""
+    """The step of a crash, which ends the run. A device reports one later: the call is known from earlier records."""
     crash = run.facts.crash
     if crash is None or crash.step is None:
         return replace(claim, step=run.steps)

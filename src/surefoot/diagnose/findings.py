@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: findings with their evidence, and the verdict over all of them."""
+"""The content of a diagnosis: findings with their evidence, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from surefoot.core.formats import FINDINGS
 Severity = Literal["error", "warning", "info"]
 Outlook = Literal["healthy", "unstable", "broken", "unknown"]
 Evidence: TypeAlias = "dict[str, Any]"
-"""Numbers, names and steps, by name: whatever JSON can hold."""
+"""Numbers, names and steps, by name: any JSON value."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause that the facts speak for."""
+    """One cause that the facts support."""
 
     cause: str
     """A code of the catalogue."""
@@ -30,7 +30,7 @@ class Finding:
     fixes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's form."""
+        """The JSON form that users' scripts depend on."""
         return {
             "cause": self.cause,
             "severity": self.severity,
@@ -51,24 +51,24 @@ class Diagnosis:
     steps: int
     findings: tuple[Finding, ...]
     reason: str = ""
-    """Of a run without a serious finding: what it was judged by, or why it cannot be judged."""
+    """For a run without a serious finding: what it was judged by, or why it cannot be judged."""
 
     left_out: str = ""
-    """Of a run with `--guard`: that steps were skipped, unless a finding says so."""
+    """For a run with `--guard`: that steps were skipped, unless a finding says so."""
 
     @property
     def summary(self) -> str:
-        """The first finding, or the reason for the verdict where there is none; and whether steps were skipped."""
+        """The first finding, or else the reason for the verdict; and whether steps were skipped."""
         first = self.serious[0].summary if self.serious else self.reason
         return f"{first} {self.left_out}".strip()
 
     @property
     def serious(self) -> tuple[Finding, ...]:
-        """The findings that are more than a remark."""
+        """The findings above severity `info`."""
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's form."""
+        """The JSON form that users' scripts depend on."""
         return {
             "schema": FINDINGS.version,
             "verdict": self.verdict,

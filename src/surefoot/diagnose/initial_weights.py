@@ -1,8 +1,8 @@
-"""Whether weights are new or were learned before, judged by their values before the first step.
+"""Determines whether weights are new or were trained before, from their values before the first step.
 
-Layers of normalization begin with ones and zeros, and lose that with the first update. The default weights of linear
-and convolutional layers are drawn evenly between two bounds: the largest is at most 1.74 times their spread, and
-learned weights have longer tails than that. Weights of which neither can be said are neither new nor trained here.
+Normalization layers begin with ones and zeros, and lose that with the first update. The default weights of linear and
+convolutional layers are drawn uniformly between two bounds: the largest is at most 1.74 times their spread, and trained
+weights have longer tails than that. Weights for which neither can be decided count as neither new nor trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EVEN_TAIL = 1.8
 """The largest of evenly drawn values is at most sqrt(3) times their spread; the spread of few values varies."""
 _FEWEST = 64
-"""A matrix with fewer entries says nothing about how they were drawn."""
+"""A matrix with fewer entries does not show how they were drawn."""
 
 
 def size_of(parameters: Sequence[ParameterFacts]) -> int:
@@ -30,9 +30,10 @@ def size_of(parameters: Sequence[ParameterFacts]) -> int:
 
 
 def look_trained(parameters: Sequence[ParameterFacts]) -> bool:
-    """Whether weights have left the values that layers begin with: then they were learned before, and read from a file.
+    """Whether weights differ from the values that layers begin with: then they were trained before, and read from a
+    file.
 
-    Without layers of normalization, weights tell by their tails: the largest of n values drawn at random stays near
+    Without normalization layers, the tails of the weights show it: the largest of n values drawn at random stays near
     sqrt(2 ln n) times their spread.
     """
     constant = _constant_norms(parameters)
@@ -47,7 +48,7 @@ def look_trained(parameters: Sequence[ParameterFacts]) -> bool:
 
 
 def look_new(parameters: Sequence[ParameterFacts]) -> bool:
-    """Whether weights have the values that layers begin with. False if that cannot be told."""
+    """Whether weights have the values that layers begin with. False if that cannot be determined."""
     constant = _constant_norms(parameters)
     if constant:
         return sum(constant) >= 0.5 * len(constant)
@@ -60,15 +61,15 @@ def look_new(parameters: Sequence[ParameterFacts]) -> bool:
 
 
 def began_new(facts: RunFacts, parameters: Sequence[ParameterFacts]) -> bool:
-    """Whether weights that no state was seen to be loaded into were new when the run began.
+    """Whether weights without an observed load were new when the run began.
 
-    Where nothing before the training was observed, their values must show it.
+    If nothing before the training was observed, their values must show it.
     """
     return facts.scope != TRAINING or look_new(parameters)
 
 
 def _constant_norms(parameters: Sequence[ParameterFacts]) -> list[bool]:
-    """For every weight of a layer of normalization: whether all its entries had the same size at first."""
+    """For every weight of a normalization layer, whether all its entries had the same size at first."""
     norms = [p for p in parameters if "norm" in p.module_type.lower() and p.first.norm is not None]
     return [_is_constant(p) for p in norms]
 

@@ -1,7 +1,7 @@
-"""Why a run in which no fault was found cannot be called healthy: there was too little to judge, or it was not seen.
+"""Decides whether a run without findings can be called healthy, or why not: too little data, or not observed.
 
-A script that never trained, ended too early, crashed or was interrupted, and one whose inside surefoot could not watch,
-have no finding either. Their verdict is `unknown`.
+A script that never trained, ended too early, crashed or was interrupted, and one that surefoot could not observe, have
+no finding either. Their verdict is `unknown`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from surefoot.record.facts import SampledStep
 
 _NO_EVIDENCE = frozenset({"run log", "incidents", "saving", "skipped steps", "replicas", "crash"})
-"""Probes that record or protect: no rule goes by what they see."""
+"""Probes that record or protect: no rule uses their results."""
 LONGEST_MESSAGE = 120
-"""Characters of an error's message that are shown."""
+"""The maximum length of an error's message that is shown."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
-    """The reason in one sentence; empty if the run was judged. `failed` are rules that raised, and what."""
+    """The reason in one sentence; empty if the run was judged. `failed` are rules that raised, with their errors."""
     ended, steps = _how_it_ended(run), f"{run.steps:,} step{'s' if run.steps != 1 else ''}"
     unwatched = {probe: why for probe, why in run.facts.problems.items() if probe not in _NO_EVIDENCE}
     if not run.steps:
@@ -47,7 +47,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
     if failed:
         return _failed_rules(failed)
     if run.facts.scope == TRAINING and (happened := _what_happened(run)):
-        return f"{happened}, and no rule knows why."
+        return f"{happened}, and no rule finds the cause."
     if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
@@ -57,7 +57,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
 
 
 def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
-    """The same for a run of which only the steps are known: healthy if its loss clearly fell and nothing happened."""
+    """The same for a run of which only the steps are known: healthy if its loss clearly fell, without events."""
     if not run.steps:
         return "No training step was seen."
     if happened := _what_happened(run):
@@ -80,7 +80,7 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
 
 
 def _what_happened(run: RecordedRun) -> str:
-    """What the guard of a run had to do, in words without a period; empty if nothing."""
+    """The actions of a run's guard, as a phrase without a period; empty if there were none."""
     happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
     if not happened:
         return ""
@@ -100,16 +100,16 @@ def _failed_rules(failed: Mapping[str, str]) -> str:
 
 
 def _saw_inside(look: SampledStep) -> bool:
-    """Whether a look saw what leads from the data to the loss.
+    """Whether a sampled step recorded the path from the data to the loss.
 
-    Of a compiled model it never does. What goes in and out of the model, the loss, the gradients and the updates are
-    still seen, and most rules go by those.
+    For a compiled model it never does. Its inputs and outputs, the loss, the gradients and the updates are still
+    recorded, and most rules use those.
     """
     return bool(look.operations and look.backward_calls)
 
 
 def _advice(run: RecordedRun) -> str:
-    """How to learn more about an error of the device: its traceback may name another line than the one that failed."""
+    """How to find out more about a device error: its traceback may name another line than the one that failed."""
     message = run.facts.crash.message if run.facts.crash is not None else ""
     if "NCCL" in message or "nccl" in message:
         return (
@@ -125,8 +125,8 @@ def _advice(run: RecordedRun) -> str:
 
 
 def _how_it_ended(run: RecordedRun) -> str:
-    """What ended the run before its time; empty if it came to its own end."""
-    if run.facts.experiment is not None and run.facts.experiment.ended:  # `surefoot bisect` had seen enough
+    """What ended the run early; empty if it ended by itself."""
+    if run.facts.experiment is not None and run.facts.experiment.ended:  # `surefoot bisect` ended it on purpose
         return ""
     code, error, crash = run.description.exit_code, run.description.error, run.facts.crash
     if error == "KeyboardInterrupt":

@@ -1,13 +1,12 @@
 """One diagnosis for a run of several ranks.
 
-Each rank has a diagnosis of its own, and a comparison of the ranks shows what none of them can see alone
-(`rank_rules`). The merged one has each cause once, as the rank that had it first states it. What happens on one rank
-reaches the others through the averaged gradients one step later at most, so a cause that some ranks have and others
-have not is compared with the first one by its step: what came with it or later on other ranks is its consequence, and
-only a remark.
+Each rank has its own diagnosis, and a comparison of the ranks shows what no rank can show alone (`rank_rules`). The
+merged diagnosis has each cause once, as stated by the rank that had it first. A problem of one rank reaches the others
+through the averaged gradients at most one step later. So if only some ranks have a cause, it is compared with the first
+one by its step: a cause at the same step or later on other ranks is a consequence, with severity info.
 
-Of many ranks the findings are read as each rank wrote them; of a few, and where there are none, the facts are judged
-again. Nothing but findings is held of a rank.
+With many ranks the findings are read as each rank wrote them; with a few, or if there are none, the facts are judged
+again. Only findings are kept of a rank.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from surefoot.diagnose.rule import Claim
 
 JUDGED_AGAIN = 8
-"""Of so many ranks the facts are judged again, as those of a single process are."""
+"""Up to this many ranks, the facts are judged again, as for a single process."""
 _LEFT_BEHIND = "dist.collective-failed"
-"""What the other ranks end with when one of them has ended."""
+"""The causes with which other ranks end when one of them has ended."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,13 @@ class _Located:
 
     finding: Finding
     ranks: tuple[int, ...]
-    """The one that had it first is the first."""
+    """The first one had it first."""
     kind: int
-    """The rank of the kind of evidence it rests on."""
+    """The rank of its kind of evidence."""
 
 
 def diagnose_ranks(folders: Sequence[Path]) -> Diagnosis:
-    """The one diagnosis of a run whose ranks wrote these folders, in the order of their numbers."""
+    """The diagnosis of a run whose ranks wrote these folders, in the order of their numbers."""
     comparison = RankComparison(folders)
     judged = [_diagnosis_of(folder, len(folders) <= JUDGED_AGAIN) for folder in folders]
     found = [each for each in judged if each is not None]
@@ -71,13 +70,13 @@ def diagnose_ranks(folders: Sequence[Path]) -> Diagnosis:
 
 
 def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> Diagnosis:
-    """One diagnosis from those of the ranks, and from what a comparison of the ranks claims."""
+    """One diagnosis from those of the ranks, and from the claims of their comparison."""
     located = _with_consequences(_by_cause(ranks), ranks)
     explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
     located = [_as_remark(each) if each.finding.cause in explained else each for each in located]
     compared = _compared(claims)
     serious = {finding.cause for finding in compared if finding.severity != "info"}
-    if serious & _BREAKS_RANKS:  # what single ranks say then is about models that do not belong together
+    if serious & _BREAKS_RANKS:  # then the findings of single ranks are about models that do not belong together
         located = [_as_remark(each) if each.kind <= EVIDENCE_RANK["dynamics"] else each for each in located]
     every = [*compared, *(each.finding for each in located)]
     findings = tuple(sorted(every, key=lambda each: (each.severity == "info", each.severity != "error")))
@@ -111,7 +110,7 @@ def _diagnosis_of(folder: Path, again: bool) -> RankDiagnosis | None:
 
 
 def _written(folder: Path) -> Diagnosis | None:
-    """What a rank wrote as its diagnosis, if it came to its end."""
+    """The diagnosis that a rank wrote, if it ended normally."""
     try:
         held = FINDINGS.read(json.loads(read_file(folder / "findings.json")), str(folder), ValueError, unmarked=1)
         findings = tuple(map(finding_of, held["findings"]))
@@ -121,7 +120,7 @@ def _written(folder: Path) -> Diagnosis | None:
 
 
 def finding_of(value: Mapping[str, Any]) -> Finding:
-    """A finding that was written in the contract's form. Raises `KeyError` without cause, severity or summary."""
+    """A finding from its JSON form. Raises `KeyError` without cause, severity or summary."""
     return Finding(
         cause=value["cause"],
         severity=value["severity"],
@@ -135,7 +134,7 @@ def finding_of(value: Mapping[str, Any]) -> Finding:
 
 
 def _by_cause(ranks: Sequence[RankDiagnosis]) -> list[_Located]:
-    """Every cause once, as the rank states it that had it first."""
+    """Every cause once, as stated by the rank that had it first."""
     held: dict[str, list[tuple[float, int, Finding]]] = {}
     for each in ranks:
         for finding in each.diagnosis.findings:
@@ -154,7 +153,7 @@ def _by_cause(ranks: Sequence[RankDiagnosis]) -> list[_Located]:
 
 
 def _with_consequences(located: list[_Located], ranks: Sequence[RankDiagnosis]) -> list[_Located]:
-    """The causes, with those that another rank's cause explains as remarks; each names the ranks that have it."""
+    """The causes, with those that another rank's cause explains as info; each names its ranks."""
     every = {each.rank for each in ranks}
     partial = [each for each in located if each.finding.severity != "info" and set(each.ranks) != every]
     first = _first_of(partial)
@@ -184,7 +183,7 @@ def _first_of(partial: list[_Located]) -> _Located | None:
 
 
 def _order(each: _Located) -> tuple[bool, float, int, int]:
-    """What came first: not the end of a rank that another one has left, then by step, then by evidence."""
+    """The order of causes: the end of a rank because of another one comes last, then by step, then by evidence."""
     step = math.inf if each.finding.step is None else float(each.finding.step)
     return each.finding.cause == _LEFT_BEHIND, step, -each.kind, each.ranks[0]
 
@@ -192,7 +191,7 @@ def _order(each: _Located) -> tuple[bool, float, int, int]:
 def _follows(each: _Located, first: _Located) -> bool:
     """Whether a cause on other ranks is the consequence of the first one."""
     if set(each.ranks) & set(first.ranks) and each.finding.cause != _LEFT_BEHIND:
-        return False  # the same rank's own findings were ranked by its own diagnosis
+        return False  # findings of the same rank were ranked by its own diagnosis
     if each.finding.cause == _LEFT_BEHIND:
         return True
     step = each.finding.step
@@ -220,7 +219,7 @@ def _on_ranks(finding: Finding, ranks: tuple[int, ...], count: int) -> Finding:
 
 
 def _compared(claims: Sequence[Any]) -> list[Finding]:
-    """Findings of what a comparison of the ranks claims; a cause that another one explains is a remark."""
+    """Findings from the claims of a comparison; a cause that another one explains is an info."""
     explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
     return [_finding(rule.code, claim, rule.code in explained) for rule, claim in claims]
 
@@ -239,14 +238,14 @@ def _finding(code: str, claim: Claim, is_explained: bool) -> Finding:
 
 
 def _explained() -> dict[str, tuple[str, ...]]:
-    """What each cause explains."""
+    """The causes that each cause explains."""
     from surefoot.diagnose.rules import RULES
 
     return {rule.code: rule.explains for rule in RULES}
 
 
 def _kinds() -> dict[str, int]:
-    """How strong the evidence of each cause is."""
+    """The strength of the evidence of each cause."""
     from surefoot.diagnose.rules import RULES
 
     return {rule.code: EVIDENCE_RANK[rule.kind] for rule in reversed(RULES)}

@@ -1,4 +1,4 @@
-"""Whether, when and where a run met a loss or a gradient that is not finite."""
+"""Whether, when and where a run had a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class NonFiniteValues:
 
     @cached_property
     def loss(self) -> NonFiniteLoss | None:
-        """The first non-finite loss and where it came from.
+        """The first non-finite loss and its origin.
 
-        On a GPU the first may be known too late for its origin, and a later one in time: if that one does not merely
-        come from parameters that were broken by then, it counts.
+        On a GPU the first may arrive too late for its origin, and a later one in time: if that one does not only come
+        from parameters that were already broken, it is used.
         """
         events = [event for event in self._facts.events if isinstance(event, NonFiniteLossEvent)]
         in_time = [event for event in events if event.kind not in ("unknown", "parameter")]
@@ -38,7 +38,7 @@ class NonFiniteValues:
 
     @property
     def loss_step(self) -> int:
-        """The step of that loss; how many steps there were if it is not known."""
+        """The step of that loss; the number of steps if it is not known."""
         if self.loss is not None and self.loss.step is not None:
             return int(self.loss.step)
         return self._curve.first_bad if self._curve.first_bad is not None else self._facts.steps
@@ -50,7 +50,7 @@ class NonFiniteValues:
 
     @property
     def in_crash(self) -> bool:
-        """Whether the call that raised had been given something non-finite, as BCE refuses a NaN."""
+        """Whether the call that raised had a non-finite argument: BCE refuses a NaN."""
         crash = self._facts.crash
         given = crash.arguments.input if crash is not None and crash.arguments is not None else None
         return given is not None and bool(given.nonfinite)
@@ -63,6 +63,6 @@ class NonFiniteValues:
 
     @cached_property
     def first_step(self) -> int | None:
-        """The first step at which a loss or a gradient was seen not to be finite."""
+        """The first step at which a loss or a gradient was not finite."""
         steps = [self._curve.first_bad, *(event.step for event in self.gradients)]
         return min((step for step in steps if step is not None), default=None)

@@ -1,8 +1,8 @@
-"""What the numbers that a trainer has logged about its policy say: the reading for the rules in `rules/policy.py`.
+"""Interprets the numbers that a trainer has logged about its policy, for the rules in `rules/policy.py`.
 
-TRL computes rewards, entropy and KL of each step by itself. Where the operations of the loss were not watched, these
-numbers are what is known. Only a run that logs rewards trains a policy: the entropy of a language model that learns
-from text falls too, and should.
+TRL computes rewards, entropy and KL of each step by itself. If the operations of the loss were not observed, only these
+numbers are known. Only a run that logs rewards trains a policy: the entropy of a language model that learns from text
+falls too, and should.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import PolicySignal
 
 _NO_SPREAD = 1e-8
-"""Rewards that spread less than this are equal: they are means of 32-bit numbers."""
+"""Rewards with a smaller spread are equal: they are means of 32-bit numbers."""
 
 
 def _of_kind(run: RecordedRun, kind: str) -> list[PolicySignal]:
@@ -25,7 +25,7 @@ def _of_kind(run: RecordedRun, kind: str) -> list[PolicySignal]:
 
 
 def logged_gain(run: RecordedRun) -> float | None:
-    """How far the logged rewards rose from the first third to the last, in units of their early spread."""
+    """The rise of the logged rewards from the first third to the last, in units of their early spread."""
     rewards, spreads = _of_kind(run, "reward"), _of_kind(run, "reward_std")
     third = len(rewards) // 3
     if third < 2:
@@ -60,7 +60,7 @@ def logged_zero_advantage(run: RecordedRun) -> Claim | None:
 
 
 def logged_kl_blowup(run: RecordedRun) -> Claim | None:
-    """The logged KL climbs far above where it began, and the rewards do not rise with it."""
+    """The logged KL rises far above its beginning, and the rewards do not rise with it."""
     found = _of_kind(run, "kl")
     names = {each.name for each in found}
     found = [each for each in found if each.name == min(names)]
@@ -84,7 +84,7 @@ def logged_kl_blowup(run: RecordedRun) -> Claim | None:
 
 
 def logged_entropy_collapse(run: RecordedRun) -> Claim | None:
-    """The logged entropy of a policy falls to a small part of what it was, early in the run."""
+    """The logged entropy of a policy falls to a small part of its initial value, early in the run."""
     found = _of_kind(run, "entropy")
     if len(found) < 8 or not _of_kind(run, "reward"):
         return None

@@ -1,11 +1,11 @@
-"""What the ranks of one run have recorded, compared look by look.
+"""Compares the records of the ranks of one run.
 
-The files of the ranks are read one after the other, line by line. What is kept of a look does not hold the looks of all
-ranks: only how many ranks have each value, and which ones have a value that is not the most frequent one. So the memory
-grows with the number of looks, and with the ranks that differ, not with both together.
+The files of the ranks are read one after the other, line by line. The comparison of a step does not keep the records of
+all ranks, but only how many ranks have each value, and which ones have a value other than the most frequent one. So the
+memory grows with the number of records, and with the ranks that differ, not with both together.
 
-The value of most ranks is taken for the right one. Where two values are equally frequent, as with two ranks, that of
-the lowest rank is: rank 0 is the one that DDP broadcasts from and that most scripts save.
+The value of most ranks is taken as the correct one. If two values are equally frequent, as with two ranks, that of the
+lowest rank is used: DDP broadcasts from rank 0, and most scripts save it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FingerprintKind = Literal["parameters", "gradients", "moments"]
 _SETUP = ("torch", "python", "device", "seed", "initialized", "world_size")
 _HELD = 64
-"""So many ranks are listed for each value."""
+"""The number of ranks that are listed for each value."""
 
 
 class Votes:
@@ -36,7 +36,7 @@ class Votes:
         self._counts: dict[Hashable, int] = {}
 
     def add(self, value: Hashable, rank: int) -> None:
-        """One rank has this value."""
+        """Add the value of one rank."""
         self._counts[value] = self._counts.get(value, 0) + 1
         held = self._ranks.setdefault(value, [])
         if len(held) < _HELD:
@@ -44,7 +44,7 @@ class Votes:
 
     @property
     def count(self) -> int:
-        """How many ranks have a value."""
+        """The number of ranks that have a value."""
         return sum(self._counts.values())
 
     @property
@@ -59,7 +59,7 @@ class Votes:
 
     @property
     def usual(self) -> Hashable:
-        """The value of most ranks; of several, that of the lowest rank."""
+        """The value of most ranks; if there are several, that of the lowest rank."""
         return max(self._counts, key=lambda value: (self._counts[value], -self._ranks[value][0]))
 
     @property
@@ -69,7 +69,7 @@ class Votes:
 
     @property
     def odd(self) -> list[int]:
-        """The ranks that have another value than most, in order."""
+        """The ranks with another value than most, in order."""
         usual = self.usual
         return sorted(rank for value, ranks in self._ranks.items() if value != usual for rank in ranks)
 
@@ -82,7 +82,7 @@ class Votes:
 
 @dataclass
 class ComparedLook:
-    """One optimizer at one step, on all ranks that looked at it."""
+    """One optimizer at one step, on all ranks that recorded it."""
 
     step: int
     parameters: Votes = field(default_factory=Votes)
@@ -99,16 +99,16 @@ class ComparedLook:
     moved: list[int] = field(default_factory=list)
     """Ranks whose parameters changed between this step and the next one."""
     without_gradients: int = 0
-    """How many ranks have gradients of 0 only, or none."""
+    """The number of ranks with gradients of only 0, or none."""
     not_called: int = 0
-    """On how many ranks the forward of DDP has never run."""
+    """The number of ranks on which the forward of DDP has never run."""
     not_synchronized: int = 0
-    """On how many ranks the last forward of DDP did not ask for gradients to be averaged."""
+    """The number of ranks on which the last forward of DDP did not request averaged gradients."""
     communicated: int = 0
-    """How many numbers a script has sent through collectives of its own: the most of any rank."""
+    """The number of values that a script has sent through its own collectives: the maximum over ranks."""
 
     def add(self, look: ReplicaLook, rank: int) -> None:
-        """Take in the look of one rank."""
+        """Add the record of one rank."""
         self.parameters.add(look.parameters.total, rank)
         self.gradients.add(look.gradients.total, rank)
         self.moments.add(look.moments.total, rank)
@@ -138,7 +138,7 @@ class ComparedOptimizer:
 
     number: int
     facts: RankOptimizer
-    """As the first of these ranks describes it."""
+    """The description of the first of these ranks."""
     type: Votes = field(default_factory=Votes)
     settings: Votes = field(default_factory=Votes)
     looks: dict[int, ComparedLook] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ComparedOptimizer:
 
     @property
     def shared(self) -> list[ComparedLook]:
-        """The looks of several ranks, in the order of their steps."""
+        """The records of several ranks, in the order of their steps."""
         return [self.looks[step] for step in sorted(self.looks) if self.looks[step].parameters.count > 1]
 
 
@@ -171,14 +171,14 @@ class RankComparison:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there should be, as far as is known."""
+        """The expected number of ranks, as far as is known."""
         said = self.setups["world_size"]
         known = said.usual if said.count else 0
         return max(len(self.folders), known if isinstance(known, int) else 0)
 
     @property
     def optimizers(self) -> list[ComparedOptimizer]:
-        """Those that several ranks hold with the same parameters."""
+        """The optimizers that several ranks hold with the same parameters."""
         return [each for each in self._groups.values() if each.type.count > 1]
 
     def _take(self, rank: int, folder: Path) -> None:
@@ -231,12 +231,12 @@ class RankComparison:
 
 
 def _settings(facts: RankOptimizer) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """All but the learning rate, which is compared look by look, in a form that can be compared."""
+    """All settings except the learning rate, which is compared at each step, in a comparable form."""
     left_out = ("lr", "initial_lr")
     groups = [{k: v for k, v in group.values.items() if k not in left_out} for group in facts.settings]
     return tuple(tuple(sorted((name, repr(value)) for name, value in group.items())) for group in groups)
 
 
 def first_where(looks: Iterable[ComparedLook], kind: str) -> ComparedLook | None:
-    """The first look at which the ranks differ in something."""
+    """The first record at which the ranks differ in something."""
     return next((look for look in looks if getattr(look, kind).differ), None)

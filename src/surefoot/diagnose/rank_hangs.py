@@ -1,11 +1,11 @@
-"""`dist.hang`: a rank that the others waited for in vain, from what the ranks left beside each other.
+"""`dist.hang`: a rank that the others waited for, found in the files that the ranks wrote.
 
-Three facts name the odd rank, the surest first. While the run went on, the ranks found one that does not move
-(`hang.json`, see `record.rank_peers`), and it has taken no step since. Or a rank came to its end while the collectives
-of the others failed, and has no cause of its own. Or a rank has not ended at all, in a run whose other ranks ended with
-failed collectives: it was killed.
+Three facts identify the odd rank, the most certain first. During the run, the ranks found one that does not move
+(`hang.json`, see `record.rank_peers`), and it has taken no step since. Or a rank ended while the collectives of the
+others failed, and has no cause of its own. Or a rank has not ended at all, in a run whose other ranks ended with failed
+collectives: it was killed.
 
-A stop after which the ranks went on is a remark: a slow disk, a server that was waited for.
+A pause after which the ranks continued has severity info: a slow disk, or a server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODE, FAILED = "dist.hang", "dist.collective-failed"
 
 @dataclass(frozen=True)
 class HangRule:
-    """What a hang of ranks is called, and what it explains."""
+    """The code of a hang of ranks, and the causes that it explains."""
 
     code: str = CODE
     explains: tuple[str, ...] = (FAILED,)
@@ -39,7 +39,7 @@ class HangRule:
 def hang_claims(
     folders: Sequence[Path], ranks: Mapping[int, Diagnosis], kinds: Mapping[str, int]
 ) -> list[tuple[HangRule, Claim]]:
-    """What is claimed of ranks with these folders and diagnoses; `kinds` says how strong the evidence of a cause is."""
+    """The claims about ranks with these folders and diagnoses; `kinds` is the strength of the evidence of a cause."""
     if not folders:
         return []
     top, beats = folders[0].parent, _beats(folders)
@@ -56,7 +56,7 @@ def _beats(folders: Sequence[Path]) -> dict[int, Beat]:
 
 
 def _is_of_this_run(hang: Hang, beats: Mapping[int, Beat]) -> bool:
-    """Whether the ranks that left their files are those that found it: a folder may have been used twice."""
+    """Whether the ranks of these files are those that found it: a folder may have been used twice."""
     return bool(beats) and all(beat.launch == hang.launch and beat.began <= hang.time for beat in beats.values())
 
 
@@ -83,7 +83,7 @@ def _where(rank: int, line: str) -> tuple[str, ...]:
 def _fix(hang: Hang, odd: int) -> str:
     line = hang.where or "the line in its stack"
     return {
-        "stands": f"Look at {line}, where rank {odd} did not return: give what it waits for a time limit and an error, "
+        "stands": f"Look at {line}, where rank {odd} did not return: add a time limit and an error to that wait, "
         f"and see rank{odd}/{STACKS}.",
         "apart": f"Let every rank call the same collectives in the same order: rank {odd} is in {line} while rank "
         f"{hang.waiting_rank} is in {hang.waiting_where}. Look for a condition on the rank around either of them.",
@@ -101,14 +101,14 @@ def _fix(hang: Hang, odd: int) -> str:
 def _of_end(
     first: Beat | None, beats: Mapping[int, Beat], ranks: Mapping[int, Diagnosis], kinds: Mapping[str, int]
 ) -> Claim | None:
-    """A rank came to its end, and the collectives of others failed."""
+    """A rank ended, and the collectives of others failed."""
     left = _left_behind(ranks)
     if first is None or not left or first.rank in left or not _is_of_run(first, beats):
         return None
     own = ranks.get(first.rank)
     crash = EVIDENCE_RANK["crash"]
     if own is not None and any(kinds.get(each.cause) == crash for each in own.serious):
-        return None  # what ended it is known
+        return None  # its end has a known cause
     other = beats.get(left[0])
     after = f" after {other.step:,} steps" if other is not None else ""
     return Claim(
@@ -136,8 +136,8 @@ def _end_fix(first: Beat) -> str:
     if first.code:
         return f"Look at the error that ended rank {first.rank}: {first.ending}"
     return (
-        f"Let every rank take the same number of steps: rank {first.rank} had no more batches, or left the loop by a "
-        "decision of its own. All-reduce the decision to stop, or give each rank as many batches as the others."
+        f"Let every rank take the same number of steps: rank {first.rank} had no more batches, or left the loop on its "
+        "own. All-reduce the decision to stop, or give each rank as many batches as the others."
     )
 
 

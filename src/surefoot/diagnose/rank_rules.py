@@ -1,13 +1,13 @@
 """Causes that only a comparison of the ranks shows. Each rule takes the comparison of one optimizer over the ranks.
 
-What separates a fault from what is healthy:
+Facts that separate a fault from healthy differences:
 
-- Different losses, batches, dropout masks and augmentations per rank are healthy. What must be equal are the gradients
-  that the optimizer steps with, once they are averaged, and so the parameters. Both are equal to the last bit.
-- Ranks that train separate models on purpose are left alone: the members of an ensemble have other parameters from the
-  first step on, and those of a sweep other settings, or the same data.
-- A script that averages parameters now and then (local SGD) has different gradients, and exchanges as many numbers as
-  the model has. It is left alone, and so are communication hooks that need not make gradients equal.
+- Different losses, batches, dropout masks and augmentations per rank are healthy. The gradients that the optimizer uses
+  must be equal after averaging, and so must the parameters. Both are equal to the last bit.
+- Ranks that train separate models on purpose are not reported: the members of an ensemble have other parameters from
+  the first step on, and those of a sweep other settings, or the same data.
+- A script that averages parameters at intervals (local SGD) has different gradients, and exchanges as many numbers as
+  the model has. It is not reported, and neither are communication hooks that need not make gradients equal.
 - Shards of FSDP and DTensor are not compared at all (`watch.replica_looks`).
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from surefoot.diagnose.rank_comparison import ComparedOptimizer, FingerprintKind, RankComparison, Votes
 
 FEWEST_BATCHES = 3
-"""The same batch on all ranks is an accident, or a script that trains on one batch; so many different ones are not."""
+"""Equal batches on all ranks may be a coincidence, or a script that trains on one batch, but not with this many."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class RankRule:
     """How one cause is recognised from several ranks."""
 
     code: str
-    """The cause, as the catalogue names it."""
+    """The cause, as a code of the catalogue."""
     find: Callable[[RankComparison, ComparedOptimizer], Claim | None]
-    """Looks for what the cause requires; `None` if something is missing or speaks against it."""
+    """Returns a claim; `None` if evidence is missing or contradicts the cause."""
     explains: tuple[str, ...] = ()
-    """Causes that are mere consequences of this one."""
+    """Causes that are consequences of this one."""
 
 
 def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
-    """What the rules find: of each cause the claim about the first optimizer that has it."""
+    """The claims of the rules: for each cause, about the first optimizer that has it."""
     found: list[tuple[RankRule, Claim]] = []
     for rule in RANK_RULES:
         claims = (rule.find(ranks, optimizer) for optimizer in ranks.optimizers if optimizer.shared)
@@ -55,7 +55,7 @@ def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
 
 
 def _with_gradients(optimizer: ComparedOptimizer) -> list[ComparedLook]:
-    """Looks at which the ranks step with the gradients of the same backward, and none of them has nothing but zeros."""
+    """Records at which the ranks step with the gradients of the same backward, and none has only zeros."""
     return [look for look in optimizer.shared if not look.without_gradients and not look.backwards.differ]
 
 
@@ -71,10 +71,10 @@ def _together(optimizer: ComparedOptimizer) -> bool:
 
 
 def _means_together(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook) -> bool:
-    """Whether ranks that nothing brings together were meant to train one model, by all that they have in common.
+    """Whether ranks without a common wrapper were meant to train one model, judged by what they have in common.
 
-    They begin with the same parameters and settings, are connected, and share out the data. The members of a sweep
-    begin alike too, but see the same data or have other settings, and need no connection.
+    They begin with the same parameters and settings, are connected, and share the data. The members of a sweep begin
+    equal too, but use the same data or have other settings, and need no connection.
     """
     alike = look.parameters.agree and not look.lr.differ and not optimizer.type.differ and not optimizer.settings.differ
     return alike and ranks.setups["initialized"].usual is True and look.inputs.differ
@@ -119,7 +119,7 @@ def _first_of(names: Sequence[str], optimizer: ComparedOptimizer) -> str:
 
 
 def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
-    """Ranks step with different gradients, and their parameters drift apart."""
+    """Ranks step with different gradients, and their parameters diverge."""
     looks = optimizer.shared
     first = first_where(_with_gradients(optimizer), "gradients")
     if first is None or optimizer.facts.has_own_hook:
@@ -129,9 +129,9 @@ def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) 
     later = [look for look in looks if look.step > first.step]
     apart = [look for look in later if look.parameters.differ]
     if not (apart or first.after.differ) or (later and not later[-1].parameters.differ):
-        return None  # whatever the gradients are, the parameters are made equal again
+        return None  # the parameters are made equal again in any case
     if looks[-1].communicated >= optimizer.facts.elements:
-        return None  # the script exchanges as much as the model has: local SGD, or averaging of its own
+        return None  # the script exchanges as much as the model has: local SGD, or its own averaging
     names = _tensors(ranks, optimizer, first, "gradients")
     differing = sum(look.gradients.differ for look in looks)
     why, fix = _why_not_averaged(optimizer, first)
@@ -162,7 +162,7 @@ def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) 
 
 
 def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple[str, str]:
-    """What the wrapper shows about the reason, and what to change."""
+    """The reason, as far as the wrapper shows it, and what to change."""
     if not optimizer.wrapped:
         return (
             "nothing averages them, since the model is not wrapped in DistributedDataParallel",
@@ -189,7 +189,7 @@ def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple
 
 
 def replicas_diverged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
-    """Ranks step with the same gradients, and still hold different parameters."""
+    """Ranks step with the same gradients, but hold different parameters."""
     looks = optimizer.shared
     first = first_where(looks, "parameters")
     if first is None or optimizer.facts.has_own_hook or not _averages(optimizer):
@@ -306,7 +306,7 @@ def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Clai
             continue
         mine, other = _both(votes)
         said = words.format(step=look.step, odd=votes.odd[0], reference=votes.reference, mine=mine, other=other)
-        first = _first_apart(ranks, optimizer)
+        first = _first_difference(ranks, optimizer)
         return Claim(
             0.97,
             f"{said}: averaged gradients have no common scale, and a step may be taken on some ranks only.",
@@ -333,7 +333,7 @@ def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
         return None
     what, votes, step, is_error = named
     mine, other = _both(votes)
-    first = _first_apart(ranks, optimizer)
+    first = _first_difference(ranks, optimizer)
     return Claim(
         0.97,
         f"{_capital(_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
@@ -380,14 +380,14 @@ def _versions(ranks: RankComparison) -> _Difference | None:
     return None
 
 
-def _first_apart(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
-    """The first parameter that the ranks were seen to hold differently; empty if there is none."""
+def _first_difference(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
+    """The first parameter that differed between ranks; empty if there is none."""
     look = first_where(optimizer.shared, "parameters")
     return [] if look is None else _tensors(ranks, optimizer, look, "parameters")[:1]
 
 
 def _both(votes: Votes) -> tuple[str, str]:
-    """What the first odd rank has, and what the one that it is compared with has, in words."""
+    """The values of the first odd rank, and of the one that it is compared with, as text."""
     values = votes.by_rank()
     mine, other = values[f"rank {votes.odd[0]}"], values[f"rank {votes.reference}"]
     if isinstance(mine, tuple) and isinstance(other, tuple):
@@ -415,7 +415,7 @@ def not_sharded(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | 
     """All ranks are trained on the same batches."""
     looks = optimizer.shared
     if not looks[0].parameters.agree or not _together(optimizer):
-        return None  # separate models may well see the same data
+        return None  # separate models may use the same data
     for kind, said in (("inputs", "inputs"), ("targets", "targets")):
         votes = [found for look in looks if (found := getattr(look, kind)).count > 1 and not look.backwards.differ]
         if len(votes) < FEWEST_BATCHES or any(each.differ for each in votes):

@@ -1,4 +1,4 @@
-"""What a rule is, and what it claims."""
+"""The definition of a rule and of its claim."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
 
 Kind = Literal["crash", "wiring", "value", "dynamics", "curve", "remark"]
-"""The kind of evidence a rule rests on, the strongest first."""
+"""The kind of evidence that a rule uses, strongest first."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a rule found."""
+    """The result of a rule."""
 
     confidence: float
-    """How sure it is, from 0 to 1."""
+    """The confidence, from 0 to 1."""
     summary: str
     """One sentence with names and numbers."""
     step: int | None = None
-    """When it happened or was noticed."""
+    """The step at which it happened or was detected."""
     where: tuple[str, ...] = ()
     """Layers, tensors, and places in the user's code."""
     evidence: Evidence = field(default_factory=dict)
-    """The numbers it rests on."""
+    """The numbers that it is based on."""
     severity: Severity = "error"
-    """How bad it is."""
+    """The severity."""
     fixes: tuple[str, ...] = ()
-    """What to do here in particular; the catalogue's fixes follow."""
+    """Specific fixes for this run; the catalogue's fixes follow."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Rule:
     """How one cause is recognised."""
 
     code: str
-    """The cause, as the catalogue names it."""
+    """The cause, as a code of the catalogue."""
     kind: Kind
-    """The kind of evidence it rests on."""
+    """The kind of evidence that it uses."""
     find: Callable[[RecordedRun], Claim | None]
-    """Looks for what the cause requires; `None` if something is missing or speaks against it."""
+    """Returns a claim; `None` if evidence is missing or contradicts the cause."""
     explains: tuple[str, ...] = ()
-    """Causes that are mere consequences of this one, if both are claimed. A trailing `*` covers a family."""
+    """Causes that are consequences of this one, if both are claimed. A trailing `*` covers a family."""
     from_steps: bool = False
-    """It needs no more than the numbers of the steps, which a stabilizer records too. The others are not asked then."""
+    """Whether it needs only the numbers of the steps, which a stabilizer records too. Other rules are not run then."""
     dated: bool = False
-    """The claim's step is when it happened, not when it was noticed: nothing that came later explains it."""
+    """Whether the claim's step is when it happened, not when it was detected: nothing later explains it."""

@@ -1,4 +1,4 @@
-"""A recorded run as the rules see it: the facts, and the few readings of them that many rules share."""
+"""A recorded run for the rules: the facts, and derived values that many rules share."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class RecordedRun:
         self.parameters: dict[int, ParameterFacts] = {held.id: held for held in facts.parameters}
         """Every parameter, by number."""
         self.sampled = SampledData(facts, self.parameters)
-        """The steps that were looked at closely."""
+        """The sampled steps."""
 
     def label(self, parameter: int) -> str:
         """The name of a parameter."""
         return self.parameters[parameter].label
 
     def events(self, kind: type[_E]) -> list[_E]:
-        """What happened, of one kind."""
+        """The events of one kind."""
         return [event for event in self.facts.events if isinstance(event, kind)]
 
     def evaluations(self) -> Iterator[ModelCall]:
@@ -61,12 +61,12 @@ class RecordedRun:
 
     @cached_property
     def main(self) -> OptimizerFacts | None:
-        """The optimizer that stepped most, the last made among equals."""
+        """The optimizer with the most steps, the last made among equals."""
         return max(self.optimizers, key=lambda held: (held.steps, held.number), default=None)
 
     @property
     def series(self) -> StepSeries:
-        """The numbers of the main optimizer's steps; of a loop without one, of its backwards."""
+        """The numbers of the main optimizer's steps; for a loop without one, of its backward calls."""
         return self.main.series if self.main is not None else self.facts.backward_series
 
     @cached_property
@@ -81,7 +81,7 @@ class RecordedRun:
 
     @property
     def adversarial(self) -> bool:
-        """Several optimizers take turns, as in a GAN: one loss says little by itself. Phases do not."""
+        """Whether several optimizers alternate, as in a GAN: then one loss alone says little. Phases do not count."""
         active = [held for held in self.optimizers if held.steps >= max(5, 0.02 * self.steps)]
         spans = [_span(held) for held in active if held.created_at_step <= 0.5 * self.steps]
         pairs = [(a, b) for i, a in enumerate(spans) for b in spans[:i]]
@@ -111,8 +111,8 @@ class RecordedRun:
 
     @cached_property
     def blind(self) -> bool:
-        """Whether the loss says nothing about progress: rewards weigh it, or its targets come from a model."""
-        if self.facts.policy_entropies or self.facts.scope == STEPS_ONLY:  # what the loss is made of was not seen
+        """Whether the loss does not indicate progress: it is weighted by rewards, or its targets come from a model."""
+        if self.facts.policy_entropies or self.facts.scope == STEPS_ONLY:  # the loss was not observed in detail
             return True
         losses = self.sampled.training_losses()
         if losses and sum(call.target_from_model for call in losses) > 0.5 * len(losses):
@@ -128,12 +128,12 @@ class RecordedRun:
 
     @property
     def failing(self) -> bool:
-        """Whether the run does badly by any account: not finite, risen, or hardly moved."""
+        """Whether the run fails by any measure: not finite, risen, or hardly changed."""
         return self.nonfinite.seen or self.curve.rose or not self.curve.learned
 
 
 def _can_learn(facts: RunFacts) -> bool:
-    """Whether the doctor saw that a model can learn, or could not tell: in its few steps the loss need not fall."""
+    """Whether the doctor found that a model can learn, or could not decide: in its few steps the loss need not fall."""
     return facts.preflight is not None and facts.preflight.overfits is not False
 
 

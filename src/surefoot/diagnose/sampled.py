@@ -1,4 +1,4 @@
-"""The sampled steps of a run, taken together: the calls, backwards, model calls and updates of all of them."""
+"""The sampled steps of a run together: the calls, backward calls, model calls and updates of all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SampledData:
-    """What was seen of the sampled steps, in order."""
+    """The records of the sampled steps, in order."""
 
     def __init__(self, facts: RunFacts, parameters: dict[int, ParameterFacts]) -> None:
         self.steps: list[SampledStep] = facts.sampled_steps
@@ -38,7 +38,7 @@ class SampledData:
 
     @cached_property
     def calls(self) -> SampledCalls:
-        """The calls of all steps; each has the step it was made in."""
+        """The calls of all steps; each has its step."""
         kinds = [field.name for field in dataclasses.fields(SampledCalls)]
         return SampledCalls(
             **{kind: [call for step in self.steps for call in getattr(step.calls, kind)] for kind in kinds}
@@ -51,7 +51,7 @@ class SampledData:
 
     @cached_property
     def signs(self) -> dict[tuple[int, int], LossSign]:
-        """What each loss function was multiplied by on its way to a `backward`: by its step and its place in it."""
+        """The factor of each loss function up to a `backward`: by its step and its position in it."""
         calls = [(step.step, call.sign) for step in self.steps for call in step.backward_calls]
         return {(step, sign.index): sign for step, sign in calls if sign is not None}
 
@@ -70,10 +70,11 @@ class SampledData:
         return [call for call in self.calls.losses if call.trained_on and (not names or call.op in names)]
 
     def share_of_mean(self, loss: LossCall) -> float | None:
-        """Which part of the mean over its targets a loss is: 1, or a little less for a sum over a number of targets.
+        """The share of the mean over its targets that a loss is: 1, or a little less for a sum over a number of
+        targets.
 
-        A trainer may count targets that the model leaves out, the first token of each row for instance. `None` if the
-        loss is not a mean.
+        A trainer may count targets that the model leaves out, such as the first token of each row. `None` if the loss
+        is not a mean.
         """
         if loss.reduction == "mean":
             return 1.0
@@ -104,11 +105,11 @@ class SampledData:
 
     @cached_property
     def begins_trained(self) -> bool:
-        """Whether the first loss is one that no new model has: far below that of the best constant answer.
+        """Whether the first loss is far below that of the best constant answer, which no new model reaches.
 
-        A new model makes an even guess; where the best constant answer is not known, that stands for it. Where one
-        label is far more frequent than the others nothing is concluded: an output that starts from these shares, and a
-        first batch without the rare ones, look the same.
+        A new model makes a uniform guess, which is used if the best constant answer is not known. If one label is far
+        more frequent than the others, nothing is concluded: an output that starts from these shares, and a first batch
+        without the rare ones, look the same.
         """
         losses = [call for call in self.steps[0].calls.losses if call.trained_on] if self.steps else []
         if len(losses) != 1 or self.steps[0].step > 1 or losses[0].op != "cross_entropy" or losses[0].weighted:
@@ -161,11 +162,11 @@ class SampledData:
 
 _MANY_KINDS = 100
 _OF_EACH = 20
-"""With more than `_MANY_KINDS` kinds of labels, so many of each must have been seen on average."""
+"""With more than `_MANY_KINDS` kinds of labels, this many of each must have occurred on average."""
 
 
 def are_too_few(counts: Mapping[str, int]) -> bool:
-    """Whether so many kinds of labels were seen so rarely that their entropy is much lower than that of all labels.
+    """Whether there are so many rare kinds of labels that their entropy is much lower than that of all labels.
 
     Words are an example: most of them are rare, and a few thousand do not show how rare.
     """

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 SHOWN = 3
-"""Findings at the end of a run; `surefoot diagnose` has them all."""
+"""The number of findings at the end of a run; `surefoot diagnose` prints all."""
 
 
 def as_text(diagnosis: Diagnosis, folder: str) -> str:
-    """The verdict, the findings that matter, and where the rest is."""
+    """The verdict, the most important findings, and where the rest is."""
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
     lines = ["", f"surefoot: {diagnosis.verdict} · {steps} · {folder}"]
@@ -56,7 +56,7 @@ def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that may come from a stranger, without what a terminal would obey."""
+    """Untrusted text without terminal control characters."""
     return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)
 
 
@@ -100,7 +100,7 @@ def _width() -> int:
 
 
 def _wrapped(start: str, words: str) -> list[str]:
-    """Lines no longer than the terminal, and not longer than is good to read."""
+    """Lines of readable length that fit the terminal."""
     return textwrap.wrap(
         printable(words.replace("\t", " ")),
         _width(),

@@ -1,8 +1,8 @@
-"""What to change in the settings of a trainer, where the training loop is not the script's own.
+"""The trainer settings to change if the training loop is not the script's own.
 
-The fixes of a cause are written for a loop that the user can change. Of a run whose loop is a library's (`trainer` of
-the facts), the setting that does the same comes first. Causes whose fix lies in the script's own code (its model, its
-data) are not listed.
+The fixes of a cause are written for a loop that the user can change. For a run whose loop is a library's (`trainer` of
+the facts), the equivalent setting comes first. Causes whose fix is in the script's own code (its model, its data) are
+not listed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FIXES = {"transformers": _TRANSFORMERS, "lightning": _LIGHTNING, "accelerate": 
 
 
 def trainer_fixes(run: RecordedRun, cause: str) -> tuple[str, ...]:
-    """The settings of the run's trainer to change; none if the script's own code is what to change."""
+    """The trainer settings to change; empty if the script's own code must change."""
     trainer = run.facts.trainer
     if trainer is None:
         return ()

@@ -1,6 +1,6 @@
-"""The curves of validation sets, beside that of the training loss.
+"""The curves of validation sets, together with the training loss.
 
-A run may evaluate several sets after each epoch. Passes belong to one set if they come in the same place after their
+A run may evaluate several sets after each epoch. Passes belong to one set if they have the same position after their
 step, use the same loss function and have the same number of rows.
 """
 
@@ -28,7 +28,7 @@ class ValidationCurve:
     start: float
     """The training loss at the beginning."""
     training: list[float]
-    """The median of the training losses since the pass before; NaN where there was no step."""
+    """The median of the training losses since the previous pass; NaN if there was no step."""
 
     @cached_property
     def smooth(self) -> list[float]:
@@ -38,7 +38,7 @@ class ValidationCurve:
 
     @cached_property
     def best_at(self) -> int:
-        """Which pass is the lowest, smoothed."""
+        """The index of the lowest smoothed pass."""
         return min(range(len(self.smooth)), key=self.smooth.__getitem__)
 
     @property
@@ -53,28 +53,28 @@ class ValidationCurve:
 
     @property
     def learned(self) -> float:
-        """How far the best pass is below the training loss at the beginning."""
+        """How far the best pass is below the initial training loss."""
         return self.start - self.best
 
     @cached_property
     def jump(self) -> float:
-        """How far the loss typically moves from one pass to the next."""
+        """The typical change of the loss from one pass to the next."""
         return median(abs(b - a) for a, b in pairwise(self.losses))
 
     def training_at(self, place: int) -> float:
-        """The level of training around a pass."""
+        """The training level around a pass."""
         near = [value for value in self.training[max(0, place - 1) : place + 2] if math.isfinite(value)]
         return median(near) if near else math.nan
 
     @property
     def training_end(self) -> float:
-        """The level of training at the end."""
+        """The training level at the end."""
         last = [value for value in self.training[-3:] if math.isfinite(value)]
         return median(last) if last else math.nan
 
 
 def validation_curves(run: RecordedRun, fewest: int) -> list[ValidationCurve]:
-    """The sets with at least so many passes, all of them finite, while the main optimizer trained."""
+    """The sets with at least this many passes, all of them finite, while the main optimizer trained."""
     main = run.main
     if main is None or run.adversarial or run.curve.blind or not run.curve.finite:
         return []
@@ -106,7 +106,7 @@ def _run_steps(run: RecordedRun) -> list[int | None]:
 
 
 def _between(passes: list[int], trained: list[tuple[int, float]]) -> list[float]:
-    """The median training loss of the steps before each pass, back to the pass before it."""
+    """The median training loss of the steps before each pass, back to the previous pass."""
     found, place = [], 0
     for step in passes:
         mine = []

@@ -67,7 +67,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.cause is not None and self.cause not in CATALOGUE:
-            raise ValueError(f"{self.cause!r} is no code of the catalogue.")
+            raise ValueError(f"{self.cause!r} is not a code of the catalogue.")
 
 
 def passed(step: int, name: str, summary: str, number: float | None = None, expected: str = "") -> Check:

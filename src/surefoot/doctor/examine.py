@@ -68,7 +68,7 @@ def debug_training_stability(
         loss_of: `loss_of(model, batch)` gives the loss, for loops whose way to call the model cannot be guessed.
         clip: The limit on the gradient norm that the loop uses, if it clips.
         seconds: Time that all probes share, roughly.
-        num_steps: Then train a copy for so many steps, or until a detector raises an alarm, and say when and where.
+        num_steps: Then train a copy for this many steps, or until a detector raises an alarm, and report where.
             It may take `seconds` once more.
         show: Print the table.
     """

@@ -82,7 +82,7 @@ def load_function(target: str) -> Any:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}. {_WAY_OUT}")
-    sys.path.insert(0, str(path.parent.resolve()))  # modules beside the file can be imported, as under python
+    sys.path.insert(0, str(path.parent.resolve()))  # modules next to the file can be imported, as under python
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The conclusions from probes: changes that nobody would keep, but whose outcome shows where the cause is."""
+"""The conclusions from probes: changes that are not fixes, but whose outcome shows where the cause is."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     unmoved = [name for name, step in failed.items() if step == baseline.reading.failed_at]
-    refuted = ["data.nonfinite-input"] if _came_in_finite(baseline, cures) else []
+    refuted = ["data.nonfinite-input"] if _data_was_finite(baseline, cures) else []
     report = Report("not cured", sentence(rows), rows, weigh(before, cures, list(failed), unmoved, refuted))
     broken = baseline.recorded.state
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
@@ -173,7 +173,7 @@ def _causes(baseline: AppliedAsItWas, rows: dict[str, Row], spoken_for: list[str
     return [code for code in spoken_for if code in possible]
 
 
-def _came_in_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
+def _data_was_finite(baseline: AppliedAsItWas, cures: list[str]) -> bool:
     """Whether the values of the batch were finite: a cure by precision implies it; otherwise the batch was checked."""
     batch = baseline.recorded.batch
     is_finite = batch is not None and batch.handed_out and not batch.nonfinite

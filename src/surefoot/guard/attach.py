@@ -7,7 +7,7 @@ and `detach` removes the hooks. One hook that torch runs for all optimizers stay
 no attachment.
 
 Not covered: a step inside `torch.compile`, a graph capture or a dispatch mode runs unguarded (one warning), and an
-optimizer that is no `torch.optim.Optimizer` has no hooks.
+optimizer that is not a `torch.optim.Optimizer` has no hooks.
 """
 
 from __future__ import annotations
@@ -82,17 +82,18 @@ def attach(
     1
 
     Args:
-        model: what the optimizer trains, or several: parameters are named by it, and its buffers are restored when a
-            step is refused. `None` if it is not known.
+        model: the model that the optimizer trains, or several. Parameters are named after it, and its buffers are
+            restored when a step is refused. `None` if it is not known.
         optimizer: a `torch.optim.Optimizer`, or a wrapper of Accelerate's or Lightning's around one.
-        mode: `"guard"` skips broken steps, clips and recovers. `"watch"` measures, decides and changes nothing; a
-            record says in `reasons` what would have refused the step, and no collective is started.
+        mode: `"guard"` skips broken steps, clips and recovers. `"watch"` measures and decides, but changes nothing: a
+            record names in `reasons` what would have refused the step, and no collective is started.
         clip: a clipper, or shapers followed by a clipper.
         checker: the detectors and their thresholds.
-        escalation: budgets for refused steps. When they are used up the learning rate is cut for each step, and in the
-            end `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does not escalate.
-        recovery: returns to earlier weights, kept in memory, when skipping is no help. Needs the loss of each step.
-        incidents: a run folder or a keeper, for what `surefoot replay` needs of the first of consecutive refused steps.
+        escalation: budgets for refused steps. When they are used up, the learning rate is cut for each step, and
+            finally `optimizer.step()` raises `TrainingHalted`. `None` skips indefinitely. Watching does not escalate.
+        recovery: returns to earlier weights, kept in memory, when skipping does not help. Needs the loss of each step.
+        incidents: a run folder or a keeper. Captures what `surefoot replay` needs of the first of consecutive refused
+            steps.
         log: the run folder that steps and events are written to, or a `RunLog`, which attachments may share.
         watch: what to measure per layer beyond the gradients.
         on_step, on_event: called with the record of each step once its numbers have arrived, and with each incident.
@@ -140,7 +141,7 @@ class AttachSettings:
 
 
 def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, settings: AttachSettings) -> Attachment:
-    """What `attach` does, with all settings there are."""
+    """The implementation of `attach`, with all settings."""
     models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
     optimizer = _unwrapped(optimizer)
     keeper = keeper_for(settings.incidents)
@@ -198,7 +199,7 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
         log=settings.log,
         keeps_incidents=settings.incidents is not None,
         samples_model=False,
-        # Whoever runs the hooks handles the errors of its own functions too.
+        # The code that runs the hooks also handles the errors of its own functions.
         on_step=_safe(settings.on_step, "on_step") if runs_directly else settings.on_step,
         on_event=_safe(settings.on_event, "on_event") if runs_directly else settings.on_event,
         announce=settings.announce,
@@ -248,11 +249,11 @@ class Attachment:
         self.detach()
 
     def observe(self, *, loss: Scalar | None = None, clip_factor: Scalar | None = None, **signals: Scalar) -> None:
-        """Give the next step its loss, which the optimizer does not know, and signals of your own.
+        """Pass the loss of the next step, which the optimizer does not have, and your own signals.
 
-        `clip_factor` is what you have multiplied its gradients by to clip them, a number above 0: the step is judged
-        and logged with the gradients as they were before. A tensor is not read; one that gradients cannot be divided by
-        (0, NaN) counts as unknown.
+        `clip_factor` is the factor, above 0, that you have multiplied the gradients by to clip them: the step is judged
+        and logged with the gradients before clipping. A tensor is not read; a factor that gradients cannot be divided
+        by (0, NaN) counts as unknown.
         """
         hooks = self._hooks()
         if hooks is not None:
@@ -263,30 +264,30 @@ class Attachment:
     def skipped_by_scaler(self, loss_scale: float = 1.0) -> None:
         """Count a step that a `GradScaler` has skipped without calling the optimizer, because of an overflow.
 
-        An optimizer that is not fused is not called then, so that no hook runs.
+        In that case an optimizer that is not fused is not called, so no hook runs.
         """
         hooks = self._hooks()
         if hooks is not None and hooks.active:
             hooks.account.skipped_by_scaler(loss_scale)
 
-    # ---- the state of the guard, for whoever saves the run ----------------------------------------------------------
+    # ---- the state of the guard, to be saved with the run -----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rules have learned, the budgets and the counts: tensors and plain values, no pickle needed."""
+        """The state of the rules, the budgets and the counts, as tensors and plain values without pickle."""
         return dict(settled_state(read_state(_guard_of(self._hooks()), self._results)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved guard stopped; load model and optimizer first. A changed part starts again.
+        """Continue where a saved guard stopped; load model and optimizer first. Parts with new settings start again.
 
         Earlier states in memory are not part of it.
         """
         load_state(_guard_of(self._hooks()), self._results, in_present_format(state))
 
-    # ---- what happened: reading changes nothing, and waits for numbers that have not arrived -------------------------
+    # ---- results: reading changes nothing, and waits for numbers that have not arrived ------------------------------
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far, skipped ones included."""
+        """The number of optimizer steps so far, including skipped ones."""
         return self._results.steps
 
     @property
@@ -296,7 +297,7 @@ class Attachment:
 
     @property
     def incidents(self) -> list[Incident]:
-        """What a person should know about, oldest first; the last 200."""
+        """The last 200 incidents, oldest first."""
         return list(self._results.seen().incidents)
 
     @property
@@ -321,7 +322,7 @@ def _guard_of(hooks: StepHooks | None) -> GuardContext:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside a wrapper, as Accelerate and Lightning put around one."""
+    """The optimizer inside a wrapper of Accelerate or Lightning."""
     while "_optimizer_step_pre_hooks" not in getattr(optimizer, "__dict__", {}):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None or inner is optimizer:
@@ -376,7 +377,7 @@ def _check_keeper(keeper: object, models: Sequence[nn.Module], mode: Mode) -> No
 
 
 def _capturing(capture: IncidentCapture, respond: Respond) -> Respond:
-    """Write the incident of a refused step before anything is done about it. The capture is not kept alive."""
+    """Write the incident of a refused step before any response to it. The capture is not kept alive."""
     reference = weakref.ref(capture)
 
     def capturing(results: StepResults, record: StepRecord, decision: Decision) -> None:

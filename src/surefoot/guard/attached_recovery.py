@@ -1,7 +1,7 @@
 """Recovery for an attached guard: earlier weights are kept in memory and restored inside `optimizer.step()`.
 
-What `TrainingStabilizer(recovery=...)` does, without checkpoints: those belong to whoever owns the loop. The
-schedule, the counters and the place in the data go on: only weights, buffers and optimizer state return.
+It works like `TrainingStabilizer(recovery=...)`, but without checkpoints: those belong to the owner of the loop. The
+schedule, the counters and the data position continue: only weights, buffers and optimizer state return.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AttachedRecovery:
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
 
     def before_update(self) -> None:
-        """Called before the optimizer writes: a copy in progress must be complete by then."""
+        """Called before the optimizer writes: complete a copy that is in progress."""
         if self.weights.ring is not None:
             self.weights.ring.hold_updates()
 
@@ -47,11 +47,11 @@ class AttachedRecovery:
         self.weights.report_jump(self._history)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
-        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+        """Restore earlier weights; returns which ones, or `None` if there are none."""
         return self.weights.return_to(before, tried, keep_present)
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
-        """No steps are repeated: the loop and its data belong to the caller."""
+        """Repeats no steps: the loop and its data belong to the caller."""
         if self._repeats:
             why_not = "`attach` does not control the data of the loop"
             summary = f"a return restores earlier weights and does not repeat steps: {why_not}"
@@ -59,16 +59,16 @@ class AttachedRecovery:
         return None
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """There are no checkpoints to save it in."""
+        """Saves nothing: there are no checkpoints."""
         return None
 
     def respond(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
-        """Do what was decided about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
+        """Carry out the decision about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
         self._actions.respond(results, record, decision)
 
 
 def recovering(recovery: AttachedRecovery, otherwise: Respond) -> Respond:
-    """Respond through the recovery while it lives, which is as long as the optimizer is attached."""
+    """Respond through the recovery as long as it exists, that is, while the optimizer is attached."""
     reference = weakref.ref(recovery)
 
     def respond(results: StepResults, record: StepRecord, decision: Decision) -> None:

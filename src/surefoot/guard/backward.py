@@ -1,7 +1,7 @@
 """From losses to the gradients of one optimizer step: backward, loss scale, accumulation, pieces, ranks.
 
-`GradientWindow` is everything that happens between two optimizer steps. It knows the microbatches of the window, what
-their gradients still have to be divided by, and whether other code has changed them.
+`GradientWindow` covers everything between two optimizer steps: the microbatches of the window, the divisor that their
+gradients still need, and whether other code has changed them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.act.microbatches import Microbatches, RowLimit, Split, Weighing
 from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
-from surefoot.decide.uneven_ranks import apart, check_can_part
+from surefoot.decide.uneven_ranks import check_separable, without_collectives
 from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
@@ -51,7 +51,7 @@ class GradientWarnings:
         self._models, self._history = models, history
 
     def lost_gradients(self, step: int, window: AccumulationWindow) -> None:
-        """Backward was called, but the gradients no longer exist: `zero_grad()` was called in between."""
+        """The gradients of a backward no longer exist: `zero_grad()` was called in between."""
         self._history.warn_once(
             Signals(step),
             "optim.lost-microbatch",
@@ -69,7 +69,7 @@ class GradientWarnings:
         )
 
     def split(self, step: int, split: Split) -> None:
-        """Batches do not fit whole: said once, and once more what that does to batch norm."""
+        """Report once that batches do not fit into memory as a whole, and once the effect on batch norm."""
         signals = Signals(step)
         if "memory.split" not in self._history.by_kind:
             log.info("surefoot: step %d: %s", step, split)
@@ -89,13 +89,13 @@ class BatchPieces:
     def __init__(self, models: Sequence[nn.Module], layout: Layout) -> None:
         self._models, self._layout = models, layout
         self.row_limit = RowLimit()
-        """How many rows fit."""
+        """The number of rows that fit."""
         self._microbatches: Microbatches | None = None
 
     def check(self) -> None:
         """Raise `UsageError` if the models cannot be run in pieces."""
         if self._microbatches is None:
-            check_can_part(self._models)
+            check_separable(self._models)
             self._microbatches = Microbatches(self._models, self.row_limit)
 
     def run(
@@ -105,23 +105,23 @@ class BatchPieces:
         weighing: Weighing,
         scaled_backward: Callable[[Tensor, Scalar | None], None],
     ) -> tuple[Tensor, Split | None]:
-        """Run a batch; returns its loss, and how it was split if it was. Call `check` first."""
+        """Run a batch; returns its loss, and the split if there was one. Call `check` first."""
         assert self._microbatches is not None
 
         def backward(loss: Tensor, share: float) -> None:
             if share < 1 and isinstance(loss, Tensor) and not loss.requires_grad:
-                return  # a piece without any target may have a constant loss where the batch has not
+                return  # a piece without targets may have a constant loss although the batch does not
             check_loss(loss)
             scaled_backward(loss if share == 1 else loss * share, weighing.total)
 
         parameters = [parameter for _, parameter in self._layout.parameters]
         loss, split = self._microbatches.run(loss_fn, batch, weighing, backward, parameters)
-        # A batch of padding alone: nothing to learn from it.
+        # The batch is only padding and contributes no gradient.
         return torch.zeros((), device=self._layout.home) if loss is None else loss, split
 
 
 class GradientWindowState(TypedDict):
-    """What is stored of a `GradientWindow`."""
+    """The stored state of a `GradientWindow`."""
 
     sums: WindowValues | None
     """`None` if there was no microbatch since the last step."""
@@ -136,16 +136,16 @@ class ClosedMicrobatches:
     def __init__(self) -> None:
         self.count = 0
         self.thread: int | None = None
-        """The one that trains; `None` since a state was loaded."""
+        """The thread that trains; `None` after a state was loaded."""
 
     def add(self) -> None:
-        """One more is complete."""
+        """Count one more."""
         self.count, self.thread = self.count + 1, threading.get_ident()
 
     def have_used(self, batches: int, before: int) -> bool:
         """Whether this many batches have all been used, and none was drawn ahead, in this or another thread.
 
-        `before` is what `count` was at the first of them. There is none if the run was stopped after the last one, and
+        `before` is the value of `count` at the first of them; `None` if the run was stopped after the last one and then
         resumed.
         """
         return batches <= self.count - before and self.thread in (None, threading.get_ident())
@@ -167,7 +167,7 @@ class GradientWindow:
         self._models, self._layout, self._policy, self._group = models, layout, policy, group
         self.warnings, self._zero_grad = warnings, zero_grad
         self.step = 0
-        """The optimizer step that is being gathered for."""
+        """The optimizer step that the window belongs to."""
         self.closed = ClosedMicrobatches()
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
@@ -187,7 +187,7 @@ class GradientWindow:
             self._scaled_backward(loss, weight, **options)
         else:
             self.sums.scaled(loss, weight)
-        self._take_in(loss, weight)
+        self._add_loss(loss, weight)
 
     def run_pieces(
         self, loss_fn: Callable[[Any], Tensor], batch: Any, weight: Callable[[Any], Scalar] | None
@@ -195,31 +195,31 @@ class GradientWindow:
         """Run one microbatch forward and backward, in as few pieces as fit; returns its loss."""
         self.pieces.check()
         try:
-            with apart(self._models, self._group, _is_last(self.sums)):
+            with without_collectives(self._models, self._group, _is_last(self.sums)):
                 weighing = Weighing(count_rows(batch), weight, None if weight is None else weight(batch))
                 self._drop_stale_gradients()
                 loss, split = self.pieces.run(loss_fn, batch, weighing, self._scaled_backward)
         except Exception:
-            if self._group is not None:  # all ranks failed together, and begin anew together
+            if self._group is not None:  # all ranks failed together, and start again together
                 self._layout.drop_gradients()
                 self.sums = self.sums.cleared()
                 self._announce_sync()
             raise
         if split is not None:
             self.warnings.split(self.step, split)
-        self._take_in(loss, weighing.total)
+        self._add_loss(loss, weighing.total)
         return loss
 
     def _scaled_backward(self, loss: Tensor, weight: Scalar | None, **options: Any) -> None:
         scale = self._policy.loss_scale()
-        with torch.enable_grad():  # the loss has its graph, wherever backward is called from
+        with torch.enable_grad():  # the loss has its graph, even if backward is called under `no_grad`
             scaled = self.sums.scaled(loss, weight)
             if scale is not None:
                 scaled = scaled * scale.to(scaled.device)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
 
-    def _take_in(self, loss: Tensor, weight: Scalar | None) -> None:
-        """After a microbatch, or one loss of it."""
+    def _add_loss(self, loss: Tensor, weight: Scalar | None) -> None:
+        """Record a microbatch, or one loss of it."""
         self.sums.add(loss, weight)
         if self._policy.scaler is not None:
             self._changes = GradientChanges(self._layout.parameters)
@@ -227,12 +227,12 @@ class GradientWindow:
     # ---- the window -----------------------------------------------------------------------------------------------
 
     def _announce_sync(self) -> None:
-        """Under DDP and FSDP2, only the last microbatch of a window averages gradients over ranks."""
+        """Under DDP and FSDP2, average gradients over ranks only at the last microbatch of a window."""
         if self.sums.length > 1:
             set_gradient_sync(self._models, _is_last(self.sums))
 
     def close_microbatch(self) -> bool:
-        """The microbatch is complete; returns whether the window is."""
+        """Complete the microbatch; returns whether the window is complete."""
         self.sums.close()
         self.closed.add()
         if not self.sums.full:
@@ -240,7 +240,7 @@ class GradientWindow:
         return self.sums.full
 
     def close_early(self) -> bool:
-        """Close a window that has fewer microbatches than it should; returns whether there is anything in it."""
+        """Close a window with fewer microbatches than usual; returns whether it contains any."""
         if self.sums.open:
             self.sums.close()
         if self.sums.count and not self.sums.full:
@@ -253,12 +253,12 @@ class GradientWindow:
             self.warnings.clipped_outside(self.step)
 
     def begin(self, step: int) -> None:
-        """An empty window for the next optimizer step."""
+        """Start an empty window for the next optimizer step."""
         self.step, self.sums, self._changes = step, self.sums.cleared(), None
         self._announce_sync()
 
     def evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
-        """Run a closure that calls backward, or leaves gradients, in a window of its own."""
+        """Run a closure that calls backward, or leaves gradients, in its own window."""
         self.sums = self.sums.cleared()
         with torch.enable_grad():
             loss = closure()
@@ -267,14 +267,14 @@ class GradientWindow:
         return loss
 
     def divisor(self) -> Scalar:
-        """What accumulation left to divide the gradients by; weights are added up over the ranks."""
+        """The divisor that accumulation leaves for the gradients; weights are summed over the ranks."""
         divisor, home = self.sums.divisor, self._layout.home
         dtype = torch.float64 if _is_double(self._layout) else torch.float32
         on_host = not self.sums.weighted or (self._group is None and home.type == "cpu")
         if not isinstance(divisor, Tensor):
             if on_host and (dtype is torch.float32 or divisor == 1):
                 return divisor
-            # A number would be part of what is recorded on a device. A fill: `torch.tensor` would wait for it.
+            # A number would be a constant in a CUDA graph; `torch.tensor` would wait for the device, a fill does not.
             divisor = torch.full((), divisor, dtype=dtype, device=home)
         total = divisor.to(home, dtype)
         if on_host or self._group is None:
@@ -282,13 +282,13 @@ class GradientWindow:
         return add_up(total, self._group) / torch.distributed.get_world_size(self._group)
 
     def _drop_stale_gradients(self) -> None:
-        """Before a microbatch: drop gradients that other code left, or notice that some are gone."""
+        """Before a microbatch: drop gradients that other code left, or detect that some were deleted."""
         if self._zero_grad and self.sums.loss_sum is None:
-            self._layout.drop_gradients()  # what another model's backward left, as in a GAN
+            self._layout.drop_gradients()  # left by the backward of another model, as in a GAN
         window = self.sums
         if window.is_empty or any(p.grad is not None for _, p in self._layout.parameters):
             return
-        if window.length == 1:  # as after a batch that failed: thrown away, and on to the next
+        if window.length == 1:  # as after a batch that failed: drop it and continue with the next
             self.sums = window.cleared()
         else:
             self.warnings.lost_gradients(self.step, window)
@@ -296,7 +296,7 @@ class GradientWindow:
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, live: bool) -> GradientWindowState:
-        """The current window with its gradients so far, if there is one; with `live`, the tensors themselves."""
+        """The current window with its gradients so far, if there is one; with `live`, tensors are not copied."""
         under_way = self.sums.loss_sum is not None
         gradients = [parameter.grad for _, parameter in self._layout.parameters] if under_way else []
         return {
@@ -340,7 +340,7 @@ def _is_last(window: AccumulationWindow) -> bool:
 
 
 def _has_gradient(weight: Scalar | None) -> bool:
-    """Whether a microbatch of this weight has to be run backward: not one that is known to have no rows.
+    """Whether a microbatch of this weight needs a backward: not if it is known to have no rows.
 
     A weight on a device is not read: the gradient is multiplied by 0 there.
     """
@@ -353,13 +353,13 @@ def _is_double(layout: Layout) -> bool:
 
 
 WATCHED = 4
-"""How many gradients are looked at: whoever clips, clips them all."""
+"""The number of gradients that are checked: code that clips changes all of them."""
 
 
 class GradientChanges:
-    """Notices gradients that were changed in place between backward and step.
+    """Detects gradients that were changed in place between backward and step.
 
-    Remembers the version counters of a few of them. Comparing these reads nothing off the device.
+    It stores the version counters of a few of them. Comparing these does not access the device.
     """
 
     def __init__(self, parameters: Sequence[NamedParameter]) -> None:

@@ -1,7 +1,7 @@
-"""A bad step as it is written: the state before it, its batches and gradients, and what is known about it.
+"""The content of an incident: the state before a bad step, its batches and gradients, and what is known about it.
 
-A stabilizer, `attach` and `surefoot run` find out about a bad step in different ways and describe it with what each of
-them knows. What an incident consists of, and how it is written, is the same for all of them, and is defined here.
+A stabilizer, `attach` and `surefoot run` detect a bad step in different ways. The content of an incident, and how it is
+written, is the same for all of them, and is defined here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.summary import IncidentPrints
 
 SIGNALS_KEPT = 50
-"""So many steps up to the bad one are listed with their loss, gradient norm and learning rate."""
+"""The number of steps, up to the bad one, that are listed with their loss, gradient norm and learning rate."""
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """Everything that is written of one bad step."""
+    """Everything that is written about one bad step."""
 
     step: int
     event: Mapping[str, Any]
@@ -40,24 +40,24 @@ class CapturedStep:
     rank: int
     world_size: int
     inexact: Sequence[str]
-    """Why a replay cannot be exact; empty if it can."""
+    """The reasons why a replay cannot be exact; empty if it can."""
     applied_since: int
-    """How many steps have been applied to the state since."""
+    """The number of steps that have been applied to the state since."""
     signals: Sequence[Mapping[str, Any]]
     """The steps up to this one, oldest first."""
     configuration: Mapping[str, Any]
     home: torch.device
-    """Where the parameters are."""
+    """The device of the parameters."""
     state: Mapping[str, Any]
-    """Models with buffers and modes, optimizer, scheduler and scaler before the step; what is `None` is not written."""
+    """Models with buffers and modes, optimizer, scheduler and scaler before the step; `None` values are not written."""
     window: Window | None
     """The batches and random streams; `None` if they are not known."""
     gradients: Mapping[str, Tensor] | None
     prints: IncidentPrints
-    """What a replay is compared with."""
+    """The values that a replay is compared with."""
 
     def write(self, place: Path, keeper: IncidentKeeper) -> None:
-        """Write the folder of the incident. Raises `OSError` when the disk does."""
+        """Write the folder of the incident. Raises `OSError` if the disk fails."""
         redact, left_out = Redactor(keeper.redact), list[str]()
         with torch.no_grad():
             facts = {

@@ -1,4 +1,4 @@
-"""A step of an optimizer that evaluates the loss itself, through a closure: L-BFGS, or any other that is given one."""
+"""A step of an optimizer that evaluates the loss through a closure, such as L-BFGS."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ClosureStep:
     """A step of an optimizer that evaluates its closure several times and moves the parameters in between.
 
-    The first evaluation is decided on. Later ones are the optimizer's own search: a bad trial point is its business as
-    long as it ends on a good one. A refused step leaves parameters and optimizer state as they were.
+    The first evaluation is decided on. Later ones are the optimizer's own search: bad trial points are allowed if the
+    step ends at a good one. A refused step leaves parameters and optimizer state unchanged.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class ClosureStep:
         *,
         raises: bool,
     ) -> None:
-        """Copy what the step may change, and cut the learning rate for it.
+        """Copy everything that the step may change, and cut the learning rate for it.
 
         Args:
             guarded: the guard of the optimizer.
             evaluate: runs the user's closure.
-            facts_now: what the loop knows after it, given what it returned; before it, given `None`.
+            facts_now: returns the facts of the loop, given the result of the closure, or `None` before it.
             raises: whether a refused step ends with `ClosureRefused`, for a caller that expects it. Otherwise the
-                gradients are hidden and the optimizer goes to its end with the loss it has.
+                gradients are hidden, and the optimizer completes the step with the loss it has.
         """
         self._guarded, self._evaluate, self._facts_now, self._raises = guarded, evaluate, facts_now, raises
         self._copy = StepCopy(guarded.layout.parameters, guarded.optimizer)
@@ -49,7 +49,7 @@ class ClosureStep:
         self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, facts_now(None).lr_factor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The closure that the optimizer is given; what it passes on is the closure's own."""
+        """The closure that is passed to the optimizer; returns the result of the user's closure."""
         if self.first is not None and self.first.refused:
             return self._first_loss
         loss = self._evaluate(*args, **kwargs)
@@ -70,17 +70,17 @@ class ClosureStep:
         return loss
 
     def raised(self) -> None:
-        """The closure or the optimizer has raised, and the step is about to end with that.
+        """The closure or the optimizer has raised, and the exception is about to end the step.
 
-        Parameters stay where the optimizer has left them: closures raise to end a step early. Broken ones are taken
-        back.
+        Parameters stay as the optimizer left them, because closures may raise to end a step early. Non-finite ones are
+        restored.
         """
         self.undo.close()
         if self._evaluations and self._guarded.measurer.parameters_broken():
             self._copy.restore()
 
     def end(self) -> StepNumbers | None:
-        """After the optimizer's step. `None` if no evaluation left a gradient."""
+        """Complete the optimizer's step. Returns `None` if no evaluation left a gradient."""
         with self.undo:
             self._lr_cut.keep_changes()
         if self.first is None:

@@ -1,7 +1,7 @@
-"""`GuardContext`: the parts that every guarded or watched optimizer has, built and connected in one place.
+"""`GuardContext`: the parts of every guarded or watched optimizer, built and connected in one place.
 
-`attach` adds the hooks of an optimizer to them, `TrainingStabilizer` backward, accumulation, checkpoints and recovery.
-The parts do not know their owner: which part calls which is decided here, when they are built.
+`attach` adds the hooks of an optimizer to them, `TrainingStabilizer` adds backward, accumulation, checkpoints and
+recovery. The parts have no reference to their owner: the connections between them are made here.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class GuardContext:
     shapers: tuple[Shaper, ...]
     decides_on_device: bool
     lag_steps: int
-    """How many steps later the host reads a step: 0 if it decides them itself."""
+    """The number of steps after which the host reads a step: 0 if the host decides."""
     log: RunLog | None
     rows: LogRows | None
-    """What is written into the log."""
+    """The rows of the log."""
     on_step: Callable[[StepRecord], None] | None
-    """To be called with every step once its numbers have arrived."""
+    """Called with every step when its numbers have arrived."""
 
 
 def build_guard(
@@ -151,7 +151,7 @@ def _budgets(
     guarded: GuardedOptimizer,
     ranks: Ranks,
 ) -> Budgets:
-    broken = weakref.WeakMethod(guarded.measurer.parameters_broken)  # the history keeps no parameters alive
+    broken = weakref.WeakMethod(guarded.measurer.parameters_broken)  # the history must not keep parameters alive
 
     def weights_broken() -> bool:
         method = broken()
@@ -161,7 +161,7 @@ def _budgets(
 
 
 def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-    """One function that calls all that are given; `None` if none is."""
+    """One function that calls all given ones; `None` if there are none."""
     given = [function for function in functions if function is not None]
     if len(given) < 2:
         return given[0] if given else None

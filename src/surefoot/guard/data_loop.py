@@ -1,7 +1,7 @@
-"""The data of a run: batches that are left, the place in them, and signals to stop.
+"""The data of a run: the remaining batches, the position in them, and stop signals.
 
-Before each batch that is drawn from `resume` is a moment to save and to stop. A signal that comes while the next batch
-is waited for is acted upon at once, as if it had come before.
+Before each batch that is drawn from `resume`, the run can save and stop. A signal that arrives while the run waits for
+the next batch is handled immediately, as if it had arrived before.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class BetweenBatches(Protocol):
-    """What is done between two batches so that steps can be repeated."""
+    """The work between two batches that makes it possible to repeat steps."""
 
     def go_back(self) -> None:
-        """Return to an earlier moment, if that was decided since the last batch."""
+        """Return to an earlier moment, if this was decided since the last batch."""
 
     def take_moment(self) -> None:
-        """Keep this moment, if it is time to."""
+        """Keep this moment, if it is due."""
 
     def leaves_out_next(self) -> bool:
-        """Whether the batches of the next step are to be left out."""
+        """Whether to leave out the batches of the next step."""
 
     def leave_out(self) -> None:
-        """Count the next step as one that was left out: its batches are drawn."""
+        """Count the next step as left out. Its batches are drawn."""
 
 
 class DrawnWindows:
-    """Which iterators drew a batch for each step: what one step of the loop consists of."""
+    """Records which iterators drew a batch for each step."""
 
     def __init__(self) -> None:
         self.steps = 0
-        """Steps taken on the batches of the current window."""
+        """The number of steps taken on the batches of the current window."""
         self._last_steps = 0
         self._drawn: list[weakref.ref[DrawnBatches]] = []
         self._last: list[weakref.ref[DrawnBatches]] = []
@@ -54,7 +54,7 @@ class DrawnWindows:
         self._drawn.append(weakref.ref(drawn))
 
     def close(self) -> None:
-        """The next batch belongs to another step."""
+        """End the window: the next batch belongs to another step."""
         # At the end of the data a window may be short.
         if len(self._drawn) >= len(self._last) or any(each() is None for each in self._last):
             self._last = self._drawn
@@ -62,12 +62,12 @@ class DrawnWindows:
         self._drawn, self.steps = [], 0
 
     def drawn_by(self) -> list[DrawnBatches]:
-        """The iterators that drew the batches of a whole window, in order; none before the first one."""
+        """The iterators that drew the batches of a complete window, in order; empty before the first one."""
         return [drawn for reference in self._last if (drawn := reference()) is not None]
 
     @property
     def have_one_step_each(self) -> bool:
-        """Whether each step has batches of its own, so that a step can be left out with them. Asked inside a step."""
+        """Whether each step has its own batches, so that a step can be left out with them. Called inside a step."""
         return self.steps == 0 and self._last_steps in (0, 1)
 
 
@@ -88,62 +88,62 @@ class DataLoop:
         repeats: BetweenBatches | None = None,
         microbatches: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Follow loaders from here on.
+        """Start to follow loaders.
 
         Args:
-            run_state: knows the place in the data.
-            saver: saves what is due between two batches.
-            checkpoints: names the signals that stop a run.
-            several_ranks: whether other processes train with this one, and stop only together.
+            run_state: has the position in the data.
+            saver: saves due checkpoints between two batches.
+            checkpoints: define the signals that stop a run.
+            several_ranks: whether other processes train with this one, which must stop together.
             on_draw: called with each batch that was drawn.
-            on_stop_point: called where the run can stop; saves and exits if it was asked to.
-            on_failed_draw: called with the error of a loader, between two batches: the run is whole.
-            on_begin: called before the first batch of a loop; what it returns is called with the number of batches
-                when the data are at their end.
-            repeats: returns to an earlier moment between two batches, and says which steps are left out.
-            microbatches: returns how many batches a step takes, where none was taken yet.
+            on_stop_point: called where the run can stop; saves and exits if requested.
+            on_failed_draw: called with the error of a loader, between two batches, when all steps are complete.
+            on_begin: called before the first batch of a loop; the function that it returns is called with the number of
+                batches at the end of the data.
+            repeats: returns to an earlier moment between two batches, and decides which steps are left out.
+            microbatches: returns the number of batches per step before the first step.
         """
         self._repeats, self._microbatches = repeats, microbatches
         self.windows = DrawnWindows()
         self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
         self._quick_streams = QuickStreams() if checkpoints is not None else None
         self.interrupts = StopSignals(checkpoints.signals if checkpoints else ())
-        self._drawer: int | None = None  # the thread that batches are drawn in
-        self._stepper: int | None = None  # the one that trains
+        self._drawer: int | None = None  # the thread that draws batches
+        self._stepper: int | None = None  # the thread that trains
         self._drawn = False
         self.on_draw, self._on_stop_point, self.on_begin = on_draw, on_stop_point, on_begin
         self._on_failed_draw, self._worker_errors = on_failed_draw, WorkerErrors()
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
-        """The batches that are left, from where the run stopped."""
-        put_back = self._run_state.put_streams_back
+        """The remaining batches, from where the run stopped."""
+        put_back = self._run_state.restore_streams
         return FollowedBatches(self._run_state.position.follow(loader, epochs=epochs, after_positioning=put_back), self)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs that are left."""
-        numbers = self._run_state.position.epochs(total, after_positioning=self._run_state.put_streams_back)
+        """The remaining epochs."""
+        numbers = self._run_state.position.epochs(total, after_positioning=self._run_state.restore_streams)
         return self._epochs_until_stopped(numbers)
 
     def _epochs_until_stopped(self, numbers: Iterator[int]) -> Iterator[int]:
         with self.interrupts.installed():
             for number in numbers:
-                self._on_stop_point()  # a signal that came after the last step of the epoch before
+                self._on_stop_point()  # a signal that arrived after the last step of the previous epoch
                 yield number
             self._on_stop_point()
 
     @property
     def between_batches_soon(self) -> bool:
-        """Whether this was the first step since a batch was drawn from `resume`, so that the next may be drawn now."""
+        """Whether this was the first step since a batch was drawn from `resume`, so that the next batch may follow."""
         return self._drawn and self._drawer == threading.get_ident()
 
     def step_over(self) -> None:
-        """All that a step calls for is done."""
+        """The current step and everything that it requires is complete."""
         self._drawn, self._stepper = False, threading.get_ident()
         self.windows.steps += 1
 
     def before_draw(self, drawn: DrawnBatches) -> bool:
-        """The next batch is requested; returns whether this is a moment between two."""
-        between = not self._drawn  # with two loaders side by side, before the first of the two
+        """The next batch is requested; returns whether this is between two steps."""
+        between = not self._drawn  # with two loaders in parallel, before the first of the two
         if between:
             self._between_batches()
         self._drawer, self._drawn = threading.get_ident(), True
@@ -159,9 +159,9 @@ class DataLoop:
             self._repeats.take_moment()
 
     def leave_out_steps(self, drawn: DrawnBatches) -> None:
-        """Before a batch is drawn between two: draw the batches of steps that are left out, and train on none of them.
+        """Draw the batches of steps that are left out, without training on them, before the next batch is drawn.
 
-        Raises `StopIteration` where that takes the data to their end.
+        Raises `StopIteration` at the end of the data.
         """
         repeats = self._repeats
         while repeats is not None and self._stepper in (None, threading.get_ident()) and repeats.leaves_out_next():
@@ -184,7 +184,7 @@ class DataLoop:
         return None
 
     def draw(self, batches: Iterator[Any], between: bool) -> Any:
-        """The next batch. A stop signal that comes while it is waited for is acted upon as if it had come before."""
+        """The next batch. A stop signal that arrives while waiting for it is handled as if it had arrived before."""
         if not (between and self._may_stop_waiting):
             return self._worker_errors.draw(batches, between)
         assert self._quick_streams is not None
@@ -208,31 +208,31 @@ class DataLoop:
                 if self._run_state.position.back_to(mark):
                     set_streams(streams.full())
                     self._on_failed_draw(error)
-            finally:  # what the program does after an error of its loader is as it would be without a save
+            finally:  # after the error of a loader, the program continues as it would without a save
                 self._run_state.position.back_to(failed_at)
                 set_streams(drawn.full())
             raise
 
     @property
     def _may_stop_waiting(self) -> bool:
-        """Whether a signal may end the waiting for a batch: not that of one rank alone, which the others wait for."""
+        """Whether a signal may interrupt the wait for a batch: not on one rank alone, for which the others wait."""
         if self._quick_streams is None or self._several_ranks or self._stepper not in (None, threading.get_ident()):
             return False
         return threading.current_thread() is threading.main_thread() and self._run_state.position.can_mark
 
     @property
-    def is_passing_over(self) -> bool:
-        """Whether the place where the run stopped is still to come: this pass was complete by then."""
+    def is_before_saved_position(self) -> bool:
+        """Whether the position where the run stopped has not been reached: this pass was already complete."""
         return self._run_state.position.pending
 
     def stop_here(self) -> None:
-        """Save what is due, and stop if asked to, unless this is a thread that draws ahead of the one that trains."""
+        """Save what is due, and stop if requested, unless this thread draws ahead of the training thread."""
         if self._stepper in (None, threading.get_ident()):
             self._saver.copy_due()
             self._on_stop_point()
 
     def after_draws(self) -> None:
-        """No more batches are requested. There may be no further step: what is due is written now."""
+        """No more batches are requested, and there may be no further step: write what is due."""
         if self._drawer != threading.get_ident():
             return
         died = self._saver.finish()
@@ -243,7 +243,7 @@ class DataLoop:
 
 
 class FollowedBatches:
-    """Batches of a loader; stop signals are received while they are drawn, and no batch is drawn after one."""
+    """The batches of a loader. While they are drawn, stop signals are received, and no batch is drawn after one."""
 
     def __init__(self, batches: Any, loop: DataLoop) -> None:
         self._batches, self._loop = batches, loop
@@ -276,12 +276,12 @@ class DrawnBatches:
                 self._loop.leave_out_steps(self)
             batch = self._loop.draw(self.batches, between)
         except StopIteration:
-            if not self._loop.is_passing_over:
+            if not self._loop.is_before_saved_position:
                 self._on_end(self._drawn)
-            self._loop.stop_here()  # at the end of the data there may be no step to come
+            self._loop.stop_here()  # at the end of the data, there may be no further step
             raise
         except Exception:
-            self._loop.stop_here()  # the signal may have ended what loads the data
+            self._loop.stop_here()  # the signal may have killed the loader's workers
             raise
         self._drawn += 1
         if self._loop.on_draw is not None:

@@ -1,16 +1,17 @@
-"""An alarm for a layer whose units are all dead: nothing of it passes the ReLU behind it, so nothing can bring it back.
+"""Raises an alarm for a layer whose units are all dead: the following ReLU returns 0, so the layer gets no gradient.
 
-Two signals are needed, and the second is looked for only where the first one is there:
+Two signals are needed, and the second is checked only after the first:
 
-1. For `STEPS` applied steps the gradient of a layer is exactly 0, and so is that of the weight behind it, while the
-   bias behind it still gets a gradient: what reaches that weight is 0, whatever the batch.
+1. For `STEPS` applied steps the gradient of a layer is exactly 0, and so is that of the following weight, while the
+   following bias still gets a gradient: the input of that weight is 0 in every batch.
 2. In the next `LOOKS` batches every output of the layer is 0 or less although its input is not all 0.
 
-So it is silent about a layer that is frozen or has no gradient, that has no part in the loss of this phase (no bias
-behind it gets a gradient), whose input is absent (all 0), or whose output a mask, a gate or a dropout sets to 0 (the
-layer itself still has positive outputs).
-Left out: layers without a bias behind them, units that die one by one (the log has their share), and models whose
-modules take no hook, such as compiled ones.
+So there is no alarm for a layer that is frozen or has no gradient, that does not contribute to the loss of this phase
+(the following bias gets no gradient), whose input is absent (all 0), or whose output is set to 0 by a mask, a gate or
+dropout (the layer itself still has positive outputs).
+
+Not covered: layers that no bias follows, units that die one by one (the log has their share), and models whose modules
+accept no hook, such as compiled ones.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("surefoot")
 
 STEPS = 50
-"""Consecutive applied steps with a gradient of exactly 0 before the outputs of a layer are checked."""
+"""The number of consecutive applied steps with a gradient of exactly 0 before the outputs of a layer are checked."""
 LOOKS = 3
-"""Batches whose outputs are checked."""
+"""The number of batches whose outputs are checked."""
 
 
 class _Layer(NamedTuple):
-    """Where the weight and the bias of a module stand among the gradients of a step."""
+    """The positions of a module's weight and bias among the gradients of a step."""
 
     name: str
     weight: int
@@ -54,23 +55,23 @@ class _Layer(NamedTuple):
 
 
 class DeadLayers:
-    """Follows the gradients of a run, and looks at the outputs of a layer that has had none for long."""
+    """Follows the gradients of a run, and checks the outputs of a layer that has had none for long."""
 
     def __init__(self, models: Sequence[nn.Module], history: RunHistory) -> None:
         self._models, self._history = models, history
         self._names: tuple[str, ...] = ()
         self._layers: list[_Layer] = []
         self._counts: dict[str, int] = {}
-        """For how many steps in a row each layer has passed nothing on."""
+        """The number of consecutive steps for which each layer has passed nothing on."""
         self._done: set[str] = set()
         """Layers that have been checked; each is checked once."""
-        self._look: _Look | None = None
+        self._look: _OutputCheck | None = None
         self._handles: list[RemovableHandle] = []
         self._is_over = False
         weakref.finalize(self, _remove, self._handles).atexit = False  # a hook must not outlive this object
 
     def take(self, record: StepRecord) -> None:
-        """The numbers of a step have arrived. Whatever happens here stays here."""
+        """The numbers of a step have arrived. Never raises."""
         if self._is_over:
             return
         try:
@@ -84,7 +85,7 @@ class DeadLayers:
         layers = record.signals.layers
         if layers is None or record.skipped:
             return
-        silent = self._silent(layers)
+        silent = self._layers_without_gradient(layers)
         self._counts = {name: self._counts.get(name, 0) + 1 for name in silent}
         if self._look is not None:
             self._conclude(self._look, record)
@@ -94,8 +95,8 @@ class DeadLayers:
     def _is_due(self, name: str, count: int) -> bool:
         return count >= STEPS and name not in self._done
 
-    def _silent(self, layers: LayerStats) -> dict[str, str]:
-        """The layers without any gradient whose successor gets nothing but zeros, with that successor."""
+    def _layers_without_gradient(self, layers: LayerStats) -> dict[str, str]:
+        """The layers without any gradient whose successor gets only zeros, with that successor."""
         without = layers.grad_largest == 0
         if not bool(without.any()) or bool(layers.nonfinite.any()):
             return {}
@@ -109,16 +110,16 @@ class DeadLayers:
                 found[layer.name] = behind.name
         return found
 
-    def _begin(self, name: str, behind: str) -> _Look | None:
+    def _begin(self, name: str, behind: str) -> _OutputCheck | None:
         self._done.add(name)
         module = next((module for each, module in watched_modules(self._models) if each == name), None)
         if module is None:
             return None
-        look = _Look(name, behind)
+        look = _OutputCheck(name, behind)
         self._handles.append(module.register_forward_hook(_CallHook(look, name)))
         return look
 
-    def _conclude(self, look: _Look, record: StepRecord) -> None:
+    def _conclude(self, look: _OutputCheck, record: StepRecord) -> None:
         passed = True if look.name not in self._counts else look.passed_anything()  # it may have a gradient again
         look.steps += 1
         if passed is None and look.steps <= STEPS:
@@ -128,7 +129,7 @@ class DeadLayers:
         if passed is False:
             self._alarm(look, record)
 
-    def _alarm(self, look: _Look, record: StepRecord) -> None:
+    def _alarm(self, look: _OutputCheck, record: StepRecord) -> None:
         count = self._counts[look.name]
         self._history.note(
             record.signals,
@@ -150,7 +151,7 @@ def _layers_of(names: Sequence[str]) -> list[_Layer]:
 
 
 class _CallHook(ForwardHook):
-    """A forward hook that also hands on what the module was given."""
+    """A forward hook that also passes on the arguments of the module."""
 
     __slots__ = ()
 
@@ -160,19 +161,19 @@ class _CallHook(ForwardHook):
             self._watch.look(self._name, module, (args, output))
 
 
-class _Look:
-    """Notes whether any output of a module in a few forward passes is above 0, or its input is all 0."""
+class _OutputCheck:
+    """Records whether any output of a module in a few forward passes is above 0, or its input is all 0."""
 
     def __init__(self, name: str, behind: str) -> None:
         self.name, self.behind = name, behind
         self.steps = 0
-        """Steps since the look began: a module that is not called any more is not waited for."""
+        """The number of steps since the check began: it does not wait for a module that is no longer called."""
         self._thread = get_ident()
         self._positive: list[ArrivingNumber | KnownNumber] = []
         self._failed = False
 
     def look(self, name: str, module: nn.Module, call: Any) -> None:
-        """The module was called: its arguments and its output. Whatever happens here stays here."""
+        """The module was called; `call` has its arguments and its output. Never raises."""
         args, output = call
         trains = torch.is_grad_enabled() and module.training and not in_backward()
         if len(self._positive) >= LOOKS or get_ident() != self._thread or not trains or not runs_eagerly():
@@ -184,11 +185,11 @@ class _Look:
                 else:
                     is_absent = ~(args[0].detach() != 0).any()
                     self._positive.append(begin_reading_number((output.detach() > 0).any() | is_absent))
-        except Exception:  # watching never ends a run
+        except Exception:  # observation never ends a run
             self._failed = True
 
     def passed_anything(self) -> bool | None:
-        """Whether an output was above 0, an input absent, or a call unreadable; `None` while too few were seen."""
+        """Whether an output was above 0, an input absent, or a call unreadable; `None` after too few calls."""
         if not self._failed and len(self._positive) < LOOKS:
             return None
         return self._failed or any(number.wait() for number in self._positive)

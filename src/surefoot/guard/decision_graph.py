@@ -1,10 +1,10 @@
-"""The decision on a step as one CUDA graph: a hundred small kernels for the price of one launch.
+"""Decides a step with one CUDA graph, which replaces about a hundred kernel launches by one.
 
-The rules are written as ordinary tensor operations, so that they exist once and read well. On a GPU their launches
-would cost the host milliseconds a step; recorded once into a CUDA graph and replayed, they cost it a few microseconds.
-After `WARM_STEPS` steps of the ordinary way the decision is recorded with fixed inputs and states; a step whose shape
-differs from the recorded one (another set of gradients, no loss) takes the ordinary way, as does everything if
-recording fails for any reason.
+The rules are written as ordinary tensor operations, so that there is only one implementation. On a GPU their launches
+would cost the host milliseconds per step; recorded once into a CUDA graph and replayed, they cost a few microseconds.
+After `WARM_STEPS` ordinary steps, the decision is recorded with fixed inputs and states. A step whose shape differs
+from the recorded one (another set of gradients, no loss) is decided with ordinary operations, and so is every step if
+recording fails.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ class GraphedDecider:
         """The decision, and all its numbers in one vector."""
         key = self._key(given)
         if key is None:
-            return self._plainly(given)
+            return self._decide_directly(given)
         recording = self._recorded.get(key)
         if recording is None:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= WARM_STEPS:
-                return self._plainly(given)
+                return self._decide_directly(given)
             if len(self._recorded) >= MOST_RECORDINGS:
                 self.forget()
             try:
                 recording = self._recorded[key] = _Recording(self._decider, given)
-            except Exception as error:  # any failure to record leaves the ordinary way, which always works
+            except Exception as error:  # if recording fails, ordinary operations always work
                 self._usable = False
                 log.debug("deciding without a CUDA graph: %s", error)
-                return self._plainly(given)
+                return self._decide_directly(given)
         return recording.replay(given)
 
     def forget(self) -> None:
-        """Drop the recordings: the states they work on have been replaced."""
+        """Drop the recordings: the states that they use have been replaced."""
         self._recorded.clear()
 
-    def _plainly(self, given: StepInput) -> tuple[StepDecision, Tensor]:
+    def _decide_directly(self, given: StepInput) -> tuple[StepDecision, Tensor]:
         before = self._decider.policy.states
         decision = self._decider.decide(given)
         vector = decision.packed()
         states = leaves(before)
-        if self._recorded and states:  # recordings go on working on the same state tensors
+        if self._recorded and states:  # recordings continue to use the same state tensors
             torch._foreach_copy_(states, leaves(self._decider.policy.states))
             self._decider.policy.states = before
         return decision, vector
 
     def _key(self, given: StepInput) -> tuple[Any, ...] | None:
-        """What must be the same for a recording to serve; `None` if none can."""
+        """The properties that must be equal for a recording to be used; `None` if the step cannot be recorded."""
         norm = given.statistics.norm
         if not self._usable or not can_record(norm.device):
             return None
@@ -102,10 +102,10 @@ class _Recording:
             with recorded_graph(given.statistics.norm.device) as self._graph:
                 self.decision = decider.decide(fixed_given)
                 self.vector = self.decision.packed()
-                if states:  # a rule that remembers nothing has none
+                if states:  # a rule without memory has none
                     torch._foreach_copy_(states, leaves(decider.policy.states))
         finally:
-            decider.policy.states = before  # recording ran nothing; from here on the graph advances them in place
+            decider.policy.states = before  # recording ran nothing; from now on the graph advances them in place
 
     def replay(self, given: StepInput) -> tuple[StepDecision, Tensor]:
         torch._foreach_copy_(self._fixed, _tensors_of(given))
@@ -144,7 +144,7 @@ def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
 
 
 def _is_ours(policy: StepPolicy) -> bool:
-    """Whether every part is one whose arithmetic depends on its tensors alone, the same way every step."""
+    """Whether the arithmetic of every part depends on its tensors alone, in the same way at every step."""
     if policy.scaler is not None and not isinstance(policy.scaler, DynamicLossScaler):
         return False
     clipper_is_ours = policy.clipper is None or type(policy.clipper).__module__ == "surefoot.act.clip"

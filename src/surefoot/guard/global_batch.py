@@ -1,13 +1,13 @@
 """Keeps the number of rows per optimizer step when a run continues with another number of ranks.
 
-A step takes `ranks x batch_size x accumulate` rows. A run that was saved by four ranks and goes on with two would take
-half of them, with the learning rate of the whole. So `accumulate` is adapted: the same script on two ranks takes two
-microbatches where it took one. With torch's `DistributedSampler` the rows of each step are the very same.
+A step uses `ranks x batch_size x accumulate` rows. A run that was saved by four ranks and continues with two would use
+half of them, with the same learning rate. So `accumulate` is adapted: the same script on two ranks uses two
+microbatches instead of one. With torch's `DistributedSampler` the rows of each step are the same as before.
 
-How many ranks take part is read off the sampler of the loader (`num_replicas`), so that ranks of tensor parallelism,
-which share their rows, are not counted. Where the script itself chooses another `accumulate` or `batch_size` than the
-saved one, its choice stands, and a different number of rows is logged. A number that cannot be kept is an error.
-Without such a sampler, or without `resume(loader)`, nothing is known and nothing is changed.
+The number of ranks is read from the sampler of the loader (`num_replicas`), so that ranks of tensor parallelism, which
+share their rows, are not counted. If the script itself uses another `accumulate` or `batch_size` than the saved run, it
+is not changed, and a different number of rows is logged. A number that cannot be kept is an error. Without such a
+sampler, or without `resume(loader)`, nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ log = logging.getLogger("surefoot")
 
 
 class GlobalBatchState(TypedDict):
-    """What is stored about the rows of one optimizer step."""
+    """The stored number of rows of one optimizer step."""
 
     given: int
-    """`accumulate` as the script has it."""
+    """`accumulate` in the script."""
     accumulate: int
-    """As it was adapted."""
+    """`accumulate` after adaptation."""
     batch_size: int | None
     """The batch size of the loader on each rank; `None` if not known."""
     replicas: int | None
-    """How many ranks draw different rows; `None` if it is not known."""
+    """The number of ranks that draw different rows; `None` if it is not known."""
 
 
 class GlobalBatch:
-    """Adapts `accumulate` when the number of ranks is another than in the saved run."""
+    """Adapts `accumulate` when the number of ranks differs from that of the saved run."""
 
     def __init__(self, accumulate: int, set_accumulate: Callable[[int], None]) -> None:
         self._now: GlobalBatchState = {
@@ -51,7 +51,7 @@ class GlobalBatch:
         self._saved: GlobalBatchState | None = None
 
     def state_dict(self) -> GlobalBatchState | None:
-        """What the next run needs to keep the number of rows; `None` if that is not known."""
+        """The state that the next run needs to keep the number of rows; `None` if that is not known."""
         state = self._now.copy() if self._saved is None else self._saved
         return None if state["replicas"] is None else state
 
@@ -60,7 +60,7 @@ class GlobalBatch:
         self._saved = state
 
     def follow(self, loader: Any) -> None:
-        """Batches are about to be drawn: adapt to the saved run. Raises `CheckpointError` if that cannot be done."""
+        """Batches are about to be drawn: adapt to the saved run. Raises `CheckpointError` if that is not possible."""
         facts = describe(loader)
         self._now["batch_size"], self._now["replicas"] = facts["batch_size"], facts.get("replicas")
         saved, self._saved = self._saved, None

@@ -1,4 +1,4 @@
-"""The state of a guard in a checkpoint: what the rules have learned, and the progress of the run.
+"""The state of a guard in a checkpoint: the states of the rules, and the progress of the run.
 
 A stabilizer adds the state of its accumulation window to it; an attachment has nothing else.
 """
@@ -27,11 +27,11 @@ class _GuardStateBase(TypedDict):
     schema: int
     policy: StepPolicyState
     param_norm: Tensor | None
-    """The norm of all parameters, as last measured."""
+    """The last measured norm of all parameters."""
 
 
 class LiveGuardState(_GuardStateBase):
-    """The state of a guard with steps whose numbers may still be on their way."""
+    """The state of a guard, including steps whose numbers may not have arrived yet."""
 
     results: LiveStepResults
 
@@ -43,9 +43,9 @@ class GuardState(_GuardStateBase):
 
 
 def read_state(guard: GuardContext, results: StepResults, live: bool = False) -> LiveGuardState:
-    """Everything of the guard's own, with steps whose numbers may still be on their way.
+    """The guard's own state, including steps whose numbers may not have arrived yet.
 
-    With `live` tensors are not copied.
+    With `live`, tensors are not copied.
     """
     return {
         "schema": STABILIZER_STATE.version,
@@ -61,7 +61,7 @@ def settled_state(state: LiveGuardState) -> GuardState:
 
 
 def in_present_format(state: Mapping[str, Any], what: str = "the state of the guard") -> Any:
-    """A saved state, brought to the present format if an earlier version has written it."""
+    """A saved state, converted to the present format if an earlier version has written it."""
     present: dict[str, Any] = STABILIZER_STATE.read(state, what, SettingError)
     return present
 
@@ -69,7 +69,7 @@ def in_present_format(state: Mapping[str, Any], what: str = "the state of the gu
 def load_state(guard: GuardContext, results: StepResults, state: Mapping[str, Any]) -> None:
     """Continue from a state of the present format; the models are loaded first.
 
-    A part with other settings starts anew.
+    A part whose settings have changed starts again.
     """
     load_rules(guard, state)
     norm = state["param_norm"]
@@ -78,6 +78,6 @@ def load_state(guard: GuardContext, results: StepResults, state: Mapping[str, An
 
 
 def load_rules(guard: GuardContext, state: Mapping[str, Any]) -> None:
-    """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
+    """Load only what belongs to the weights: the states of the rules, the clipper and the loss scale."""
     guard.policy.load_state_dict(state["policy"])
     guard.guarded.forget_recordings()

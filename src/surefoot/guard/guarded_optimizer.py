@@ -1,8 +1,8 @@
 """One guarded optimizer step: measure the gradients, decide, and prepare the optimizer to apply the step or skip it.
 
-`GuardedOptimizer` combines the stages for a single step. It knows nothing of the loop around it: no accumulation, no
+`GuardedOptimizer` combines the stages for a single step. It does not depend on the loop around it: no accumulation, no
 schedule, no history. It does not call the optimizer either: `begin` runs before the optimizer's step and `end` after
-it, whoever calls that step. The result is a `StepNumbers`, which on a GPU is read a few steps later.
+it. The result is a `StepNumbers`, which on a GPU is read a few steps later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 PARAM_NORM_EVERY = 100
-"""How often the norm of the parameters is measured: it is a yardstick, and moves slowly."""
+"""The number of steps between two measurements of the parameters' norm, which is a reference and changes slowly."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,20 @@ class StepFacts:
     step: int
     loss: Tensor | None
     divisor: Scalar
-    """What accumulation left to divide the gradients by."""
+    """The divisor that accumulation leaves for the gradients."""
     own: Mapping[str, Scalar]
     """The user's own signals."""
     lr_factor: float
-    """What the learning rates are multiplied by for this step."""
+    """The factor for the learning rates in this step."""
     clipped: Tensor | None = None
-    """What the caller has multiplied the gradients by already, to clip them."""
+    """The factor that the caller has already multiplied the gradients by, to clip them."""
     was_broken: Tensor | None = None
     """Whether the gradients were not finite before the caller clipped them by value."""
 
 
 @dataclass(frozen=True)
 class MeasuredGradients:
-    """The gradients of a step: whose they are, where they lie, and their statistics."""
+    """The gradients of a step: their parameters, their positions, and their statistics."""
 
     named: list[NamedParameter]
     tensors: list[Tensor]
@@ -92,16 +92,16 @@ class MeasuredGradients:
 
 
 class StepMeasurer:
-    """Measures the gradients and, now and then, the parameters of one optimizer."""
+    """Measures the gradients and, occasionally, the parameters of one optimizer."""
 
     def __init__(self, layout: Layout, *, across_ranks: bool) -> None:
         self.layout, self._across_ranks = layout, across_ranks
         self._meter = TensorMeter()
         self.param_norm: Tensor | None = None
-        """The norm of the parameters when it was last measured: part of a saved run, since rules go by it."""
+        """The last measured norm of the parameters. It is saved with the run, because rules use it."""
 
     def gradients(self) -> MeasuredGradients | None:
-        """The gradients as they are now; `None` if no parameter has one."""
+        """The current gradients; `None` if no parameter has one."""
         named, gradients = self.layout.with_gradient()
         if not gradients:
             return None
@@ -111,7 +111,7 @@ class StepMeasurer:
         return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
 
     def measure_again(self, gradients: MeasuredGradients) -> TensorStatistics:
-        """The same gradients after they were changed, and perhaps replaced."""
+        """Measure the same gradients after they were changed, and perhaps replaced."""
         gradients.tensors[:] = [p.grad for _, p in gradients.named if p.grad is not None]
         gradients.views[:] = dense_views(gradients.tensors)  # a sparse one may have been coalesced
         return self._combined(self._meter.measure(gradients.tensors), gradients.tensors)
@@ -124,26 +124,26 @@ class StepMeasurer:
         return self.param_norm
 
     def _combined(self, statistics: TensorStatistics, tensors: list[Tensor]) -> TensorStatistics:
-        """Over all ranks, where tensors are sharded; an observer starts no collective."""
+        """Combine the statistics of all ranks, if tensors are sharded; an observer starts no collective."""
         return combine_shards(statistics, tensors) if self._across_ranks else statistics
 
     def parameters_broken(self) -> bool:
         """Whether any parameter has a non-finite entry. Waits for the device."""
         parameters = [parameter for _, parameter in self.layout.parameters]
-        # A frozen table of whole numbers may be among them, as in a quantized layer.
+        # They may include a frozen table of integers, as in a quantized layer.
         able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
         return bool(self._meter.measure(able).nonfinite.sum() > 0)
 
 
 @dataclass
 class OpenStep:
-    """A step between `GuardedOptimizer.begin` and `end`: decided, and the optimizer prepared for it."""
+    """A step between `GuardedOptimizer.begin` and `end`: it is decided, and the optimizer is prepared."""
 
     facts: StepFacts
     refused: bool = False
-    """Whether the host has decided that the step must not be applied: the optimizer is not called, or does nothing."""
+    """Whether the host has decided that the step must not be applied: the optimizer is not called, or has no effect."""
     refused_unchanged: bool = False
-    """Whether it is refused and the gradients are still those that backward left."""
+    """Whether it is refused and the gradients are still unchanged after backward."""
     measured: MeasuredGradients | None = None
     """`None` if no parameter has a gradient."""
     given: StepInput | None = None
@@ -153,46 +153,46 @@ class OpenStep:
     columns: ColumnsAfterStep | None = None
     """Measures parameters and updates after the step, if they are watched."""
     watched: Mapping[str, Tensor] = field(default_factory=dict)
-    """… and what it has found."""
+    """… and its results."""
     undo: ExitStack = field(default_factory=ExitStack)
-    """Puts back what was changed for the length of the optimizer's step, except for what others have changed since."""
+    """Restores what was changed during the optimizer's step, except for what other code has changed since."""
     left_out: Any = False
-    """Whether a guard beside an observer has left it out."""
+    """Whether another guard on the same optimizer has skipped the step."""
     lr_cut: LearningRateCut | None = None
     copy: StepCopy | None = None
-    """What a refused step goes back to when it ends, where the optimizer cannot be kept from doing something."""
+    """The state that a refused step restores at its end, if the optimizer cannot be kept from changing it."""
 
 
 class StepPreparer:
     """Prepares an optimizer to apply a step as it was decided: clipped, unscaled, or not at all."""
 
     def __init__(self, optimizer: Any, policy: StepPolicy, *, on_device: bool, shapes: bool) -> None:
-        """Prepare the steps of an optimizer.
+        """Set up the preparation of an optimizer's steps.
 
         Args:
-            optimizer: the optimizer, which is not kept.
-            policy: what scales the loss, if anything does.
+            optimizer: the optimizer, to which no reference is kept.
+            policy: has the loss scaler, if there is one.
             on_device: whether steps are decided on the device.
             shapes: whether shapers have changed the gradients when a step is decided.
         """
         self._policy, self._on_device, self._shapes = policy, on_device, shapes
         self.folds = can_fold(optimizer)
-        """Whether the kernel of the optimizer clips, unscales and skips."""
+        """Whether the optimizer's kernel clips, unscales and skips."""
         self.clip_pass = ClipPass()
 
     def prepare(self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision) -> None:
-        """Have the next step of the optimizer do what was decided, by the gradients or by how its kernel reads them."""
+        """Apply the decision to the next step, through the gradients or through arguments of the optimizer's kernel."""
         assert step.given is not None
         outer = step.given.outer
         skip, divide, factor = decision.skip, decision.divide, decision.factor
         if not self._on_device and bool(skip):
             found = outer.found_inf is not None and bool(outer.found_inf > 0)
-            # What a scaler has decided is left to the kernel, which has it already.
+            # A decision of a `GradScaler` is left to the kernel, which already has it.
             step.refused = step.refused_unchanged = not found or lacks_momentum(optimizer)
             return
         if not self._on_device and decision.clip_factor == 1:
-            factor = None  # multiplying by 1 would write all gradients for nothing
-        if self._shapes and outer.scale is not None:  # they have left gradients that are unscaled
+            factor = None  # multiplying by 1 would write all gradients without effect
+        if self._shapes and outer.scale is not None:  # shapers leave unscaled gradients
             set_for_step(step.undo, optimizer, "grad_scale", torch.ones_like(outer.scale))
             outer = outer._replace(scale=None)
         if self.folds and divide is not None and divide.dtype is torch.float64:  # the kernel takes a float32
@@ -209,7 +209,7 @@ class StepPreparer:
             fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
         elif bool(skip):  # the one scalar sync of an optimizer that is not fused
             step.refused = True
-            step.refused_unchanged = not self._shapes  # which have changed the gradients by now
+            step.refused_unchanged = not self._shapes  # shapers have changed the gradients by now
         else:
             if divide is not None:
                 factor = 1 / divide if factor is None else factor / divide
@@ -219,10 +219,10 @@ class StepPreparer:
     def _left_to_fold(
         self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision
     ) -> Tensor | None:
-        """What of the clipper's factor is left for the optimizer's kernel, which writes all gradients to apply it."""
+        """The clipper's factor if the optimizer's kernel must apply it, which writes all gradients."""
         assert step.given is not None
         assert decision.factor is not None
-        scaled = decision.divide is not None or step.given.outer.scale is not None  # all are written in any case
+        scaled = decision.divide is not None or step.given.outer.scale is not None  # then all are written anyway
         if scaled or not self.clip_pass.serves(optimizer, views):
             return decision.factor
         self.clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
@@ -232,8 +232,8 @@ class StepPreparer:
 class GuardedOptimizer:
     """Measures and decides the steps of one optimizer, and prepares the optimizer for each.
 
-    `begin` comes before the optimizer's own step and `end` after it. With `acts=False` nothing is ever changed: the
-    step is measured and decided, and the optimizer does what it would have done.
+    `begin` runs before the optimizer's own step and `end` after it. With `acts=False` nothing is ever changed: the step
+    is measured and decided, and the optimizer's step is not affected.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class GuardedOptimizer:
         return self._optimizer()
 
     def look_for_new_parameters(self) -> bool:
-        """Take in parameters that were added to the optimizer, as when layers are unfrozen one by one.
+        """Add parameters that are new in the optimizer, as when layers are unfrozen one by one.
 
         Returns whether there were any.
         """
@@ -274,15 +274,15 @@ class GuardedOptimizer:
             self.forget_recordings()
             return True
         if self._preparer.folds != all(group.get("fused") for group in self.optimizer.param_groups):
-            self._preparer.folds = can_fold(self.optimizer)  # a loaded optimizer state brings its own flags
+            self._preparer.folds = can_fold(self.optimizer)  # a loaded optimizer state contains its own flags
         return False
 
     def forget_recordings(self) -> None:
-        """Drop what was recorded for states that have been replaced."""
+        """Drop recordings whose states have been replaced."""
         self._graphed.forget()
 
     def lr(self, factor: float) -> float | None:
-        """The learning rate of the first group, unless reading it would need a sync."""
+        """The learning rate of the first group; `None` if reading it would need a sync."""
         groups = self.optimizer.param_groups
         lr = learning_rate(groups[0]) if groups else None
         return None if lr is None or isinstance(lr, Tensor) else lr * factor
@@ -291,7 +291,7 @@ class GuardedOptimizer:
 
     @without_gradients
     def begin(self, facts: StepFacts) -> OpenStep:
-        """Decide on the gradients as they are now, and prepare the optimizer for what its step is to do with them."""
+        """Decide on the current gradients, and prepare the optimizer accordingly."""
         step = OpenStep(facts)
         step.measured = measured = self.measurer.gradients()
         if measured is None:
@@ -314,15 +314,15 @@ class GuardedOptimizer:
         return step
 
     def withhold(self, step: OpenStep) -> None:
-        """Make the step of the optimizer do nothing, for a caller that cannot leave the call out."""
+        """Make the optimizer's step do nothing, for a caller that cannot omit the call."""
         parameters, optimizer = self.layout.parameters, self.optimizer
-        if not has_torchs_step(optimizer):  # it might still decay weights or count steps
+        if not has_torchs_step(optimizer):  # it may still decay weights or count steps
             step.copy = StepCopy(parameters, optimizer)
         withhold_gradients(step.undo, optimizer, [parameter for _, parameter in parameters])
 
     @without_gradients
     def end(self, step: OpenStep) -> StepNumbers | None:
-        """After the optimizer's step: put back what was changed for it. `None` if no parameter had a gradient."""
+        """After the optimizer's step, restore what was changed for it. `None` if no parameter had a gradient."""
         with step.undo:
             if step.copy is not None:
                 step.copy.restore()
@@ -360,7 +360,7 @@ class GuardedOptimizer:
         )
 
     def _broken(self, settings: SettingsOfStep) -> Scalar:
-        """1 if a setting is not finite, else 0. Reads nothing off a device."""
+        """1 if a setting is not finite, else 0. Does not read from a device."""
         if not self._on_device:
             return float(bool(settings.broken))
         if settings.values is not None and not settings.broken:
@@ -384,7 +384,7 @@ class GuardedOptimizer:
         return decision, decision.packed() if self._on_device else None
 
     def numbers(self, step: OpenStep) -> StepNumbers:
-        """The numbers of a decided step, which may still be on their way to the host."""
+        """The numbers of a decided step, which may not be on the host yet."""
         assert step.measured is not None
         assert step.given is not None
         assert step.decision is not None
@@ -412,9 +412,9 @@ class GuardedOptimizer:
 
     @without_gradients
     def evaluated(self, facts: StepFacts, first: bool) -> OpenStep | None:
-        """A closure has been evaluated, by an optimizer that may evaluate it again: decide, and clip in place.
+        """Decide and clip in place after a closure was evaluated, by an optimizer that may evaluate it again.
 
-        Only the first evaluation of a step counts for the rules. Waits for the device. `None` if it left no gradient.
+        Only the first evaluation of a step counts for the rules. Waits for the device. `None` if there is no gradient.
         """
         step = OpenStep(facts)
         step.measured = measured = self.measurer.gradients()
@@ -432,13 +432,13 @@ class GuardedOptimizer:
 
 
 def _set_first(vector: Tensor, value: Any) -> None:
-    """Write the first entry without a wait: `vector[0] = False` would copy from memory that is not pinned."""
+    """Write the first entry without waiting: `vector[0] = False` would copy from memory that is not pinned."""
     first = vector[0]
     first.copy_(value) if isinstance(value, Tensor) else first.fill_(value)
 
 
 def _steps_alone(optimizer: Any) -> bool:
-    """Whether nothing but the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
+    """Whether only the optimizer's own fused kernel changes the parameters between `begin` and `end`."""
     if lacks_momentum(optimizer) or is_guarded_twice(optimizer):
         return False
     hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
@@ -446,6 +446,6 @@ def _steps_alone(optimizer: Any) -> bool:
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a step hook is that of an attachment."""
+    """Whether a step hook belongs to an attachment."""
     given = hook.args[:1] if isinstance(hook, partial) else ()
     return any(getattr(each, "__module__", "").startswith("surefoot.guard.") for each in given)

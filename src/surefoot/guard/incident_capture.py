@@ -1,16 +1,16 @@
 """Incidents of a guarded run: when one is captured, from which state, and what is recorded about it.
 
-`TrainingStabilizer` and, through `guard/loop_capture.py`, `attach` use it. Models, optimizer and scheduler are not kept
-alive. What the folder of an incident consists of is defined in `guard/captured_step.py`.
+`TrainingStabilizer` uses it, and so does `attach`, through `guard/loop_capture.py`. Models, optimizer and scheduler are
+not kept alive. The content of an incident's folder is defined in `guard/captured_step.py`.
 
-A step that the host refuses at once (on a CPU; on a GPU with an optimizer that is not fused) leaves everything
-unchanged except the schedule and the loss scale, which are noted before they move on: that is the exact state before
+A step that the host refuses immediately (on a CPU, or on a GPU with an optimizer that is not fused) leaves everything
+unchanged except the schedule and the loss scale, which are recorded before they advance: that is the exact state before
 the step. On a GPU this state is copied to the host immediately, because the result of the step is read some steps
-later. If the refusal is known only then, or if recovery undoes steps that were applied, the present state is captured.
+later. If the refusal is known only then, or if recovery undoes steps that were applied, the current state is captured.
 The incident records how many steps have been applied to it since; its replay is exact only if there were none.
 
-Only the first of several consecutive refused steps is captured. The notes of every step, and what happens after an
-error, are those of `guard/step_notes.py`.
+Only the first of several consecutive refused steps is captured. The recording of every step, and the handling of
+errors, is in `guard/step_notes.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from surefoot.core.state_tree import pack
 from surefoot.core.weak_reference import weak_reference
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
-from surefoot.guard.step_notes import StepNotes, quietly, warn, weakly
+from surefoot.guard.step_notes import StepNotes, warn, weak_callback, while_noting
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.environment import replay_command
@@ -52,7 +52,7 @@ ONLY_THE_LOSS = "the optimizer evaluates the loss itself, so only the loss can b
 
 
 class RunToCapture:
-    """The parts of a run that an incident is made of. Models, optimizer and scheduler are not kept alive."""
+    """The parts of a run that an incident consists of. Models, optimizer and scheduler are not kept alive."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class RunToCapture:
         """Collect the parts.
 
         Args:
-            models: what the optimizer trains.
+            models: the models that the optimizer trains.
             optimizer: the optimizer whose steps are guarded.
             scheduler: the learning-rate schedule, `None` if it is not known.
             guard: the guard of the optimizer.
-            settings: what the loop was given, for the record.
-            is_bare: whether the loop is the script's own, so that a replay has to look for models and backwards.
+            settings: the settings of the loop, which are recorded.
+            is_bare: whether the loop is the script's own, so that a replay has to find models and backward calls.
         """
         self._models = [weak_reference(model) for model in models]
         self._optimizer, self._scheduler = weak_reference(optimizer), weak_reference(scheduler)
@@ -101,7 +101,7 @@ class RunToCapture:
 
 @dataclass(frozen=True)
 class _PendingStep:
-    """What is about to change or vanish, of a step that has just been refused."""
+    """The data of a refused step that is about to change or be deleted."""
 
     step: int
     groups: list[dict[str, Any]]
@@ -110,7 +110,7 @@ class _PendingStep:
     gradients: dict[str, Tensor] | None
     faults: list[str]
     copies: dict[str, Any] | None
-    """Weights and moments, where steps will be applied before the incident is written."""
+    """Weights and moments, if steps will be applied before the incident is written."""
 
 
 class RunIncidentWriter:
@@ -120,12 +120,12 @@ class RunIncidentWriter:
         self._keeper, self._run = keeper, run
 
     def has_room(self, step: int) -> bool:
-        """Whether the keeper wants an incident of this step."""
+        """Whether the keeper accepts an incident of this step."""
         return self._keeper.has_room(step, *self._place)
 
     @property
     def _place(self) -> tuple[int, int]:
-        """This process among all that were started together, whether they train together or not."""
+        """This process among all that were started together, even if they do not train together."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
@@ -140,8 +140,8 @@ class RunIncidentWriter:
     ) -> Path:
         """Write the incident of a step; returns its folder.
 
-        `applied` is how many steps have been applied since, `held` what was kept of the step before that, `window` what
-        the models were called with.
+        `applied` is the number of steps applied since, `held` the data kept of the step before that, `window` the
+        inputs of the models.
         """
         run, gradients = self._run, held.gradients if held else None
         with torch.no_grad():
@@ -188,7 +188,7 @@ class RunIncidentWriter:
         return found
 
     def _state(self, held: _PendingStep | None) -> dict[str, Any]:
-        """Everything before the step but its batches, random streams and gradients."""
+        """Everything before the step except its batches, random streams and gradients."""
         run = self._run
         parts = held.copies if held else None
         parts = parts or {**model_parts(run.models), "optimizer": run.optimizer.state_dict()}
@@ -241,7 +241,7 @@ class RunIncidentWriter:
 
 
 class RefusedSteps:
-    """Which steps of a guarded run are kept: the first of several consecutive refused ones."""
+    """Selects the steps to keep: the first of several consecutive refused ones."""
 
     def __init__(self, refuses: Callable[[StepRecord], bool]) -> None:
         """`refuses` returns whether the step of a record was refused for a reason that is captured."""
@@ -250,48 +250,48 @@ class RefusedSteps:
         """The last refused step."""
 
     def wants(self, record: StepRecord, again: bool) -> bool:
-        """Whether a step is to be kept. `again`: also one that follows a refused step, which could not be written."""
+        """Whether to keep a step. With `again`, also one that follows a refused step that could not be written."""
         follows = record.signals.step - self._last == 1 and not again
         return self._refuses(record) and not follows
 
     def add(self, record: StepRecord) -> None:
-        """The host has taken a step in."""
+        """The host has read a step."""
         if self._refuses(record):
             self._last = record.signals.step
 
-    def start_anew(self) -> None:
-        """The run has moved to another step."""
+    def restart(self) -> None:
+        """The run has moved to another step: start again."""
         self._last = -2
 
 
 class IncidentCapture:
-    """Captures the refused steps of a run, and keeps what that needs until the host has learned of them."""
+    """Captures the refused steps of a run, and keeps the necessary data until the host has read them."""
 
     def __init__(self, keeper: IncidentKeeper, run: RunToCapture, lag_steps: int, rows: LogRows | None = None) -> None:
-        """Capture incidents of a run for `keeper`. The host learns of a refused step `lag_steps` later.
+        """Capture incidents of a run for `keeper`. The host reads a refused step `lag_steps` later.
 
-        `rows` writes the log of the run, where the events of kept steps name their folders.
+        `rows` writes the log of the run, in which the events of kept steps name their folders.
         """
         self._rows = rows
         self._writer, self._run, self._lag = RunIncidentWriter(keeper, run), run, lag_steps
         self._scaler_before: Any = None
         self._held: _PendingStep | None = None
         self._rule = RefusedSteps(run.history.budgets.refuses)
-        self.notes = StepNotes(run.models, run.layout.home, lag_steps, on_failure=weakly(self._failed))
+        self.notes = StepNotes(run.models, run.layout.home, lag_steps, on_failure=weak_callback(self._failed))
 
     def _failed(self, error: Exception) -> None:
         self._held = None
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         warn(f"surefoot: incidents are no longer captured ({why}); training continues.", error)
 
-    # ---- while the run goes on ------------------------------------------------------------------------------------
+    # ---- during the run -------------------------------------------------------------------------------------------
 
-    @quietly
+    @while_noting
     def before_step(self) -> None:
-        """The gradients are about to be decided on. The states of our own scaler are replaced, never written to."""
+        """The gradients are about to be decided on. The states of surefoot's scaler are replaced, never written to."""
         self._scaler_before = self._run.policy.scale_state
 
-    @quietly
+    @while_noting
     def decided(
         self,
         numbers: StepNumbers,
@@ -301,14 +301,14 @@ class IncidentCapture:
         evaluated: bool = False,
         faults: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """A step was decided: if it is known to be refused, hold on to what is about to change.
+        """A step was decided: if it is known to be refused, keep the data that is about to change.
 
         Args:
             numbers: the step.
-            refused_at_once: whether the host knows that it is refused, and the gradients are as backward left them.
-            buffers: knows the buffers as they were before the step.
+            refused_at_once: whether the host has refused it already, and the gradients are unchanged since backward.
+            buffers: has the buffers from before the step.
             evaluated: whether the optimizer evaluates the loss itself.
-            faults: why else a replay cannot be exact.
+            faults: further reasons why a replay cannot be exact.
         """
         if not refused_at_once:
             return
@@ -332,7 +332,7 @@ class IncidentCapture:
         )
 
     def _copies(self, before: dict[int, Tensor]) -> dict[str, Any]:
-        """Everything that later steps change, on the host; buffers that the forward wrote as they were before it."""
+        """Everything that later steps change, on the host. Buffers that the forward wrote have their earlier values."""
         run = self._run
 
         def copied(tensor: Tensor) -> Tensor:
@@ -340,24 +340,24 @@ class IncidentCapture:
 
         return map_tensors({**model_parts(run.models), "optimizer": run.optimizer.state_dict()}, copied)  # type: ignore[no-any-return]
 
-    @quietly
+    @while_noting
     def moved_to(self, step: int, under_way: bool) -> None:
-        """A saved run was loaded, which may have stopped in the middle of a step."""
+        """A saved run was loaded. It may have stopped in the middle of a step."""
         self.notes.moved_to(step, under_way)
-        self._rule.start_anew()
+        self._rule.restart()
         self._held = None
 
     def close(self) -> None:
-        """Capture nothing more."""
+        """Stop capturing."""
         self.notes.close()
         self._held = None
 
-    # ---- when there is something to capture -----------------------------------------------------------------------
+    # ---- capturing ------------------------------------------------------------------------------------------------
 
     def refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
-        """The host has read a refused step, and has not yet reacted to it.
+        """The host has read a refused step, and has not responded to it yet.
 
-        `later` are the steps since, whose numbers may still be on their way.
+        `later` contains the steps since, whose numbers may not have arrived yet.
         """
         try:
             self._keep_refused(record, later)
@@ -365,7 +365,7 @@ class IncidentCapture:
             if self._rows is not None:
                 self._rows.release()
 
-    @quietly
+    @while_noting
     def _keep_refused(self, record: StepRecord, later: Sequence[StepNumbers]) -> None:
         held = self._held
         if held is not None and held.step <= record.signals.step:
@@ -386,7 +386,7 @@ class IncidentCapture:
         applied = 0 if held else sum(not numbers.record().skipped for numbers in later)
         self._write(record, what, applied, held)
 
-    @quietly
+    @while_noting
     def returning(self, record: StepRecord, decision: Decision, steps: int) -> None:
         """Recovery is about to undo steps that were applied."""
         if record.skipped or not self._has_room(record.signals.step):
@@ -401,7 +401,7 @@ class IncidentCapture:
         self._write(record, what, steps - record.signals.step, None)
 
     def _wanted(self, record: StepRecord) -> bool:
-        """Whether the step is to be kept, and has room."""
+        """Whether to keep the step, and there is room for it."""
         could_not_write = bool(self.notes.pauses.failures)
         return self._rule.wants(record, again=could_not_write) and self._has_room(record.signals.step)
 
@@ -417,7 +417,7 @@ class IncidentCapture:
 
 
 def grad_scale_of(optimizer: Any) -> float | None:
-    """The loss scale of the `GradScaler` that is calling the optimizer; `None` if none is."""
+    """The loss scale of the `GradScaler` that is calling the optimizer; `None` if there is none."""
     for found in gc.get_objects():
         is_scaler = issubclass(type(found), torch.amp.GradScaler) and found.is_enabled()
         if is_scaler and id(optimizer) in found._per_optimizer_states:
@@ -442,5 +442,5 @@ def _norms(record: StepRecord) -> dict[str, dict[str, Any]]:
 
 
 def keeper_for(incidents: Any) -> Any:
-    """A keeper for what the user gave: a folder, a keeper, or nothing. Anything else is returned as it is."""
+    """A keeper for a folder, a keeper or `None`. Anything else is returned unchanged."""
     return IncidentKeeper(incidents) if isinstance(incidents, (str, Path)) else incidents

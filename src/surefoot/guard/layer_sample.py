@@ -1,7 +1,7 @@
-"""One sampled step seen closely: how weights, gradients and activations are spread, and how far the update went.
+"""One sampled step in detail: histograms of weights, gradients and activations, and the size of the update.
 
-Made before the update, finished after it, read when its numbers have come to the host. Everything is computed where the
-tensors lie; two copies bring it over, one of counts and one of numbers.
+It is created before the update, finished after it, and read when its numbers are on the host. Everything is computed on
+the device of the tensors; two copies bring it to the host, one of counts and one of numbers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind: TypeAlias = Literal["weight", "gradient", "activation"]
 MOST_HISTOGRAMS = 1000
-"""In a model with more parameters, only this many get histograms, evenly chosen, always the same ones."""
+"""The maximum number of parameters with histograms; in a larger model they are chosen evenly, always the same ones."""
 BINS = Bins(SMALLEST_POWER, LARGEST_POWER)
 
 
-class Taken(NamedTuple):
+class ParameterSample(NamedTuple):
     """A sample of a parameter, or of its gradient."""
 
     name: str
@@ -45,21 +45,21 @@ def evenly(items: Sequence[T]) -> Sequence[T]:
     return items[:: -(-len(items) // MOST_HISTOGRAMS)] if len(items) > MOST_HISTOGRAMS else items
 
 
-def weights_of(named: Sequence[NamedParameter]) -> list[Taken]:
+def weights_of(named: Sequence[NamedParameter]) -> list[ParameterSample]:
     """Samples of the parameters that have values to measure."""
     samples = [(each, take_sample(each.parameter)) for each in named]
-    return [Taken(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
+    return [ParameterSample(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
 
 
-def gradients_of(named: Sequence[NamedParameter]) -> list[Taken]:
-    """Samples of the gradients there are."""
+def gradients_of(named: Sequence[NamedParameter]) -> list[ParameterSample]:
+    """Samples of the existing gradients."""
     gradients = [(each, each.parameter.grad) for each in named]
     samples = [(each, take_sample(gradient)) for each, gradient in gradients if gradient is not None]
-    return [Taken(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
+    return [ParameterSample(each.name, each.parameter, sample) for each, sample in samples if sample is not None]
 
 
 def counted(plain: Sequence[Sample], scaled: Sequence[Sample], divide: Tensor | float | None) -> Tensor | None:
-    """The histograms of all of them, a row each; those that are `scaled` are divided first. `None` for none."""
+    """The histograms of all samples, one row each; the `scaled` ones are divided first. `None` if there are none."""
     tables = []
     if plain:
         tables.append(count(plain, BINS))
@@ -74,7 +74,7 @@ def histograms(step: int, kind: Kind, names: Sequence[str], counts: Tensor, part
 
 
 def output_histograms(step: int, names: Sequence[str], counts: Tensor, part: str) -> list[Histogram]:
-    """Those of the outputs of modules, all calls of one together; `names` are of the rows of `counts`."""
+    """Messages for the outputs of modules, combined over all calls of each; `names` belong to the rows of `counts`."""
     calls = calls_by_module(names)
     combined = [counts[own].sum(0) for own in calls.values()]
     return histograms(step, "activation", list(calls), torch.stack(combined), part) if combined else []
@@ -89,7 +89,7 @@ class OutputMoments(NamedTuple):
     """Numbers of one call of one module, on the host."""
 
     size: int
-    """How many values the first two and the last are of."""
+    """The number of values for the first two and for the last."""
     mean: float
     variance: float
     largest: float
@@ -97,13 +97,13 @@ class OutputMoments(NamedTuple):
 
 
 def pooled(calls: Sequence[OutputMoments]) -> OutputMoments:
-    """Those of all calls of a module together."""
+    """Combine the numbers of all calls of a module."""
     total = sum(call.size for call in calls)
     if len(calls) == 1 or not total:
         return calls[0]
     mean = sum(call.size * call.mean for call in calls) / total
     variance = sum(call.size * (call.variance + (call.mean - mean) ** 2) for call in calls) / total
-    broken = any(math.isnan(call.largest) for call in calls)  # `max` passes over a NaN that is not the first
+    broken = any(math.isnan(call.largest) for call in calls)  # `max` ignores a NaN that is not the first
     largest = math.nan if broken else max(call.largest for call in calls)
     return OutputMoments(total, mean, variance, largest, sum(call.size * call.saturated for call in calls) / total)
 
@@ -118,7 +118,7 @@ class LayerSample:
         divide: Tensor | float | None,
         activations: Sequence[LayerOutput],
     ) -> None:
-        """Take the samples; `divide` is what the gradients still have to be divided by."""
+        """Take the samples; `divide` is the divisor that the gradients still need."""
         self.step = step
         self._taken, gradients, self._activations = weights_of(named), gradients_of(evenly(named)), activations
         self._weights, self._gradients = [each.name for each in self._taken], [each.name for each in gradients]
@@ -136,7 +136,7 @@ class LayerSample:
         self._readings: tuple[AsyncCopy, AsyncCopy] | None = None
 
     def finish(self) -> None:
-        """After the update: measure it, start the copies to the host, and release the device's memory."""
+        """After the update: measure it, start the copies to the host, and release the device memory."""
         if self._counts is not None:
             with WithoutHooks():
                 measured = self._measured | _ratios(self._taken)
@@ -150,7 +150,7 @@ class LayerSample:
         self._counts, self._measured, self._taken, self._activations = None, {}, [], ()
 
     def columns(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Parameter norms and update ratios in the order of `names`, NaN for others; `messages` leaves them out then.
+        """Parameter norms and update ratios in the order of `names`, NaN where missing. `messages` then omits them.
 
         Waits for the numbers if they have not arrived.
         """
@@ -162,7 +162,7 @@ class LayerSample:
         return {key: torch.where(chosen < 0, torch.nan, values[chosen]) for key, values in known.items()}
 
     def messages(self, part: str) -> list[Histogram | LayerRows]:
-        """Everything, for the run log. Waits for the numbers if they have not arrived."""
+        """All messages for the run log. Waits for the numbers if they have not arrived."""
         if self._readings is None:
             return []
         sizes = [len(self._shown), len(self._outputs), len(self._gradients)]
@@ -182,7 +182,7 @@ class LayerSample:
         return found
 
     def _activation_columns(self) -> tuple[list[str], dict[str, list[float | None]]]:
-        """The modules, and what their outputs were like."""
+        """The modules, and the statistics of their outputs."""
         rest = self._numbers()[len(self._columns) * len(self._weights) :].tolist()
         shares = self._dead_shares(rest[: len(self._units)])
         moments = [
@@ -209,7 +209,7 @@ class LayerSample:
         return {name: numbers[i * size : (i + 1) * size] for i, name in enumerate(self._columns)}
 
     def _dead_shares(self, dead: list[float]) -> Mapping[str, float]:
-        """Per module: dead units over units, of all its calls together."""
+        """For each module, the share of dead units over all its calls."""
         units = [count for _, count in self._units]
         return {
             name: sum(dead[i] for i in calls) / sum(units[i] for i in calls)
@@ -217,20 +217,20 @@ class LayerSample:
         }
 
 
-def _norms(weights: Sequence[Taken]) -> dict[str, Tensor]:
-    """The norm of each parameter; left out where one is spread over ranks, which would have to agree to measure it."""
+def _norms(weights: Sequence[ParameterSample]) -> dict[str, Tensor]:
+    """The norm of each parameter, except for sharded ones, whose norm would need a collective."""
     tensors = [each.parameter.detach() for each in weights]
     if not tensors or not all(is_plain(tensor) and tensor.is_floating_point() for tensor in tensors):
         return {}
     return {"param_norm": TensorMeter().measure(tensors).norm}
 
 
-def _ratios(weights: Sequence[Taken]) -> dict[str, Tensor]:
-    """How far each parameter moved, relative to its size, by the sampled values; Inf for one that was zero before."""
+def _ratios(weights: Sequence[ParameterSample]) -> dict[str, Tensor]:
+    """The size of each parameter's change relative to its norm, from the sampled values; Inf if it was zero before."""
     now = [sample_again(each.parameter) for each in weights]
     before = [each.sample.values for each in weights]
     if not before or any(new is None or new.shape != old.shape for new, old in zip(now, before, strict=True)):
-        return {}  # the parameters were replaced meanwhile
+        return {}  # the parameters were replaced in the meantime
     moved = torch._foreach_norm(torch._foreach_sub([new for new in now if new is not None], before))
     home = before[0].device
     distance, norm = (

@@ -1,8 +1,8 @@
-"""What a stabilizer writes into the run log: every step's numbers, layers now and then, and what was done about what.
+"""Writes a stabilizer's run into the run log: the numbers of every step, layers at some steps, events and actions.
 
-All of it is handed over as it is, in a microsecond or so; the log's own thread does the writing. Layers are the bulk:
-they go in at every step at first, then at every tenth, and at every step around an incident. On a few sampled steps
-there are histograms too, dead units and update ratios (`model_sampling.py`).
+Handing data over takes about a microsecond; the log's own thread writes it. Layers are most of the data: they are
+written at every step at first, then at every tenth, and at every step around an incident. A few sampled steps also have
+histograms, dead units and update ratios (`model_sampling.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LAYERS_AT_FIRST = 100
 LAYERS_EVERY = 10
 NEAR_STEPS = 20
-"""Steps before and after an incident whose layers are all written."""
+"""The number of steps before and after an incident whose layers are all written."""
 
 _EVENTS: dict[str, EventName] = {
     "skip": "skip",
@@ -55,15 +55,15 @@ _EVENTS: dict[str, EventName] = {
     "halt": "halt",
 }
 _OPEN: WeakValueDictionary[Path, RunLog] = WeakValueDictionary()
-"""The logs of this process by folder: two stabilizers that name the same one, as for a GAN, share it."""
+"""The logs of this process by folder: two stabilizers with the same folder, as for a GAN, share one."""
 _SHARED: WeakKeyDictionary[RunLog, int] = WeakKeyDictionary()
-"""How many stabilizers write into each."""
+"""The number of stabilizers that write into each log."""
 _SETUPS: WeakKeyDictionary[object, list[OptimizerSetup]] = WeakKeyDictionary()
-"""The optimizers of each log, those of its parts included."""
+"""The optimizers of each log, including those of its parts."""
 
 
 def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> RunLog | None:
-    """The log that was asked for: one that is there, or one in a folder; each rank has its own in there.
+    """The log for a setting: an existing one, or one in a folder, where each rank has its own.
 
     `setup` is the optimizer whose steps go into it; `run.json` names it for the diagnosis.
     """
@@ -90,14 +90,14 @@ def open_log(given: Any, ranks: Ranks, setup: OptimizerSetup | None = None) -> R
 
 
 def setup_of(optimizer: Optimizer, scheduler: object | None = None) -> OptimizerSetup:
-    """What a diagnosis wants to know of an optimizer."""
+    """The description of an optimizer for the diagnosis."""
     groups = [GroupSettings.of(group) for group in optimizer.param_groups[:8]]
     name = type(scheduler).__name__ if scheduler is not None else None
     return OptimizerSetup(type=type(optimizer).__name__, settings=groups, scheduler=name)
 
 
 def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
-    """`run.json`: what is running, since when, with which versions, and with which optimizers."""
+    """Write `run.json`: what is running, since when, with which versions, and with which optimizers."""
     whole, part = part_of(log)
     setups = _SETUPS.setdefault(whole, [])
     setups.extend([replace(setup, part=part)] if setup is not None else [])
@@ -105,7 +105,7 @@ def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
     facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
     facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": VERSION}
     facts |= {"optimizers": [each.to_json() for each in setups]} if setups else {}
-    with suppress(OSError):  # the log will say that there is no room, or no right
+    with suppress(OSError):  # the log reports a full disk or missing permissions
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "run.json", facts)
 
@@ -121,23 +121,23 @@ class LogRows:
         keeps_incidents: bool = False,
         rank: WatchedRank | None = None,
     ) -> None:
-        """Write into `log`. With `keeps_incidents` a refused step is logged when `release` is called."""
+        """Write into `log`. With `keeps_incidents`, a refused step is logged only when `release` is called."""
         self.log, self.sampler = log, sampler
         self.rank = rank
-        """This rank as one of several, if it is watched."""
+        """This rank among several, if it is observed."""
         self._keeps_incidents = keeps_incidents
         self._held: Incident | None = None
         """A refused step, until it is known whether it is kept in a folder."""
         self._returning: Incident | None = None
-        """A return to an earlier moment, until it is made."""
+        """A return to an earlier moment, until it is carried out."""
         self._kept: tuple[int, dict[str, str]] | None = None
-        """The step that was kept last, with its folder and the command that runs it again."""
+        """The last captured step, with its folder and the command that replays it."""
         self._recent: deque[Signals] = deque(maxlen=NEAR_STEPS)
         """The last steps whose layers were not written."""
         self._all_until = LAYERS_AT_FIRST
 
     def step(self, record: StepRecord) -> None:
-        """A step's numbers have arrived."""
+        """The numbers of a step have arrived."""
         signals: Any = record.signals
         if self.rank is not None:
             self.rank.clock.stepped(signals.step + 1)
@@ -162,7 +162,7 @@ class LogRows:
                 self.log.take(message)
 
     def numbers(self, step: int, **columns: Any) -> None:
-        """A row of a step's numbers and nothing else; the columns are those of `StepRow`."""
+        """Write only the numbers of a step; the columns are those of `StepRow`."""
         self.log.take(StepRow(step, time.time(), **columns))
 
     def _take_layers(self, signals: Signals) -> None:
@@ -173,9 +173,9 @@ class LogRows:
             self._recent.append(signals)
 
     def incident(self, incident: Incident) -> None:
-        """Something happened that a person should know about."""
+        """An incident has happened."""
         self.release()
-        if incident.action == "repeat":  # logged once the run has gone back, or its line would be superseded too
+        if incident.action == "repeat":  # logged after the return; otherwise its line would be superseded too
             self._returning = incident
         elif self._keeps_incidents and incident.severity == "error" and incident.action != "none":
             self._held = incident
@@ -186,11 +186,11 @@ class LogRows:
         self._all_until = max(self._all_until, incident.step + NEAR_STEPS)
 
     def kept(self, step: int, place: Path) -> None:
-        """A step is kept in a folder: the event of the same step that is held, or comes next, names it."""
+        """A step was captured in a folder: the pending or next event of the same step names it."""
         self._kept = step, {"incident": str(place), "replay": replay_command(place)}
 
     def release(self) -> None:
-        """Log what is held: by now a step that is to be kept is kept."""
+        """Log the pending event: by now it is known whether its step was captured."""
         for held in (self._held, self._returning):
             if held is not None:
                 self._write_event(held)
@@ -211,9 +211,9 @@ class LogRows:
         )
 
     def failed(self, error: BaseException, step: int) -> str:
-        """A step raised an error, which is an event if a collective of several ranks failed.
+        """A step raised an error. It is logged as an event if a collective of several ranks failed.
 
-        Returns which rank has left, in one sentence, if that is known to be the reason.
+        Returns a sentence that names the rank that has ended, if that is known to be the reason.
         """
         failed = failed_collective(error)
         if failed is None:
@@ -222,13 +222,13 @@ class LogRows:
         return self.rank.lost() if self.rank is not None else ""
 
     def loader_failed(self, error: Exception, step: int, saved: bool) -> None:
-        """A data loader has raised an error between two steps; whether the complete steps are in a checkpoint."""
+        """A data loader has raised an error between two steps; `saved`: the complete steps are in a checkpoint."""
         died = worker_death(str(error_of_worker(error)))
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}" if died is None else died.how
         after = f"the checkpoint of step {step:,} is saved" if saved else "no checkpoint was saved"
         self.log.event(
             "alarm",
-            max(0, step - 1),  # the last step that was made: a run that is resumed supersedes what comes later
+            max(0, step - 1),  # the last completed step: a resumed run supersedes later ones
             f"the data loader failed after {step:,} steps: {what}; {after}",
             severity="error",
             cause="loader.failed" if died is None else WORKER_DIED,
@@ -236,7 +236,7 @@ class LogRows:
         )
 
     def saved(self, step: int, folder: Path, facts: SaveFacts) -> None:
-        """A checkpoint is on the disk. Called by the thread that wrote it."""
+        """A checkpoint is on disk. Called by the thread that wrote it."""
         kind = "good" if facts["finite"] and facts["quiet"] else "kept as evidence"
         evidence = {"checkpoint": str(folder), "metric": facts["metric"]}
         self.log.event("checkpoint", step, f"checkpoint of step {step:,} saved ({kind})", evidence=evidence)
@@ -251,10 +251,10 @@ class LogRows:
         evidence = {"checkpoint": str(folder)}
         self.log.event("resume", step, f"continues from the checkpoint of step {step:,}", evidence=evidence)
 
-    def went_back(self, step: int) -> None:
-        """The run has gone back to `step`: rows and events of that step and later ones are superseded.
+    def returned_to(self, step: int) -> None:
+        """The run has returned to `step`: rows and events of that step and later ones are superseded.
 
-        The event of the return is of the last step that stands.
+        The event of the return belongs to the last step that is kept.
         """
         returning, self._returning = self._returning, None
         self.release()

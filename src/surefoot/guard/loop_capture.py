@@ -1,11 +1,11 @@
-"""Incidents of a loop that surefoot does not run: one whose optimizer has a guard by `attach`.
+"""Incidents of a loop that surefoot does not run: its optimizer is guarded through `attach`.
 
-Nobody says there what a step consists of. Batches are seen as data loaders hand them out, and what the models are
-called with through hooks, as everywhere (`record/incidents/step_capture.py`). A microbatch ends with each `backward`
-(`record/incidents/backward_calls.py`), a step with the optimizer's.
+Such a loop does not declare what a step consists of. Batches are recorded when data loaders return them, and inputs of
+the models through hooks, as everywhere (`record/incidents/step_capture.py`). A microbatch ends with each `backward`
+(`record/incidents/backward_calls.py`), a step ends with the optimizer's step.
 
-Where several optimizers take turns, a step begins with the batch that is drawn after the step of another optimizer. If
-none is drawn, the forward belongs to both, and a replay of the second step is not exact; the incident says so.
+If several optimizers alternate, a step begins with the batch that is drawn after the step of another optimizer. If none
+is drawn, the forward pass belongs to both, and a replay of the second step is not exact; the incident records this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.guarded_optimizer import OpenStep, is_own_hook
-from surefoot.guard.step_notes import MicrobatchFollower, quietly
+from surefoot.guard.step_notes import MicrobatchFollower, while_noting
 from surefoot.observe.readable import is_readable
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.record.incidents.backward_calls import listen, stop_listening
@@ -52,9 +52,9 @@ class LoopCapture:
         listen(self)
         _CAPTURES.add(self)
 
-    # ---- what the loop does -----------------------------------------------------------------------------------------
+    # ---- events of the loop ------------------------------------------------------------------------------------------
 
-    @quietly
+    @while_noting
     def before_backward(self) -> None:
         """A backward is about to run."""
         capture = self._of_this_thread()
@@ -62,9 +62,9 @@ class LoopCapture:
             has_any = any(parameter.grad is not None for _, parameter in self._run.layout.parameters)
             capture.current.had_gradients = capture.current.had_gradients or has_any
 
-    @quietly
+    @while_noting
     def ran_backward(self, root: Tensor) -> None:
-        """A backward was run: the microbatch is complete, unless the optimizer evaluates its closure once more."""
+        """A backward has run: the microbatch is complete, unless the optimizer evaluates its closure again."""
         capture = self._of_this_thread()
         if capture is None or not _has_begun(capture) or not runs_eagerly():
             return
@@ -72,9 +72,9 @@ class LoopCapture:
             is_loss = root.numel() == 1 and is_readable(root)
             self._microbatches.ran_backward(root if is_loss else None, again=self._has_evaluated)
 
-    @quietly
+    @while_noting
     def other_steps(self, optimizer: Any) -> None:
-        """An optimizer is about to step, perhaps another one: the batch that is drawn next begins a new step."""
+        """An optimizer, perhaps another one, is about to step: the next batch begins a new step."""
         capture = self._of_this_thread()
         if capture is None or optimizer is self._run.optimizer:
             return
@@ -88,10 +88,10 @@ class LoopCapture:
     def _of_this_thread(self) -> StepCapture | None:
         return self.notes.capture if threading.get_ident() == self._thread else None
 
-    # ---- what the optimizer does ------------------------------------------------------------------------------------
+    # ---- events of the optimizer -------------------------------------------------------------------------------------
 
     def followed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure that the optimizer was given; later evaluations are known to be of the same batch."""
+        """Wrap the optimizer's closure, so that later evaluations are known to use the same batch."""
         if self.notes.capture is not None:
             self.notes.capture.current.in_closure = True
 
@@ -103,9 +103,9 @@ class LoopCapture:
         return evaluate
 
     def decided(self, step: OpenStep | ClosureStep, numbers: StepNumbers, buffers: BufferKeeper) -> None:
-        """The optimizer's step is over, and nothing that was refused has been applied. The gradients are still there.
+        """The optimizer's step has ended, and nothing refused was applied. The gradients still exist.
 
-        On the host all of it is known; on a device a step that is not known to be refused by now is not waited for.
+        On the host, everything is known; on a device, the result of a step is not waited for.
         """
         if self.notes.capture is None:
             return
@@ -114,18 +114,18 @@ class LoopCapture:
         self._capture.decided(numbers, refused, buffers, evaluated=in_closure, faults=self._faults)
 
     def begin(self, step: int) -> None:
-        """The next step is `step`."""
+        """Start `step`."""
         self._has_evaluated = False
         self.notes.begin(step)
 
     def close(self) -> None:
-        """Capture nothing more."""
+        """Stop capturing."""
         self._capture.close()
         _CAPTURES.discard(self)
         stop_listening(self)
 
     def _faults(self) -> list[str]:
-        """Why a replay of the current step cannot be exact, as far as the loop shows."""
+        """The reasons why a replay of the current step cannot be exact, as far as the loop shows."""
         assert self.notes.capture is not None
         had_gradients = self.notes.capture.current.had_gradients
         hooks = self._run.optimizer._optimizer_step_pre_hooks.values()
@@ -140,7 +140,7 @@ def _has_begun(capture: StepCapture) -> bool:
 
 
 def optimizer_steps(optimizer: Any) -> None:
-    """Tell those who follow other optimizers that one is about to step."""
+    """Notify the followers of other optimizers that one is about to step."""
     if _CAPTURES:
         for capture in tuple(_CAPTURES):
             capture.other_steps(optimizer)

@@ -8,20 +8,20 @@
     optimizer.step()
     sampler.after_update(step)
     sampler.before_forward(step + 1)                                   # hooks on, if that step is sampled
-    for message in sampler.arrived(step - lag_steps):                  # of steps whose numbers are on the host by now
+    for message in sampler.arrived(step - lag_steps):                  # for steps whose numbers are on the host by now
         log.take(message)
 
-The run log keeps one row per step and layer. Code that writes such rows of a step (gradient norms) joins the norms and
-update ratios of the same parameters into them first: `columns |= sampler.layer_columns(step, names)`.
+The run log keeps one row per step and layer. Code that writes such rows (gradient norms) adds the norms and update
+ratios of the same parameters first: `columns |= sampler.layer_columns(step, names)`.
 
-On all other steps each call is one comparison. On a sampled one everything is computed where the tensors lie and comes
-to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the sampling with
-one warning, never the training.
+On all other steps each call is one comparison. On a sampled step everything is computed on the device of the tensors
+and comes to the host in two copies, read some steps later, so that the loop never waits. An error inside ends the
+sampling with one warning, never the training.
 
-`ArrivingHistograms` is the same for tensors at once, without a sampler.
+`ArrivingHistograms` does the same for given tensors, without a sampler.
 
-The activations of the very first step are left out: models are compiled, copied and wrapped before it, and hooks would
-be in the way.
+The activations of the first step are left out: models are compiled, copied and wrapped before it, and hooks would
+interfere.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger("surefoot")
 
 
 class ModelSampler:
-    """Looks closely at sampled steps of one optimizer; see the module's docstring for the calls it needs."""
+    """Records sampled steps of one optimizer in detail; the module's docstring lists the calls it needs."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class ModelSampler:
             self._safely(self._activations.begin)
 
     def before_update(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None = None) -> None:
-        """The gradients of `step` are complete; `divide` is what they still have to be divided by."""
+        """The gradients of `step` are complete; `divide` is the divisor that they still need."""
         if self._active and self._sampling.due(step):
             self._safely(partial(self._begin, step, named, divide))
 
     def after_update(self, step: int) -> None:
         """The parameters have been updated, or the step was skipped."""
         now, self._now = self._now, None
-        if self._observes_forward:  # there may have been no update to measure
+        if self._observes_forward:  # even if there was no update to measure
             self._observes_forward = False
             self._activations.end()
         if now is not None and now.step == step:
@@ -93,13 +93,13 @@ class ModelSampler:
             self._pending.append(now)
 
     def has(self, step: int) -> bool:
-        """Whether there are values of this step that `arrived` has not returned yet."""
+        """Whether `arrived` has not returned the values of this step yet."""
         return any(each.step == step for each in self._pending)
 
     def layer_columns(self, step: int, names: Sequence[str]) -> dict[str, Tensor]:
-        """`param_norm` and `update_ratio` of a sampled step, to join the other columns of its rows; else nothing.
+        """`param_norm` and `update_ratio` of a sampled step, to add to the other columns of its rows; empty otherwise.
 
-        Call this before `arrived` returns the step; what is returned here is not returned again there.
+        Call this before `arrived` returns the step; it does not return these values again.
         """
         found: dict[str, Tensor] = {}
         for each in self._pending:
@@ -108,7 +108,7 @@ class ModelSampler:
         return found
 
     def arrived(self, through: int | None = None) -> list[Histogram | LayerRows]:
-        """What was seen up to and with step `through`, or so far, each once. Waits for what is still on its way."""
+        """The messages up to and including step `through`, or all so far, each once. Waits for their numbers."""
         found: list[Histogram | LayerRows] = []
         while self._pending and (through is None or self._pending[0].step <= through):
             ready = self._pending.popleft()
@@ -124,7 +124,7 @@ class ModelSampler:
     def _safely(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # watching never ends a run
+        except Exception as error:  # observation never ends a run
             self._active, self._now = False, None
             self._activations.end()
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -140,7 +140,7 @@ def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> 
 
 
 class ArrivingHistograms:
-    """Histograms of weights, gradients and outputs of layers, on their way to the host.
+    """Histograms of weights, gradients and outputs of layers that are being copied to the host.
 
     >>> import torch
     >>> from surefoot.types import NamedParameter
@@ -157,9 +157,9 @@ class ArrivingHistograms:
         part: str = "",
         outputs: Sequence[tuple[str, Sample]] = (),
     ) -> None:
-        """Begin to copy those of the weights and gradients as they are now, without waiting.
+        """Begin to copy the histograms of the current weights and gradients, without waiting.
 
-        `outputs` are samples of what layers returned, by name.
+        `outputs` are samples of the outputs of layers, by name.
         """
         weights, gradients = weights_of(named), gradients_of(named)
         samples = [*(each.sample for each in weights), *(sample for _, sample in outputs)]
@@ -170,7 +170,7 @@ class ArrivingHistograms:
         self._copy = None if counts is None else begin_reading(counts)
 
     def messages(self) -> list[Histogram]:
-        """All of them. Waits for those that have not arrived."""
+        """All histograms. Waits for those that have not arrived."""
         if self._copy is None:
             return []
         sizes = [len(self._weights), len(self._outputs), len(self._gradients)]

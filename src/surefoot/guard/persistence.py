@@ -1,4 +1,4 @@
-"""Everything of a run that outlives a step: snapshots in memory, checkpoints on disk, the place in the data, signals.
+"""Everything of a run that outlives a step: snapshots in memory, checkpoints on disk, the data position, and signals.
 
 `RunPersistence` connects five parts and decides nothing itself:
 
@@ -6,9 +6,9 @@
 - `CheckpointSaver` saves it;
 - `EarlierWeights` returns to earlier *weights*, optimizer state and rule states, from snapshots in memory or
   checkpoints: the run continues with the next data, its schedule and its learning rates;
-- `Repeats`, if asked for, makes a return one to an earlier *moment*, and the run takes the steps since once more;
-- `DataLoop` follows the data and the signals, so that `restore` returns to an earlier *moment*: everything, random
-  streams and the place in the data included, as if the run had never stopped.
+- `Repeats`, if enabled, returns to an earlier *moment* instead, and the run repeats the steps since;
+- `DataLoop` follows the data and the signals, so that `restore` returns to an earlier *moment*: everything, including
+  random streams and the data position, as in a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger("surefoot")
 
 
 class EarlierWeights:
-    """Takes snapshots of a run, and writes earlier weights back into it."""
+    """Takes snapshots of a run, and restores earlier weights."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EarlierWeights:
         recovery: TrainingRecovery | None,
         ranks: Ranks,
     ) -> None:
-        """Take snapshots from here on. `run_state` loads checkpoints, and is needed only with them."""
+        """Start to take snapshots. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints = run_state, trained, checkpoints
         self._ranks = ranks
         self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
@@ -66,9 +66,9 @@ class EarlierWeights:
         )
 
     def after_step(self, step: int, onset: int | None, waits_for_batch: bool = False) -> None:
-        """`step` optimizer steps are done: take a snapshot if one is due, unless it is taken before the next batch.
+        """`step` optimizer steps are done: take a snapshot if one is due, unless that happens before the next batch.
 
-        `onset` is the step at which the trouble under way began; `None` if the run is healthy.
+        `onset` is the step at which the current problem began; `None` if the run is healthy.
         """
         if self.ring is not None and onset is None:
             self.ring.settle()
@@ -85,11 +85,11 @@ class EarlierWeights:
 
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the current problem began."""
-        # A return in vain costs nothing where the steps are repeated.
+        # If the steps are repeated, an unnecessary return costs nothing.
         return self.ring is None or self.ring.movement.was_unusual(typical_gradient, if_unknown=self._repeats)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
-        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+        """Restore earlier weights; returns which ones, or `None` if there are none."""
         if self.ring is not None:
             step = self.ring.return_to(before, tried, keep_present)
             if step is not None:
@@ -103,23 +103,23 @@ class EarlierWeights:
         return None
 
     def good_checkpoints(self, before: int, leave_out: int = 0) -> Iterator[tuple[int, RunTree]]:
-        """Good checkpoints that are not younger than `before`, newest first, the first `leave_out` of them left out.
+        """Good checkpoints that are not newer than `before`, newest first, without the first `leave_out` of them.
 
-        With several ranks each must go through them alike.
+        With several ranks, every rank must iterate over them in the same way.
         """
         if self._checkpoints is None or self._run_state is None:
             return
         self._checkpoints.wait()
         good = [found.step for found in self._checkpoints.checkpoints() if found.good and found.step <= before]
         candidates = iter(good[leave_out:])
-        # Ranks may see different checkpoints, as one part is written sooner than another: the first rank's list counts.
+        # Ranks may see different checkpoints, as parts are written at different times: the first rank's list is used.
         while (step := self._ranks.of_first(next(candidates, NONE))) != NONE:
             tree = self._loaded(step, self._run_state)
             if not self._ranks.any(tree is None):
                 yield step, tree
 
     def load_weights(self, tree: RunTree) -> None:
-        """Load weights, moments and rule states of a checkpoint, and what follows the weights; nothing else of it."""
+        """Load weights, moments and rule states of a checkpoint, and what follows the weights; nothing else."""
         assert self._run_state is not None
         load_models(self._run_state.parts.models, tree["models"])
         load_moments(self._run_state.parts.optimizer, cast("OptimizerState", tree["optimizer"]))
@@ -139,12 +139,12 @@ class EarlierWeights:
         return found.tree
 
     def forget_snapshots(self) -> None:
-        """The run has other parameters now: snapshots no longer fit it."""
+        """The run has new parameters: drop the snapshots, which no longer fit."""
         if self.ring is not None:
             self.ring.clear()
 
     def reset_moments(self) -> None:
-        """Forget what the optimizer has gathered."""
+        """Clear the moments of the optimizer."""
         self._trained.reset_moments()
 
     def take_back(self) -> bool:
@@ -154,24 +154,24 @@ class EarlierWeights:
 
 @dataclass(frozen=True)
 class LoopHooks:
-    """What a run calls in the course of its loop."""
+    """The functions that a run calls during its loop."""
 
     on_draw: Callable[[Any], None] | None
     """Called with each batch that was drawn from `resume`."""
     on_stop_point: Callable[[], None]
-    """Called where the run can stop; saves and exits if it was asked to."""
+    """Called where the run can stop; saves and exits if requested."""
     on_failed_draw: Callable[[Exception], None]
-    """Called with the error of a data loader, where the run is whole."""
+    """Called with the error of a data loader, when all steps are complete."""
     on_begin: Callable[[], Callable[[int], None]]
-    """Called before the first batch of a loop; what it returns is called at the end of the data."""
+    """Called before the first batch of a loop; the function that it returns is called at the end of the data."""
     on_resume: Callable[[int, Path], None] | None
     """Called with the step and the folder when the run continues from a checkpoint."""
     leave_out: Callable[[], None]
-    """Counts the next step as one that was left out of a repeat."""
+    """Counts the next step as left out of a repeat."""
     on_back: Callable[[int], None] | None
-    """Called with the step that the run has returned to, to repeat those after it."""
+    """Called with the step that the run has returned to; the steps after it are repeated."""
     microbatches: Callable[[], int]
-    """How many batches a step takes; another number of ranks may change it."""
+    """The number of batches per step; another number of ranks may change it."""
 
 
 class RunPersistence:
@@ -188,24 +188,24 @@ class RunPersistence:
         history: RunHistory,
         loop: LoopHooks,
     ) -> None:
-        """Look after the run from here on.
+        """Start to manage the run.
 
         Args:
-            run_state: reads and loads everything that a checkpoint holds.
-            trained: what a snapshot holds.
+            run_state: reads and loads the content of a checkpoint.
+            trained: the content of a snapshot.
             checkpoints: where and how often to save.
             recovery: how often to take snapshots.
             lag_steps: how many steps later the result of a step is read.
             ranks: the processes that train together.
-            history: decides which steps are repeated.
-            loop: what is called in the course of the loop.
+            history: has the budgets that decide which steps are repeated.
+            loop: the functions called during the loop.
         """
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
         self._ranks = ranks
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
         self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, ranks)
         self.repeats: Repeats | None = None
-        """Repeats the steps that a return undoes, if that is asked for."""
+        """Repeats the steps that a return undoes, if this is enabled."""
         if recovery is not None and recovery.repeat:
             self.repeats = Repeats(self, history, ranks, leave_out=loop.leave_out, on_back=loop.on_back)
         self.data = DataLoop(
@@ -223,7 +223,7 @@ class RunPersistence:
         self._restored = False
 
     def before_update(self) -> None:
-        """Called before the optimizer writes: copies in progress must be complete by then."""
+        """Called before the optimizer writes: complete copies that are in progress."""
         self.saver.before_update()
         if self.weights.ring is not None:
             self.weights.ring.hold_updates()
@@ -233,33 +233,33 @@ class RunPersistence:
         waits_for_batch = self.data.between_batches_soon
         self.weights.after_step(step, history.onset, waits_for_batch and self.repeats is not None)
         self.weights.report_jump(history)
-        if self.repeats is None or not self.repeats.is_returning:  # the state is one of two moments
+        if self.repeats is None or not self.repeats.is_returning:  # while returning, the state is a mix of two moments
             self.saver.after_step(step, history.instability, history.recent_loss, waits_for_batch=waits_for_batch)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
-        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+        """Restore earlier weights; returns which ones, or `None` if there are none."""
         self.saver.forget_copies()
         return self.weights.return_to(before, tried, keep_present)
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
-        """Return to an earlier moment, whose steps since are repeated; returns it in words, or `None` if none are."""
+        """Return to an earlier moment and repeat the steps since; returns its description, `None` if impossible."""
         return None if self.repeats is None else self.repeats.begin(results, record, decision)
 
     def undo_saves(self, step: int) -> None:
-        """The run goes back to `step`: what was saved of later steps is evidence, and what is due is not saved."""
+        """The run returns to `step`: mark checkpoints of later steps as evidence, and drop due saves."""
         self.saver.forget_copies()
         self.saver.forget_due()
         if self.checkpoints is not None:
             self.checkpoints.set_aside(step)
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+        """Save a run that is about to halt; returns the folder, or `None` if there is no checkpoint folder."""
         return self.saver.save_evidence(step, reason)
 
     def restore(self, which: Any = "latest") -> int | None:
         """Continue from a checkpoint; returns its step, or `None` if there is none yet.
 
-        The random streams are put back when the data are back in place, or now if no data are followed.
+        The random streams are restored with the data position, or now if no loader is followed.
         """
         if self.checkpoints is None:
             raise UsageError(
@@ -278,7 +278,7 @@ class RunPersistence:
             return None
         self._refuse_together(found.tree)
         self.run_state.apply(found.tree)
-        if self.weights.ring is not None and self.repeats is None:  # a moment is kept when the data are in place
+        if self.weights.ring is not None and self.repeats is None:  # a moment is kept with the data position
             self.weights.ring.take(found.step)
         log.info("surefoot: continuing %s from step %d", found.path, found.step)
         if self._on_resume is not None:
@@ -286,13 +286,13 @@ class RunPersistence:
         return int(found.step)
 
     def _refuse_together(self, tree: Any) -> None:
-        """Raise `CheckpointError` if any rank cannot load its state: one that went on would wait for it."""
+        """Raise `CheckpointError` if any rank cannot load its state: a rank that continued would wait for it."""
         faults = self.run_state.faults(tree) if self._ranks.several else []
         if self._ranks.any(bool(faults)):
             refuse(faults or ["see the output of the other ranks for the reason"])
 
     def _restore_once(self) -> None:
-        """Continue from the newest checkpoint, the first time this is called."""
+        """Continue from the newest checkpoint, at the first call only."""
         if self._restored:
             return
         self._restored = True
@@ -302,12 +302,12 @@ class RunPersistence:
             self.weights.selector.check_that_all_save()
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
-        """The batches that are left, from where the run stopped."""
+        """The remaining batches, from where the run stopped."""
         self._restore_once()
         self.run_state.batch.follow(loader)
         return self.data.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs that are left."""
+        """The remaining epochs."""
         self._restore_once()
         return self.data.epochs(total)

@@ -1,6 +1,6 @@
-"""The state of a run that this process needs, made of the parts that all processes saved.
+"""Assembles the state that this process needs from the parts that all processes saved.
 
-`keep/resharding.py` places single values; here is which live tensor each value of a run belongs to.
+`keep/resharding.py` places single values; this module matches each value of a run with its live tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def placed_parts(run_state: RunState, parts: SavedParts) -> Any:
-    """What this process needs of the parts that all processes saved. Raises `CheckpointError`."""
+    """The state that this process needs from the parts that all processes saved. Raises `CheckpointError`."""
     tree = parts.tree(parts.base)
     if not isinstance(tree, dict):
         return whole_tensors(tree)
@@ -38,9 +38,9 @@ def placed_parts(run_state: RunState, parts: SavedParts) -> Any:
 
 
 def _placed_tree(run_state: RunState, tree: dict[str, Any]) -> dict[str, Any]:
-    """The same for a state in which tensors that were spread over processes are `SavedShards`."""
+    """The same for a state in which tensors that were sharded over processes are `SavedShards`."""
     parts, found = run_state.parts, dict(tree)
-    with suppress(KeyError, TypeError, ValueError):  # `RunState.faults` says what is wrong with it
+    with suppress(KeyError, TypeError, ValueError):  # `RunState.faults` reports what is wrong with it
         models = zip(parts.models, tree["models"], strict=True)
         found["models"] = [placed_model(model, saved) for model, saved in models]
         found["optimizer"] = placed_optimizer(parts.optimizer, tree["optimizer"])
@@ -57,7 +57,7 @@ def _placed_part(thing: Any, saved: Any) -> Any:
 
 
 def _is_inside_window(tree: dict[str, Any]) -> bool:
-    """Whether gradients of a window that is not complete belong to a state."""
+    """Whether a state contains gradients of an incomplete window."""
     own = tree.get("stabilizer")
     window = own.get("window") if isinstance(own, dict) else None
     return isinstance(window, dict) and window.get("sums") is not None

@@ -1,7 +1,7 @@
 """Plain values that are saved with a run, such as its config: written into every checkpoint, compared, never loaded.
 
-A config decides how the run is built, which happens before a checkpoint is loaded: loading it would change a variable
-and nothing of what was made from it. So the script's own values stay, and what differs from the saved ones is logged.
+A config determines how the run is built, before a checkpoint is loaded: loading it would change a variable, but nothing
+that was made from it. So the script keeps its own values, and differences from the saved ones are logged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_SHOWN = 5
 
 
 def has_state(thing: Any) -> bool:
-    """Whether a thing has a state of its own, and is no plain value."""
+    """Whether a thing has its own state and is not a plain value."""
     return hasattr(thing, "state_dict")
 
 
 def check_saved_with_run(things: Mapping[str, Any]) -> None:
-    """Raise `SettingError` for something that has neither a state nor a plain value."""
+    """Raise `SettingError` for a thing that has no state and is not a plain value."""
     for name, thing in things.items():
         if not has_state(thing):
             try:
@@ -43,7 +43,7 @@ def check_saved_with_run(things: Mapping[str, Any]) -> None:
 
 
 def as_plain(value: Any) -> Any:
-    """The value as dictionaries, lists and tuples of what a checkpoint can hold. Raises `TypeError` for the rest."""
+    """The value as dictionaries, lists and tuples that a checkpoint can hold. Raises `TypeError` for anything else."""
     if isinstance(value, _LEAVES):
         return value
     if isinstance(value, PurePath):
@@ -63,7 +63,7 @@ def as_plain(value: Any) -> Any:
 
 
 def warn_of_changes(name: str, now: Any, saved: Any) -> None:
-    """Log what is different from what was saved. The run keeps its own."""
+    """Log the differences from the saved values. The run keeps its own."""
     changed = list(_changes(name, as_plain(now), saved))
     if changed:
         more = f" and {len(changed) - MOST_SHOWN} more" if len(changed) > MOST_SHOWN else ""
@@ -81,7 +81,7 @@ def _changes(name: str, now: Any, saved: Any) -> list[str]:
         for key in dict.fromkeys([*saved, *now]):
             found += _changes(f"{name}.{key}", now.get(key, _MISSING), saved.get(key, _MISSING))
         return found
-    if repr(now) == repr(saved):  # as numbers are read: NaN equals NaN
+    if repr(now) == repr(saved):  # compared as text, so that NaN equals NaN
         return []
     return [f"{name} was {_short(saved)} when the checkpoint was saved and is {_short(now)}"]
 

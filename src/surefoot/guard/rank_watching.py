@@ -1,7 +1,7 @@
-"""Whether the ranks of a stabilizer move, watched through files beside its log (`record/rank_watch.py`).
+"""Checks through files next to the log whether the ranks of a stabilizer make progress (`record/rank_watch.py`).
 
-Needs `log="folder"`: each rank then has a folder of its own in there, `rank0`, `rank1` and so on, which the others can
-read. A log that was opened by the user is watched too if its folder has such a name.
+Needs `log="folder"`: each rank then has its own folder in there, `rank0`, `rank1` and so on, which the others can read.
+A log that the user opened is also covered if its folder has such a name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from surefoot.record.messages import Event
 
 _WATCHED: dict[Path, WatchedRank] = {}
-"""By folder: two stabilizers that share a log are one rank."""
+"""By folder: two stabilizers that share a log count as one rank."""
 
 
 class WatchedRank:
-    """This rank, as its stabilizer follows it."""
+    """This rank, as observed by its stabilizer."""
 
     def __init__(self, log: RunLog, ranks: Ranks) -> None:
         self.clock = StepClock()
-        held, trains = weakref.ref(log), get_ident()  # the log ends when nobody holds it
+        held, trains = weakref.ref(log), get_ident()  # the log ends when nothing references it
         self._is_over = _over(held)
         self.watch = RankWatch(
             log.folder,
@@ -48,12 +48,12 @@ class WatchedRank:
 
     @property
     def is_over(self) -> bool:
-        """Whether the log is closed, and the rank no longer watched."""
+        """Whether the log is closed and the rank is no longer observed."""
         return self._is_over()
 
     def lost(self) -> str:
-        """After a collective has failed: which rank left, in one sentence; empty if that is not known."""
-        return self.watch.who_left()
+        """After a failed collective, the sentence that names the rank that has ended; empty if that is not known."""
+        return self.watch.rank_that_ended()
 
     def _end(self) -> None:
         error = uncaught()
@@ -79,7 +79,7 @@ def _over(held: weakref.ref[RunLog]) -> Callable[[], bool]:
 
 
 def watch_rank(log: RunLog, ranks: Ranks) -> WatchedRank | None:
-    """Watch this rank from now on; `None` for a run of one process, and without a folder for each rank."""
+    """Observe this rank from now on; `None` for a run of one process, or without a folder for each rank."""
     if not ranks.several or log.folder.name != f"rank{ranks.place}":
         return None
     known = _WATCHED.get(log.folder)

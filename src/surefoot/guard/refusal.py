@@ -1,4 +1,4 @@
-"""Why a step was refused, in one sentence, with the numbers that show it."""
+"""Explains in one sentence why a step was refused, with the numbers that show it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class RefusalExplainer:
     def __init__(
         self, checker: StabilityChecker, first_of: Callable[[Any], str], weights_broken: Callable[[], bool]
     ) -> None:
-        """Explain what the rules of this checker refuse.
+        """Explain the refusals of this checker's rules.
 
         Args:
-            checker: has the limits that a step can be above.
-            first_of: of several parameters, the one whose gradient was ready first.
+            checker: has the limits that a step can exceed.
+            first_of: returns the parameter, among several, whose gradient was computed first.
             weights_broken: whether a parameter is not finite on this rank.
         """
         self._limits = {rule.name: rule for rule in checker.step_rules if isinstance(rule, Limit)}
@@ -37,13 +37,13 @@ class RefusalExplainer:
     def explain(
         self, record: StepRecord, history: Iterable[StepRecord], *, is_stuck: bool, is_first: bool
     ) -> tuple[str, Evidence]:
-        """One sentence and the numbers: what was broken, where it broke first.
+        """One sentence and the numbers: what is non-finite or too large, and where it occurred first.
 
         Args:
             record: the step.
             history: the steps up to it.
             is_stuck: whether its gradients overflow at the lowest loss scale.
-            is_first: whether no step was refused for numbers that are not finite before.
+            is_first: whether no earlier step was refused for non-finite numbers.
         """
         signals = record.signals
         counts = signals.layers.nonfinite_counts() if signals.layers else {}

@@ -1,19 +1,18 @@
 """Return to an earlier moment of a run and repeat the steps since: `TrainingRecovery(repeat=True)`.
 
 A moment is a snapshot of the weights with everything else that belongs to it: settings of the optimizer, schedule, loss
-scale, what is saved with the run, the stabilizer's own state, the random streams and the place in the data. It is kept
-between two batches, where a checkpoint is taken too. A return has two parts:
+scale, `also_save`, the stabilizer's own state, the random streams and the data position. It is kept between two
+batches, where a checkpoint is taken too. A return has two parts:
 
-- inside `step()`, the weights and moments are written back at once, so that whatever the loop does next with the model
-  meets sound weights;
-- when the next batch is requested, all of the moment is put back, and the loop gets the batches after it once more.
+- inside `step()`, the weights and moments are restored immediately, so that the loop continues with valid weights; -
+  when the next batch is requested, the rest of the moment is restored, and the loop gets the batches after it again.
 
-`decide/repeat.py` says which steps are left out. Their batches are drawn and not trained on, and they count as steps
-that were skipped: the schedule follows the data. Checkpoints of the steps that are undone become evidence, and the log
-begins a new session, as for a run that is resumed, so that readers drop the rows of the undone steps.
+`decide/repeat.py` decides which steps are left out. Their batches are drawn but not trained on, and they count as
+skipped steps: the schedule follows the data. Checkpoints of undone steps become evidence, and the log begins a new
+session, as for a resumed run, so that readers drop the rows of the undone steps.
 
-Where there is no moment in memory that is old enough, as after a restart, a checkpoint is returned to. Where the data
-cannot be rewound a return is to earlier weights, and that is logged once.
+If no moment in memory is old enough, for example after a restart, the run returns to a checkpoint. If the data cannot
+be rewound, the run returns to earlier weights only, and this is logged once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.core.random_state import set_streams
-from surefoot.keep.position.data import DataPlace, place_of, rewind, why_not_again, why_not_back_to
+from surefoot.keep.position.data import DataPlace, place_of, rewind, why_not_back_to, why_not_repeatable
 from surefoot.keep.snapshots import Moment, Snapshot
 from surefoot.keep.staging import stage
 
@@ -53,7 +52,7 @@ class MomentTarget:
 
     @property
     def data(self) -> PositionState:
-        """The place in the data."""
+        """The data position."""
         if self.snapshot is not None and self.snapshot.moment is not None:
             return self.snapshot.moment.place.state
         assert self.tree is not None
@@ -61,21 +60,21 @@ class MomentTarget:
 
     @property
     def where(self) -> str:
-        """The moment in words."""
+        """A description of the moment."""
         kept = "kept in memory" if self.tree is None else "from its checkpoint"
         return f"the moment before step {self.step}, {kept}"
 
 
 @dataclass(frozen=True)
 class PendingReturn:
-    """A return that was decided: the rest of it is done when the next batch is requested."""
+    """A return that was decided. It is completed when the next batch is requested."""
 
     target: MomentTarget
     plan: RepeatState
 
 
 class Repeats:
-    """Keeps the moments of one run, returns to them, and leaves out the steps that are to be."""
+    """Keeps the moments of one run, returns to them, and leaves out steps."""
 
     def __init__(
         self,
@@ -89,10 +88,10 @@ class Repeats:
         """Repeat the steps of a run.
 
         Args:
-            persistence: its snapshots, checkpoints and place in the data.
+            persistence: its snapshots, checkpoints and data position.
             history: its steps, and the budgets that decide what is repeated.
             ranks: the processes that train together.
-            leave_out: counts the next step as one that was left out.
+            leave_out: counts the next step as left out.
             on_back: called with the step that the run has returned to.
         """
         self._persistence, self._history, self._ranks = persistence, history, ranks
@@ -101,7 +100,7 @@ class Repeats:
         self._pending: PendingReturn | None = None
 
     def follow(self, results: StepResults) -> None:
-        """The steps of the run, whose results these are."""
+        """Use these results, which belong to the steps of the run."""
         self._results = results
 
     @property
@@ -110,18 +109,18 @@ class Repeats:
         return self._pending is not None
 
     def forget(self) -> None:
-        """A checkpoint is loaded: a return that was decided before is not made."""
+        """A checkpoint is loaded: drop a pending return."""
         self._pending = None
 
     # ---- between two batches ----------------------------------------------------------------------------------------
 
     def take_moment(self) -> None:
-        """Keep this moment, if it is time to: a snapshot is due, or the last one is of an earlier loop."""
+        """Keep this moment if a snapshot is due, or if the last one belongs to an earlier loop."""
         ring, position = self._persistence.weights.ring, self._persistence.run_state.position
         if ring is None or self._results is None or position.pending or not self._history.healthy:
             return
         step, newest = self._results.steps, ring.newest
-        if why_not_again(position) is not None:
+        if why_not_repeatable(position) is not None:
             ring.take_if_due(step)
         elif newest is None or newest.moment is None or why_not_back_to(position, newest.moment.place.state):
             ring.take(step, self._moment)
@@ -133,28 +132,28 @@ class Repeats:
         return Moment(stage(state.gather_moment(), place), place_of(state.position))
 
     def leaves_out_next(self) -> bool:
-        """Whether the batches of the next step are to be left out."""
+        """Whether to leave out the batches of the next step."""
         state = self._history.budgets.repeats.state
         return state is not None and self._results is not None and self._results.steps in state.left_out
 
     def leave_out(self) -> None:
-        """Count the next step as one that was left out."""
+        """Count the next step as left out."""
         self._on_left_out()
 
     # ---- a return ---------------------------------------------------------------------------------------------------
 
     def begin(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
-        """Begin a return to an earlier moment; returns it in words, or `None` if the steps are not repeated."""
+        """Begin a return to an earlier moment; returns a description, or `None` if the steps are not repeated."""
         data, repeats = self._persistence.data, self._history.budgets.repeats
         before, ring = cast("int", decision.before), self._persistence.weights.ring
         oldest = min(before, *ring.steps) if ring is not None and ring.steps else before
         plan = repeats.plan(decision, record.signals.step, results.steps, oldest, self._history.history)
         if plan is None:
             return None
-        why_not = data.why_not_repeated() or why_not_again(self._persistence.run_state.position)
+        why_not = data.why_not_repeated() or why_not_repeatable(self._persistence.run_state.position)
         if why_not is None and plan.left_out and not data.windows.have_one_step_each:
             why_not = "several steps use one batch, so a single step cannot be left out"
-        # Every rank gets here, and none may go back alone.
+        # Every rank gets here, and no rank may return alone.
         if self._ranks.any(why_not is not None):
             self._explain(record, why_not or "another rank cannot rewind its data")
             return None
@@ -173,7 +172,7 @@ class Repeats:
         return f"{target.where}; steps {target.step} to {results.steps - 1} are repeated{without}"
 
     def _target(self, onset: int, before: int) -> MomentTarget | None:
-        """The newest moment that is old enough; a younger one, still before the trouble, if there is no other."""
+        """The newest moment that is old enough, or else a newer one from before the problem."""
         position, ring = self._persistence.run_state.position, self._persistence.weights.ring
         in_memory = [
             MomentTarget(each.step, each, None)
@@ -186,7 +185,7 @@ class Repeats:
         return self._saved(before) or next(iter(in_memory), None)
 
     def _saved(self, before: int) -> MomentTarget | None:
-        """The newest good checkpoint that is old enough, and whose place in the data can be returned to."""
+        """The newest good checkpoint that is old enough, and whose data position can be restored."""
         position = self._persistence.run_state.position
         for step, tree in self._persistence.weights.good_checkpoints(before):
             if not self._ranks.any(why_not_back_to(position, tree["data"]) is not None):
@@ -208,15 +207,15 @@ class Repeats:
             weights.load_weights(target.tree)
 
     def go_back(self) -> None:
-        """Put back all of the moment that was decided on, if one was: the next batch is about to be drawn."""
+        """Restore the rest of the pending moment, if there is one, before the next batch is drawn."""
         pending, self._pending = self._pending, None
         if pending is None or self._results is None:
             return
         target, reached = pending.target, self._results.steps
         if why_not_back_to(self._persistence.run_state.position, target.data) is not None:
-            self._history.budgets.repeats.give_up()  # the loop was left, and another one draws: the weights are back
+            self._history.budgets.repeats.give_up()  # another loop draws now; only the weights are restored
             return
-        self._persistence.undo_saves(target.step)  # the loop may have saved since
+        self._persistence.undo_saves(target.step)  # the loop may have saved in the meantime
         counts, by_kind = dict(self._history.counts), dict(self._history.by_kind)
         if target.snapshot is not None and target.snapshot.moment is not None:
             self._write_weights(target)
@@ -229,7 +228,7 @@ class Repeats:
             set_streams(tree["streams"])
         elif target.tree is not None:
             self._load_checkpoint(target.tree)
-        _count_anew(self._history, target.step, reached, counts, by_kind)
+        _recount(self._history, target.step, reached, counts, by_kind)
         self._history.budgets.repeats.state = pending.plan._replace(until=max(pending.plan.until, reached))
         if self._on_back is not None:
             self._on_back(target.step)
@@ -244,10 +243,10 @@ class Repeats:
         set_streams(tree["streams"])
 
 
-def _count_anew(history: RunHistory, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int]) -> None:
-    """The run has gone back to `step`, whose state is loaded, and repeats the steps up to `reached`.
+def _recount(history: RunHistory, step: int, reached: int, counts: dict[str, int], by_kind: dict[str, int]) -> None:
+    """The run has returned to `step`, whose state is loaded, and repeats the steps up to `reached`.
 
-    `counts` and `by_kind` are those of before: what was seen has been seen, and the rest is counted anew.
+    `counts` and `by_kind` are the values before the return. Counts of observations are kept, the others start again.
     """
     while history.history and history.history[-1].signals.step >= step:
         history.history.pop()

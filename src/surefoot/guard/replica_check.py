@@ -1,18 +1,18 @@
-"""Whether the replicas of a model are still equal on all ranks, checked occasionally during the run.
+"""Checks occasionally whether the replicas of a model are still equal on all ranks.
 
-A rank's parameters and optimizer state are made into one 64-bit fingerprint, on the device and without a wait. It
-travels in the all-reduce that the ranks use at every step to agree. Of up to 21 ranks each has a place of its own in
-the vector, so that the sum over the ranks is a list of all fingerprints. More ranks send the 64 bits of theirs as 64
-numbers, however many they are: the sums say how many ranks have each bit, and equal replicas have all or none. Only if
-that shows a difference, the all-reduce eight steps later carries the list. No collective is added, and steps that are
-not checked carry nothing. The host reads the sums when they have arrived. The fingerprint of most ranks is taken for
-the right one, and where there is no majority that of the lowest rank.
+A rank's parameters and optimizer state are reduced to one 64-bit fingerprint, on the device and without waiting. It is
+sent in the all-reduce that the ranks use at every step to agree. With up to 21 ranks, each has its own position in the
+vector, so that the sum over the ranks is a list of all fingerprints. With more ranks, each sends the 64 bits of its
+fingerprint as 64 numbers: the sums are the number of ranks that have each bit, and equal replicas have all or none.
+Only if that shows a difference, the all-reduce eight steps later contains the list. No collective is added, and steps
+that are not checked send nothing. The host reads the sums when they have arrived. The fingerprint of the majority is
+taken as the correct one, or that of the lowest rank if there is no majority.
 
-When ranks differ, the next check takes a closer look: the first odd rank and the one that it is compared with also
+When ranks differ, the next check is more detailed: the first different rank and the one that it is compared with also
 send a fingerprint of each tensor, so that the first tensor that differs is known. Checked steps are chosen by their
-number alone, since every rank must put the same number of values into the all-reduce.
+number alone, because every rank must put the same number of values into the all-reduce.
 
-Only models that are plain replicas are checked: DDP, and an optimizer of torch's.
+Only plain replicas are checked: DDP, with an optimizer of torch.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _PIECES = (0, 22), (22, 21), (43, 21)
 """First bit and length of the three numbers that a fingerprint is sent as: float32 holds 24 bits exactly."""
 _BITS = 64
 LISTED = _BITS // len(_PIECES)
-"""So many ranks send a list, which is shorter than the bits."""
+"""With up to this many ranks, each sends a list, which is shorter than the bits."""
 NAMED_AFTER_STEPS = 8
-"""So many steps after a difference in the bits the list is sent: every rank has read the sums by then."""
+"""The list is sent this many steps after a difference in the bits: every rank has read the sums by then."""
 _HALVES = (0, 16), (16, 16)
 """The same for the 32 bits of one tensor."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Ranks that do not hold the same."""
+    """Ranks with different parameters or optimizer state."""
 
     step: int
-    """The step before which that was found."""
+    """The step before which the difference was found."""
     last_equal_step: int | None
     odd: tuple[int, ...]
-    """The ranks that differ from most."""
+    """The ranks that differ from the majority."""
     reference: int
-    """The lowest rank that most agree with."""
+    """The lowest rank of the majority."""
     tensor: str | None = None
-    """The first tensor that differs; `None` before a closer look."""
+    """The first tensor that differs; `None` before the detailed check."""
 
     def summary(self) -> str:
         """One sentence with the ranks and the steps."""
@@ -76,18 +76,18 @@ class Divergence:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A check whose result is on its way to the host."""
+    """A check whose result is being copied to the host."""
 
     step: int
     sums: AsyncCopy
     closer: Divergence | None
-    """What is compared in detail."""
+    """The difference that is compared in detail."""
     is_list: bool = True
-    """Whether it is a list of fingerprints, or the counts of their bits."""
+    """Whether it contains a list of fingerprints, rather than the counts of their bits."""
 
 
 class ReplicaCheck:
-    """Fingerprints of this rank, and what the fingerprints of all ranks say."""
+    """Computes the fingerprints of this rank, and compares those of all ranks."""
 
     def __init__(self, layout: Layout, optimizer: Any, ranks: Ranks) -> None:
         self._layout, self._optimizer = layout, weak_reference(optimizer)
@@ -96,18 +96,18 @@ class ReplicaCheck:
         self._sends_list = True
         """Whether the vector of the current step is a list."""
         self._differs_at: int | None = None
-        """The check whose bits differed, until a list has named the odd ranks."""
+        """The check whose bits differed, until a list has identified the ranks."""
         self._named_at: int | None = None
-        """The step that carries a list if the last bits differed."""
+        """The step that sends a list if the last bits differed."""
         self._last_equal: int | None = None
         self._known: Divergence | None = None
         self._found: list[Divergence] = []
 
     def numbers(self, step: int) -> Tensor | None:
-        """What this rank adds to the all-reduce of a step; `None` if the step is not checked."""
+        """The numbers that this rank adds to the all-reduce of a step; `None` if the step is not checked."""
         is_due, is_follow_up = RANK_STEPS.due(step), step == self._named_at
         if self._sent:
-            # Every rank must know by now whether to look closer; it arrived long ago.
+            # Every rank must know by now whether to send details; the result arrived long ago.
             self._read(wait=is_due or is_follow_up)
         if not is_due and not (is_follow_up and self._differs_at is not None):
             return None
@@ -131,11 +131,11 @@ class ReplicaCheck:
         return torch.cat([lists.reshape(-1), tensors.reshape(-1)])
 
     def take(self, step: int, sums: Tensor) -> None:
-        """The numbers of all ranks, added up."""
+        """The sums of the numbers of all ranks have been computed."""
         self._sent.append(_Sent(step, begin_reading(sums), self._closer, self._sends_list))
 
     def report_to(self, history: RunHistory) -> Callable[[StepRecord], None]:
-        """A function that notes in the history what has been found, when it is called with a step."""
+        """A function that records the findings in the history when it is called with a step."""
 
         def report(record: StepRecord) -> None:
             if self._sent:
@@ -156,7 +156,7 @@ class ReplicaCheck:
 
     @property
     def _closer(self) -> Divergence | None:
-        """What the next check looks at more closely: ranks that differ in a tensor that is not known yet."""
+        """The difference that the next check examines in detail, if its tensor is not known yet."""
         return self._known if self._known is not None and self._known.tensor is None else None
 
     def _read(self, wait: bool) -> None:
@@ -204,7 +204,7 @@ class ReplicaCheck:
 
 
 def _split(value: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
-    """Whole numbers as several smaller ones, exact in float32, along a new last dimension."""
+    """Integers as several smaller ones, exact in float32, along a new last dimension."""
     return torch.stack([(value >> first) & ((1 << length) - 1) for first, length in pieces], -1).to(torch.float32)
 
 
@@ -214,5 +214,5 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def replica_check(models: Sequence[nn.Module], optimizer: Any, layout: Layout, ranks: Ranks) -> ReplicaCheck | None:
-    """The check of a model that several ranks hold copies of; `None` for any other."""
+    """The check for a model that several ranks hold copies of; `None` for any other."""
     return ReplicaCheck(layout, optimizer, ranks) if ranks.several and copies_of_first(models, optimizer) else None

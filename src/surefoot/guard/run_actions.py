@@ -1,4 +1,4 @@
-"""What a run does about its decisions: cut the learning rate, return to earlier weights, halt, stop at a signal."""
+"""Carries out decisions: cut the learning rate, return to earlier weights, halt, stop at a signal."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class KeptStates(Protocol):
 
     @property
     def weights(self) -> EarlierWeights:
-        """Snapshots in memory, and how to return to one."""
+        """Snapshots in memory, and returns to them."""
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
-        """Write earlier weights back; returns where to, or `None` if there is nothing to return to."""
+        """Restore earlier weights; returns which ones, or `None` if there are none."""
 
     def repeat_from(self, results: StepResults, record: StepRecord, decision: Decision) -> str | None:
-        """Return to an earlier moment, whose steps since are repeated; returns it in words, or `None` if none are."""
+        """Return to an earlier moment and repeat the steps since; returns its description, `None` if impossible."""
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+        """Save a run that is about to halt; returns the folder, or `None` if there is no checkpoint folder."""
 
 
 class RunActions:
-    """Carries out decisions on a run that has earlier states, and perhaps incidents."""
+    """Carries out decisions for a run that has earlier states, and perhaps incidents."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RunActions:
         self._persistence, self._capture = persistence, capture
 
     def respond(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
-        """Do what was decided about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
+        """Carry out the decision about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
         if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
         if decision.only_if_moved and not self._ranks.any(
@@ -71,7 +71,7 @@ class RunActions:
             self._halt(results, decision.reason)
 
     def _return(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
-        """Return to earlier weights, or clear the optimizer's state, and record which."""
+        """Return to earlier weights, or clear the optimizer's state, and record it."""
         if self._capture is not None:
             self._capture.returning(record, decision, results.steps)
         if decision.action == "roll_back" and (repeated := self._persistence.repeat_from(results, record, decision)):
@@ -89,7 +89,7 @@ class RunActions:
             self._nothing_to_return_to(results, record, decision)
             return
         results.returned()
-        self._measurer.param_norm = None  # the parameters are others now
+        self._measurer.param_norm = None  # the parameters have changed
         summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
         self._history.note(record.signals, "recovery", "warning", summary, decision.action)
 
@@ -111,7 +111,7 @@ class RunActions:
         self._history.warn_once(record.signals, "recovery.no-state", reason)
 
     def _weights_broken(self) -> bool:
-        """Whether they are on any rank: what follows from it must be done on all."""
+        """Whether weights are not finite on any rank: all ranks must react in the same way."""
         return self._ranks.any(self._measurer.parameters_broken())
 
     def _halt(self, results: StepResults, reason: str) -> NoReturn:
@@ -123,7 +123,7 @@ class RunActions:
 
 
 def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Ranks) -> None:
-    """Save and exit if a signal was received. Ranks exit together, once they know of each other's signals."""
+    """Save and exit if a signal was received. Ranks exit together, when they have learned of each other's signals."""
     received = persistence.data.interrupts.received
     agreed = results.stop_at is not None and results.steps >= results.stop_at
     if not (agreed if ranks.several else received is not None):
@@ -131,18 +131,18 @@ def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Rank
     results.drain()
     try:
         persistence.saver.save(results.steps, results.history.instability(), results.history.recent_loss())
-    except CheckpointError as error:  # whoever sent the signal does not wait
+    except CheckpointError as error:  # the sender of the signal does not wait
         log.error("surefoot: %s", error)
-    with suppress(RuntimeError):  # a rank that is gone cannot be waited for
-        # Whoever started the ranks may kill the others once the first has left, and they may still be writing.
+    with suppress(RuntimeError):  # a rank that has ended cannot be waited for
+        # The launcher may kill the other ranks when the first has ended, and they may still be writing.
         ranks.any(False)
     raise SystemExit(128 + (received or signal.SIGTERM))
 
 
 def save_before(error: Exception, results: StepResults, persistence: RunPersistence, rows: LogRows | None) -> None:
-    """A data loader has failed, and its error ends the loop: save the steps that are complete.
+    """Save the complete steps after a data loader has failed: its error ends the loop.
 
-    Not with several ranks, which save together: the others have not failed.
+    Not done with several ranks, which save together: the others have not failed.
     """
     results.drain()
     checkpoints, step = persistence.checkpoints, results.steps
@@ -151,14 +151,14 @@ def save_before(error: Exception, results: StepResults, persistence: RunPersiste
         try:
             persistence.saver.save(step, results.history.instability(), results.history.recent_loss())
             saved = True
-        except CheckpointError as failed:  # why the loop ends matters more
+        except CheckpointError as failed:  # the reason why the loop ends is more important
             log.error("surefoot: %s", failed)
     if rows is not None:
         rows.loader_failed(error, step, saved)
 
 
 def halt_message(history: RunHistory, reason: str, weights_broken: bool) -> str:
-    """The message of `TrainingHalted`: at which step, why, and what state the weights are in."""
+    """The message of `TrainingHalted`: the step, the reason, and the state of the weights."""
     weights = (
         "The weights are not finite: an earlier step with finite gradients damaged them."
         if weights_broken

@@ -1,9 +1,9 @@
-"""The history of a run: every step, alarms and incidents, and the decision what to do about each step.
+"""The history of a run: steps, alarms and incidents, and the decision how to respond to each step.
 
-On a GPU the numbers of a step arrive a few steps after it, always the same few, so that a run decides the same way
-every time. Whether a step is applied was decided on the device long before. Three parts:
+On a GPU the numbers of a step arrive a fixed number of steps later, so that a run decides the same way every time.
+Whether a step is applied was decided on the device long before. Three parts:
 
-- `RunHistory` keeps records, incidents and counts, and takes steps in;
+- `RunHistory` keeps records, incidents and counts;
 - `Alarms` runs the detectors that look back over many steps, and those for the user's own signals;
 - `Budgets` decides about refused steps: skip, cut the learning rate, return to earlier weights, halt.
 """
@@ -41,27 +41,27 @@ log = logging.getLogger("surefoot")
 
 HISTORY_STEPS = 1_000
 LAYERS_KEPT = 100
-"""How many of them keep their per-layer statistics, which of a large model are the bulk."""
+"""The number of records that keep their per-layer statistics, which are most of the data of a large model."""
 INCIDENTS_KEPT = 200
 RECENT_STEPS = 50
 REASONS_KEPT = 5
 QUIET_STEPS = 10
-"""Steps without a refusal or a setback before the run counts as quiet."""
+"""The number of steps without a refusal or a setback before the run counts as quiet."""
 SETBACKS_COUNTED = 3
-"""Setbacks in a row from which on the run is not quiet: a single one is noise."""
+"""The number of consecutive setbacks from which the run is not quiet: a single one is noise."""
 LOGGED_INCIDENTS = 20
-"""Incidents of one kind that are logged one by one; later ones are only counted."""
+"""The number of incidents of one kind that are logged individually; later ones are only counted."""
 
 _USED_UP = (
     "the loss is above its earlier level, and all returns are used up: the run continues without returns until "
     "`TrainingRecovery.calm_steps` healthy steps restore one"
 )
 _RETURNS = ("roll_back", "reset_moments", "take_back")
-"""Actions after which the steps taken since count for nothing."""
+"""Actions after which the steps taken since are ignored."""
 
 
 class AlarmsState(TypedDict):
-    """What is stored of `Alarms`."""
+    """The stored state of `Alarms`."""
 
     look_back: Packed
     """The state of the detectors that look back over many steps."""
@@ -73,11 +73,11 @@ class AlarmsState(TypedDict):
 
 class _RepeatBudget(TypedDict, total=False):
     repeat: Packed
-    """Where repeats stand, of a run that repeats the steps that a return undoes."""
+    """The state of the repeats, if the run repeats the steps that a return undoes."""
 
 
 class BudgetsState(_RepeatBudget):
-    """What is stored of `Budgets`."""
+    """The stored state of `Budgets`."""
 
     escalation: Packed
     recovery: Packed
@@ -86,14 +86,14 @@ class BudgetsState(_RepeatBudget):
 
 
 class RunHistoryState(AlarmsState, BudgetsState):
-    """What is stored of a `RunHistory` and of its two parts."""
+    """The stored state of a `RunHistory` and of its two parts."""
 
     settings: dict[str, str]
-    """What the parts were set to."""
+    """The settings of the parts."""
     counts: dict[str, int]
-    """How many steps there were, and how many of them were skipped, clipped and so on."""
+    """The number of steps, and of skipped, clipped and other steps."""
     by_kind: dict[str, int]
-    """How many incidents there were of each kind."""
+    """The number of incidents of each kind."""
 
 
 class Alarms:
@@ -106,23 +106,23 @@ class Alarms:
         self._active: set[str] = set()
 
     def ahead(self) -> Alarms:
-        """A copy with states of its own."""
+        """A copy with its own states."""
         ahead = copy.copy(self)
         ahead._own, ahead._active = dict(self._own), set(self._active)
         ahead._look_back_state = copy.deepcopy(self._look_back_state)
         return ahead
 
     def update(self, record: StepRecord, note: Note) -> None:
-        """Take one step in; `note` records an incident.
+        """Process one step; `note` records an incident.
 
-        A step that is not applied, or would not have been, is no part of a baseline.
+        A step that is not applied, or would not have been, does not enter a baseline.
         """
         self._watch_own_signals(record.signals, note)
         if not record.skipped and not record.reasons:
-            self._watch_behind(record.signals, note)
+            self._update_look_back(record.signals, note)
 
     def applied_nonetheless(self, record: StepRecord, explain: Callable[[], tuple[str, Evidence]], note: Note) -> None:
-        """Where steps are only watched, one that would be refused is applied: an incident when that starts."""
+        """When steps are only watched, one that would be refused is applied: record an incident when that starts."""
         kind = record.reasons[0] if record.reasons else "refused"
         if record.skipped or not record.reasons:
             self._active -= {each for each in self._active if each.endswith("/applied")}
@@ -131,7 +131,7 @@ class Alarms:
             summary, evidence = explain()
             note(record.signals, kind, "error", summary, evidence=evidence)
 
-    def _watch_behind(self, signals: Signals, note: Note) -> None:
+    def _update_look_back(self, signals: Signals, note: Note) -> None:
         if self.look_back is None:
             return
         self._look_back_state, verdict = self.look_back.update(self._look_back_state, signals)
@@ -151,7 +151,7 @@ class Alarms:
             self._alarm(f"signal.{name}", verdict, signals, note)
 
     def _alarm(self, kind: str, verdict: Verdict, signals: Signals, note: Note) -> None:
-        """An alarm is an incident when it starts, and when a remark becomes a warning; not for as long as it lasts."""
+        """Record an incident when an alarm starts, and when an info becomes a warning, but not while it lasts."""
         known = f"{kind}/{verdict.severity}"
         if not verdict.anomalous:
             self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
@@ -160,7 +160,7 @@ class Alarms:
             note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 
     def state_dict(self) -> AlarmsState:
-        """The states of the detectors, and which alarms are raised."""
+        """The states of the detectors, and the active alarms."""
         return {
             "look_back": pack(self._look_back_state),
             "own": {name: pack(state) for name, (_, state) in self._own.items()},
@@ -179,7 +179,7 @@ class Alarms:
 
 
 class Budgets:
-    """What may be done about refused steps and setbacks, and how much of it is left."""
+    """Decides how to respond to refused steps and setbacks, within budgets."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Budgets:
             recovery: return to earlier weights.
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
-            agreed: whether the flag is set on any rank.
+            agreed: returns whether a flag is set on any rank.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
@@ -206,7 +206,7 @@ class Budgets:
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
     def ahead(self) -> Budgets:
-        """A copy that communicates with no other rank: only this one may be reading."""
+        """A copy that does not communicate with other ranks: it may be used on one rank only."""
         ahead = copy.copy(self)
         ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
         ahead.repeats = copy.copy(self.repeats)
@@ -218,11 +218,11 @@ class Budgets:
         return record.overflow and floor is not None and record.signals.loss_scale <= floor  # type: ignore[return-value]
 
     def refuses(self, record: StepRecord) -> bool:
-        """Whether the step was refused, and not merely skipped for a smaller loss scale."""
+        """Whether the step was refused, and not only skipped because of the loss scale."""
         return record.skipped and (not record.overflow or self.is_stuck(record))
 
     def escalate(self, record: StepRecord, refused: bool, summary: str) -> Decision:
-        """What to do about a step; `summary` is why it was refused."""
+        """The response to a step; `summary` is the reason why it was refused."""
         if self.escalation is None:
             decision = Decision("skip" if refused else "none", summary)
         else:
@@ -233,12 +233,12 @@ class Budgets:
         return decision
 
     def recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
-        """Let the recovery see the step; what it calls for comes before what skipping would."""
+        """Update the recovery with the step; its decision takes precedence over skipping."""
         if self.recovery is None:
             return decision
         assert self._recovery_state is not None
         step, setback, lost = record.signals.step, "setback" in record.notices, "lost_progress" in record.notices
-        if record.reasons == (BROKEN_SETTING,):  # no earlier weights would help
+        if record.reasons == (BROKEN_SETTING,):  # earlier weights would not help
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
@@ -257,7 +257,7 @@ class Budgets:
         return replace(advice, lr_factor=decision.lr_factor)
 
     def decline_return(self) -> None:
-        """The return that was just called for was not made."""
+        """The return that was just decided was not carried out."""
         assert self.recovery is not None
         assert self._recovery_state is not None
         self._recovery_state = self.recovery.decline(self._recovery_state)
@@ -274,20 +274,20 @@ class Budgets:
 
     @property
     def out_of_returns(self) -> bool:
-        """Whether a return is called for and none is left."""
+        """Whether a return is needed and none is left."""
         return self.recovery is not None and self.recovery.is_exhausted(self._recovery_state)  # type: ignore[arg-type]
 
     @property
     def returns_tried(self) -> int:
-        """How many states were returned to since the last healthy step, the one now called for included."""
+        """The number of states returned to since the last healthy step, including the one now decided."""
         return 0 if self._recovery_state is None else self._recovery_state.returned
 
     def instability(self, since_step: int) -> tuple[str, ...]:
-        """Why steps after `since_step` were not quiet; empty if they were."""
+        """The reasons why steps after `since_step` were not quiet; empty if they were."""
         return tuple(reason for step, reason in self._reasons if step > since_step)
 
     def state_dict(self) -> BudgetsState:
-        """What is left of the budgets."""
+        """The remaining budgets."""
         state: BudgetsState = {
             "escalation": pack(self._escalation_state),
             "recovery": pack(self._recovery_state),
@@ -298,7 +298,7 @@ class Budgets:
         return state
 
     def load_state_dict(self, state: BudgetsState, same_escalation: bool, same_recovery: bool) -> None:
-        """Continue from a saved state; budgets with other settings start full."""
+        """Continue from a saved state; budgets with changed settings start full."""
         if self.escalation and same_escalation:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         if self.recovery and same_recovery:
@@ -324,8 +324,8 @@ class RunHistory:
 
         Args:
             checker: the detectors that look back over many steps.
-            budgets: decide what is done about a step.
-            first_of: of several parameters, the one whose gradient was ready first.
+            budgets: decide how to respond to a step.
+            first_of: returns the parameter, among several, whose gradient was computed first.
             on_event: called with each incident.
             announce: whether each incident is logged as a warning.
         """
@@ -354,9 +354,9 @@ class RunHistory:
     ) -> RunHistory:
         """A copy that includes steps which have not been processed yet, for reading.
 
-        The copy logs nothing, and calls `on_event` with each new incident. This history stays as it is: what the steps
-        call for is done when their turn comes, whether or not they were read before. Steps before `stale_before` are
-        only counted, and so are those after a step that calls for a return.
+        The copy logs nothing, and calls `on_event` with each new incident. This history does not change: the responses
+        to the steps are carried out in their turn, whether or not they were read before. Steps before `stale_before`
+        are only counted, and so are those after a step that requires a return.
         """
         ahead = copy.copy(self)
         ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
@@ -371,7 +371,7 @@ class RunHistory:
         return ahead
 
     def account(self, record: StepRecord) -> Decision:
-        """Take one step in; returns what is to be done from here on."""
+        """Process one step; returns the decision for the following ones."""
         self.count(record)
         self.alarms.update(record, self.note)
         refused, is_stuck = self.budgets.refuses(record), self.budgets.is_stuck(record)
@@ -391,7 +391,7 @@ class RunHistory:
         return decision
 
     def count(self, record: StepRecord) -> None:
-        """Take one step into the history and the counts, and draw no conclusion."""
+        """Add one step to the history and the counts, without a decision."""
         self._remember(record)
         self.counts["steps"] += 1
         self.counts["skipped" if record.skipped else "applied"] += 1
@@ -399,7 +399,7 @@ class RunHistory:
         self.counts["clipped"] += not record.skipped and bool(record.signals.clip_factor < 1.0)
 
     def _remember(self, record: StepRecord) -> None:
-        """Append to the history; what is a while back keeps its numbers and gives up its layers."""
+        """Append to the history; older records keep their numbers and lose their layers."""
         self.history.append(record)
         if len(self.history) > LAYERS_KEPT:
             old = self.history[-LAYERS_KEPT - 1]
@@ -427,7 +427,7 @@ class RunHistory:
         return incident
 
     def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
-        """Record a warning the first time only."""
+        """Record a warning, the first time only."""
         if kind not in self.by_kind:
             self.note(signals, kind, "warning", summary)
 
@@ -444,7 +444,7 @@ class RunHistory:
     def typical_gradient(self, first: int, end: int) -> float:
         """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none.
 
-        The median, since damaged weights have large gradients: a few of those must not explain that weights have moved.
+        The median is used because damaged weights have large gradients, a few of which must not count as usual.
         """
         norms = sorted(
             float(record.signals.grad_norm)
@@ -460,12 +460,12 @@ class RunHistory:
         return math.fsum(known) / len(known) if known else None
 
     def instability(self, steps: int = QUIET_STEPS) -> tuple[str, ...]:
-        """Why the last steps were not quiet; empty if they were."""
+        """The reasons why the last steps were not quiet; empty if they were."""
         last = self.history[-1].signals.step if self.history else 0
         return self.budgets.instability(last - steps)
 
     def settings(self) -> dict[str, str]:
-        """What the parts are set to, to decide whether a saved state still fits."""
+        """The settings of the parts, which decide whether a saved state still fits."""
         parts = {
             "look_back": self.alarms.look_back,
             "escalation": self.budgets.escalation,
@@ -474,7 +474,7 @@ class RunHistory:
         return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self) -> RunHistoryState:
-        """Everything that decides what happens next; the history itself is not part of it."""
+        """Everything that affects later decisions; the history itself is not included."""
         alarms, budgets = self.alarms.state_dict(), self.budgets.state_dict()
         return {
             "settings": self.settings(),

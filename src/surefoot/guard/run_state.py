@@ -1,7 +1,7 @@
 """The whole state of a run as one nested value: gather it, check whether a saved one fits, load it.
 
-A run is its models, optimizer, scheduler, whatever else the user saves with it, the stabilizer's own state, the random
-streams and the place in the data. A state is loaded as a whole or not at all.
+A run consists of its models, optimizer, scheduler, `also_save`, the stabilizer's own state, the random streams and the
+data position. A state is loaded completely or not at all.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 UNCHECKED = ("stabilizer", "scheduler", "streams", "data")
-"""Parts of a checkpoint that may hold NaN on purpose, such as the windows of detectors.
+"""Parts of a checkpoint that may contain NaN on purpose, such as the windows of detectors.
 
-So may a buffer that was infinite before the first step (a mask, the start of a minimum): that was no accident.
+A buffer that was infinite before the first step (a mask, the start of a minimum) may contain Inf too.
 """
 
 
 class LiveStabilizerState(LiveGuardState):
-    """The stabilizer's own state with steps whose numbers may still be on their way."""
+    """The stabilizer's own state, including steps whose numbers may not have arrived yet."""
 
     window: GradientWindowState
 
@@ -66,13 +66,13 @@ class StabilizerState(GuardState):
 
 
 class PartsDescription(TypedDict):
-    """What a saved state is compared with before it is loaded."""
+    """The description that a saved state is compared with before it is loaded."""
 
     optimizer: OptimizerDescription | None
     scheduler: str | None
     """The class of the scheduler."""
     also: dict[str, OptimizerDescription | str | None]
-    """The same of each optimizer and scheduler that is saved with the run, by its name there."""
+    """The same for each optimizer and scheduler in `also_save`, by name."""
 
 
 class LoadedTree(ModelsAndOptimizer):
@@ -81,13 +81,13 @@ class LoadedTree(ModelsAndOptimizer):
     scheduler: object
     """`state_dict()` of the scheduler; `None` without one."""
     also: dict[str, Any]
-    """`state_dict()` of whatever else is saved with the run; of another stabilizer a `RunTree`."""
+    """`state_dict()` of each object in `also_save`; for another stabilizer, a `RunTree`."""
     stabilizer: LiveStabilizerState | StabilizerState
     """Live until `settle` has waited for the numbers of the last steps."""
 
 
 class MomentTree(TypedDict):
-    """What a moment in memory holds beside the weights and the moments of the optimizer."""
+    """The content of a moment in memory besides the weights and the optimizer's moments."""
 
     groups: list[dict[str, Any]]
     """The settings of the optimizer's parameter groups."""
@@ -98,7 +98,7 @@ class MomentTree(TypedDict):
 
 
 class SharedBatch(TypedDict, total=False):
-    """What is stored with a run whose ranks share the rows of a step."""
+    """Stored with a run whose ranks share the rows of a step."""
 
     batch: GlobalBatchState
 
@@ -107,33 +107,33 @@ class RunTree(LoadedTree, SharedBatch):
     """A checkpoint of a whole run."""
 
     described: PartsDescription
-    """Checkpoints of older versions do not have it."""
+    """Missing in checkpoints of older versions."""
     streams: RandomStreams
     data: PositionState
 
 
 @dataclass(frozen=True)
 class OwnState:
-    """The stabilizer's own state: how to read and load it."""
+    """Functions that read and load the stabilizer's own state."""
 
     read: Callable[[], LiveStabilizerState]
-    """With live tensors, and with steps whose numbers are still on their way."""
+    """Reads it with live tensors, and with steps whose numbers have not arrived yet."""
     settle: Callable[[LiveStabilizerState], StabilizerState]
     """Waits for those numbers."""
     load: Callable[[StabilizerState], None]
     load_rules: Callable[[StabilizerState], None]
-    """Only what belongs to the weights."""
+    """Loads only what belongs to the weights."""
 
 
 @dataclass(frozen=True)
 class RunParts:
-    """Everything of a run that a checkpoint holds."""
+    """Everything of a run that a checkpoint contains."""
 
     models: Sequence[nn.Module]
     optimizer: Any
     scheduler: Any
     also: Mapping[str, Any]
-    """Whatever else has `state_dict` and `load_state_dict`, and plain values."""
+    """Objects with `state_dict` and `load_state_dict`, and plain values."""
     own: OwnState
 
 
@@ -144,12 +144,12 @@ class RunState:
         check_saved_with_run(parts.also)
         self.parts, self.batch = parts, batch
         self.position = DataPosition()
-        """The place in the data."""
+        """The data position."""
         self._streams: RandomStreams | None = None
         self.following = FollowingWeights(parts.also, parts.optimizer)
-        """What goes back with the weights."""
+        """The objects that return together with the weights."""
         self.unchecked = _unchecked(parts)
-        """Paths in a checkpoint under which NaN and Inf are no damage."""
+        """Paths in a checkpoint where NaN and Inf are allowed."""
 
     def gather(self) -> RunTree:
         """The whole run as one nested state of live tensors and plain values."""
@@ -161,7 +161,7 @@ class RunState:
             "also": {name: full_state(thing) for name, thing in parts.also.items()},
             "described": self._described(),
             "stabilizer": parts.own.read(),
-            # Until the data are back in place, the streams as they are mean nothing.
+            # The current streams are meaningless until the data position is restored.
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
             "data": self.position.state_dict(),
         }
@@ -170,16 +170,16 @@ class RunState:
         return tree
 
     def settle(self, tree: RunTree) -> None:
-        """Wait for the numbers of steps that were still on their way when `gather` gave the tree."""
+        """Wait for the numbers of steps that had not arrived when `gather` returned the tree."""
         tree["stabilizer"] = self.parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
         for name, thing in self.parts.also.items():
             if is_stabilizer(thing):
                 run_state_of(thing).settle(tree["also"][name])
 
     def apply(self, tree: RunTree) -> None:
-        """Load the whole run. Raises `CheckpointError`, with everything as it was, unless all of it fits."""
+        """Load the whole run. Raises `CheckpointError`, and changes nothing, unless all of it fits."""
         refuse(self.faults(tree))
-        before, streams = stage(self.to_put_back()), read_streams()
+        before, streams = stage(self.state_to_restore()), read_streams()
         try:
             self.load(tree)
             set_streams(tree["streams"])
@@ -196,7 +196,7 @@ class RunState:
         self.find_place(tree)
 
     def faults(self, tree: Any) -> list[str]:
-        """Why a state cannot be loaded; changes nothing."""
+        """The reasons why a state cannot be loaded; changes nothing."""
         try:
             return self._faults(tree)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
@@ -243,7 +243,7 @@ class RunState:
         return _scheduler_faults(thing, then) if _is_scheduler(thing) and then is not None else []
 
     def gather_moment(self) -> MomentTree:
-        """Everything of the run but the weights, the optimizer's moments and the place in the data."""
+        """Everything of the run except the weights, the optimizer's moments and the data position."""
         parts = self.parts
         return {
             "groups": [
@@ -251,7 +251,7 @@ class RunState:
                 for group in parts.optimizer.param_groups
             ],
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
-            # Modules are in the snapshot of the weights.
+            # Modules are part of the snapshot of the weights.
             "also": {
                 name: full_state(thing)
                 for name, thing in parts.also.items()
@@ -262,17 +262,17 @@ class RunState:
         }
 
     def load_moment(self, tree: MomentTree) -> None:
-        """Load what `gather_moment` gave. The random streams are set by the caller, once the data are in place."""
+        """Load the result of `gather_moment`. The caller sets the random streams after restoring the data position."""
         parts = self.parts
         for group, saved in zip(parts.optimizer.param_groups, tree["groups"], strict=False):
             for key in group.keys() - saved.keys() - {"params"}:
                 del group[key]
             for key, value in saved.items():
                 if isinstance(now := group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    now.copy_(value)  # compiled steps and CUDA graphs hold the tensor itself
+                    now.copy_(value)  # compiled steps and CUDA graphs reference the tensor itself
                 else:
                     group[key] = value
-        # What is loaded may go on with the very objects it is given, and the moment may be returned to once more.
+        # Loading may keep references to the objects it is given, and the moment may be restored again.
         if parts.scheduler is not None and tree["scheduler"] is not None:
             parts.scheduler.load_state_dict(copy.deepcopy(tree["scheduler"]))
         for name, saved in tree["also"].items():
@@ -280,15 +280,15 @@ class RunState:
         own = parts.own.settle(cast("LiveStabilizerState", tree["stabilizer"]))
         parts.own.load(copy.deepcopy(own))
 
-    def to_put_back(self) -> LoadedTree:
-        """What `load` is given when it failed before: the state of all that surefoot and torch know how to read.
+    def state_to_restore(self) -> LoadedTree:
+        """The state to restore with `load` if a load fails: everything that surefoot and torch can read.
 
-        Reading the state of other things may change them (torchdata's loader begins to iterate).
+        Reading the state of other objects may change them (torchdata's loader begins to iterate).
         """
         parts, also = self.parts, dict[str, object]()
         for name, thing in parts.also.items():
             if is_stabilizer(thing):
-                also[name] = run_state_of(thing).to_put_back()
+                also[name] = run_state_of(thing).state_to_restore()
             elif isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)) or _is_scheduler(thing):
                 also[name] = thing.state_dict()
         return {
@@ -300,7 +300,7 @@ class RunState:
         }
 
     def load(self, tree: LoadedTree) -> None:
-        """Load all but the place in the data and the random streams."""
+        """Load everything except the data position and the random streams."""
         parts = self.parts
         load_models(parts.models, tree["models"])
         load_optimizer(parts.optimizer, cast("OptimizerState", tree["optimizer"]))
@@ -316,7 +316,7 @@ class RunState:
         parts.own.load(cast("StabilizerState", tree["stabilizer"]))
 
     def find_place(self, tree: RunTree) -> None:
-        """Find the place in the data again; the random streams are put back with it, by `put_streams_back`."""
+        """Restore the data position; `restore_streams` restores the random streams together with it."""
         for name, thing in self.parts.also.items():
             if name not in tree["also"]:
                 log.warning("surefoot: the checkpoint has no %r; it starts with a new state.", name)
@@ -335,7 +335,7 @@ class RunState:
         return [*self.parts.models, *also]
 
     def _described(self) -> PartsDescription:
-        """What a saved state must be compared with before it is loaded."""
+        """The description that a saved state is compared with before it is loaded."""
         parts = self.parts
         also: dict[str, OptimizerDescription | str | None] = {}
         for name, thing in parts.also.items():
@@ -346,8 +346,8 @@ class RunState:
         optimizer = describe_optimizer(parts.optimizer, parts.models)
         return {"optimizer": optimizer, "scheduler": scheduler_kind(parts.scheduler), "also": also}
 
-    def put_streams_back(self) -> None:
-        """The data are back in place: so are the random numbers from here on."""
+    def restore_streams(self) -> None:
+        """Restore the random streams: the data position is restored."""
         if self._streams is not None:
             set_streams(self._streams)
             self._streams = None
@@ -365,7 +365,7 @@ def _unchecked(parts: RunParts) -> set[str]:
 
 
 def is_stabilizer(thing: Any) -> bool:
-    """Whether a thing that is saved with a run is a run of its own."""
+    """Whether an object saved with a run is a stabilizer with its own run."""
     return isinstance(getattr(getattr(thing, "_run", None), "run_state", None), RunState)
 
 
@@ -375,14 +375,14 @@ def run_state_of(stabilizer: Any) -> RunState:
 
 
 def full_state(thing: Any) -> Any:
-    """Everything of a thing: of another stabilizer its model and optimizer too; of a plain value, itself."""
+    """The complete state of an object: for a stabilizer, including model and optimizer; for a plain value, itself."""
     if is_stabilizer(thing):
         return run_state_of(thing).gather()
     return thing.state_dict() if has_state(thing) else as_plain(thing)
 
 
 def _load_also(thing: Any, saved: Any) -> None:
-    """Load all of a thing that is saved with a run, from a moment that may be returned to once more."""
+    """Load an object saved with a run from a moment, which may be restored again."""
     if is_stabilizer(thing):
         other, saved = run_state_of(thing), {**saved, "also": dict(saved["also"])}
         other.settle(saved)
@@ -410,10 +410,10 @@ def _scheduler_faults(scheduler: Any, then: str | None) -> list[str]:
 
 
 class FollowingWeights:
-    """What is saved with a run and follows its weights, so that it goes back when they do.
+    """The objects in `also_save` that follow the weights, and return together with them.
 
-    That is another model (an average of the weights), another optimizer, another stabilizer, and whatever else holds a
-    copy of every trained parameter. A schedule, a loader or a counter goes on: a return is to earlier weights.
+    These are other models (an average of the weights), optimizers and stabilizers, and any object that holds a copy of
+    every trained parameter. A schedule, a loader or a counter does not return: only weights do.
     """
 
     def __init__(self, also: Mapping[str, Any], optimizer: Any) -> None:
@@ -427,7 +427,7 @@ class FollowingWeights:
         return {name: _weights_of(thing) for name, thing in self._chosen.items()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Put the states back; learning rates stay."""
+        """Restore the states; learning rates are kept."""
         for name, state in saved.items():
             thing = self._also[name]
             if is_stabilizer(thing):
@@ -440,13 +440,13 @@ class FollowingWeights:
                 thing.load_state_dict(state if isinstance(thing, torch.nn.Module) else copy.deepcopy(state))
 
     def load_from(self, saved: Mapping[str, Any]) -> None:
-        """Put back what a checkpoint holds of them."""
+        """Restore their states from a checkpoint."""
         self.load({name: saved[name] for name in self.read() if name in saved})
 
     def _follows(self, thing: Any) -> bool:
         if is_stabilizer(thing) or isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
             return True
-        # Reading the state of a loader may begin to iterate over it.
+        # Reading the state of a loader may begin an iteration.
         if not has_state(thing) or _is_scheduler(thing) or hasattr(thing, "__iter__"):
             return False
         shapes = Counter(parameter.shape for group in self._optimizer.param_groups for parameter in group["params"])

@@ -1,4 +1,4 @@
-"""What `TrainingStabilizer.summary()` returns: text, which a notebook shows as HTML."""
+"""The result of `TrainingStabilizer.summary()`: text that a notebook shows as HTML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunSummary(str):
         return summary
 
     def _repr_html_(self) -> str:
-        """For a notebook: incidents first, then the counts and the layers."""
+        """HTML for a notebook: incidents first, then the counts and the layers."""
         columns = tuple(self.layers[0]) if self.layers else ()
         rows = [tuple(_shown(row[column]) for column in columns) for row in self.layers]
         return page(
@@ -39,7 +39,7 @@ class RunSummary(str):
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Such as "100 steps, 99 applied, 1 alarm": names that are plurals lose their "s" for 1."""
+    """For example "100 steps, 99 applied, 1 alarm": plural names lose their "s" for 1."""
     return ", ".join(f"{count:,} {name.removesuffix('s') if count == 1 else name}" for name, count in counts.items())
 
 

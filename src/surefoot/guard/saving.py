@@ -1,15 +1,15 @@
-"""Saving a run: a checkpoint is copied at the step it belongs to, and written once the result of that step is known.
+"""Saves a run: a checkpoint is copied at its step, and written when the result of that step is known.
 
-The moment that a checkpoint is of lies between two batches: what the loop does after `step()` with a batch (an average
-of the weights, the other model of a GAN) belongs to it. So a save that is due waits until the next batch is requested.
-Where batches are not drawn from `resume`, or one of them takes several steps, it is made at the end of the step.
+A checkpoint is taken between two batches: what the loop does after `step()` with a batch (an average of the weights,
+the other model of a GAN) belongs to it. So a due save waits until the next batch is requested. If batches are not drawn
+from `resume`, or one batch takes several steps, it is made at the end of the step.
 
-On a GPU the result of a step is known a few steps later: by then the copy is complete and reading it waits for nothing.
-A loop that ends before has no further step: what is copied is written before a run is restored, and at exit.
+On a GPU the result of a step is known a few steps later: by then the copy is complete, and reading it does not wait. If
+the loop ends earlier, there is no further step: the copy is written before a run is restored, and at exit.
 
-There are never more than two copies: one that is being written, and one that waits. Where batches are drawn from
-`resume`, it waits here, and is handed over at a later step or at the end of the loop. Elsewhere there may be no such
-moment: it waits in the writer, and a newer one takes its place.
+There are never more than two copies: one that is being written, and one that waits. If batches are drawn from `resume`,
+it waits here, and is handed over at a later step or at the end of the loop. Otherwise there may be no such moment: it
+waits in the writer, and a newer one replaces it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 ROOM = 1.5
-"""How many times the size of a state must be free on a GPU for it to be staged there."""
+"""The multiple of a state's size that must be free on a GPU for it to be staged there."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,29 @@ class _DueSave:
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A checkpoint that is staged, and waits for the result of its step."""
+class _StagedSave:
+    """A staged checkpoint that waits for the result of its step."""
 
     due: _DueSave
     staged: Staged
     is_final: bool = False
     """Whether the result is known, and the copy waits for the writer."""
 
-    def final(self) -> _Waiting:
-        """The same with the result as it is now, whatever comes later."""
+    def final(self) -> _StagedSave:
+        """The same with the current result fixed."""
         if self.is_final:
             return self
         instability, metric = self.due.instability(), self.due.metric()
-        return _Waiting(_DueSave(self.due.step, lambda: instability, lambda: metric), self.staged, is_final=True)
+        return _StagedSave(_DueSave(self.due.step, lambda: instability, lambda: metric), self.staged, is_final=True)
 
 
 _ALONE: WeakSet[CheckpointSaver] = WeakSet()
-"""Those of this process that save without others."""
+"""The savers of this process that save alone."""
 
 
 @atexit.register
 def write_copies(folder: Path | None = None) -> None:
-    """Write what was copied and is not written yet: into a folder that is about to be read, or all of it."""
+    """Write the copies that are not written yet: those for a folder that is about to be read, or all."""
     for saver in list(_ALONE):
         try:
             if folder is None or saver.saves_into(folder):
@@ -85,45 +85,45 @@ def write_copies(folder: Path | None = None) -> None:
 
 
 class SaveSession:
-    """What the ranks of a run have in common between two restarts: parts of two sessions are not combined."""
+    """A common identifier of the ranks between two restarts: parts of different sessions are not combined."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.name: str | None = None
-        """`None` for a process that trains alone, and until `begin`."""
+        """`None` in a process that trains alone, and before `begin`."""
 
     def begin(self) -> None:
-        """The run begins, or continues from a checkpoint. Every rank must call."""
+        """Start a session when the run begins or continues from a checkpoint. Every rank must call this."""
         if self._ranks.several:
             self.name = f"{self._ranks.of_first(int.from_bytes(os.urandom(7), 'big')):014x}"
 
 
 class CheckpointSaver:
-    """Saves a run, when it is due and on request."""
+    """Saves a run when it is due, and on request."""
 
     def __init__(
         self, run_state: RunState, checkpoints: CheckpointManager | None, lag_steps: int, ranks: Ranks, owner: object
     ) -> None:
-        """Save the run of `owner`, which alone may use `checkpoints`."""
+        """Save the run of `owner`, which must be the only user of `checkpoints`."""
         self._run_state, self._checkpoints, self._lag, self._owner = run_state, checkpoints, lag_steps, owner
         self.session = SaveSession(ranks)
         if checkpoints is not None:
             checkpoints.belong_to(owner)
-            if checkpoints.world_size == 1:  # several processes could not agree on it at exit
+            if checkpoints.world_size == 1:  # several processes could not agree at exit
                 _ALONE.add(self)
         self._copies_first = (
             checkpoints is not None
             and ranks.place > 0
-            # Those that train together are those that save together: the first of them is rank 0 of the parts.
+            # The ranks that train together also save together: the first of them is rank 0 of the parts.
             and (checkpoints.rank, checkpoints.world_size) == (ranks.place, ranks.count)
             and copies_of_first(run_state.parts.models, run_state.parts.optimizer)
         )
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_StagedSave] = deque()
         self._followed = False  # whether the last step was on a batch from `resume`
         self._due: _DueSave | None = None
 
     def before_update(self) -> None:
-        """Called before the optimizer writes: copies in progress must be complete by then."""
+        """Called before the optimizer writes: complete copies that are in progress."""
         if self._checkpoints is None:
             return
         self._checkpoints.check_owner(self._owner)
@@ -147,14 +147,14 @@ class CheckpointSaver:
         if not self._waiting and self._checkpoints.due(step):
             if self._checkpoints.has_next:
                 if instability():
-                    return  # what waits is better; this stays due
+                    return  # the waiting copy is better; this one stays due
                 self._checkpoints.drop_next()
             self._due = _DueSave(step, instability, metric)
             if not waits_for_batch:
                 self.copy_due()
 
     def forget_copies(self) -> None:
-        """The run has returned to earlier weights: what was copied since is not written."""
+        """The run has returned to earlier weights: drop the copies made since."""
         self._waiting.clear()
 
     def forget_due(self) -> None:
@@ -164,8 +164,8 @@ class CheckpointSaver:
     def finish(self) -> Exception | None:
         """No more batches are requested, and there may be no further step: write what is due.
 
-        Returns the error of a data loader's worker that died meanwhile: torch raises it wherever the program happens
-        to be.
+        Returns the error of a data loader's worker that died in the meantime, which torch raises at any point of the
+        program.
         """
         died: Exception | None = None
         while self._due is not None or self._waiting:
@@ -183,25 +183,25 @@ class CheckpointSaver:
         due = self._due
         if due is None:
             return
-        self._waiting.append(_Waiting(due, self._staged()))
+        self._waiting.append(_StagedSave(due, self._staged()))
         self._due = None
         self._write_known(due.step)
 
     def saves_into(self, folder: Path) -> bool:
-        """Whether checkpoints go into this folder."""
+        """Whether checkpoints are written into this folder."""
         return self._checkpoints is not None and self._checkpoints.folder.absolute() == folder.absolute()
 
     def write_rest(self) -> None:
-        """Write what is copied: there may be no further step."""
+        """Write the copies: there may be no further step."""
         while self._waiting and self._checkpoints is not None:
             self._checkpoints.wait()
             self._write_first()
 
     def _write_known(self, step: int) -> None:
-        """Write the copies whose steps' results are known, or let them wait for the one that is being written.
+        """Write the copies whose steps have a result, or let them wait for the one that is being written.
 
-        The result of one that has to wait is fixed now. Later the run may be quiet again, and the copy would count as
-        good.
+        The result of a waiting copy is fixed now. Otherwise the run could become quiet later, and the copy would count
+        as good.
         """
         assert self._checkpoints is not None
         while self._waiting and self._waiting[0].due.step + self._lag <= step:
@@ -215,7 +215,7 @@ class CheckpointSaver:
         try:
             self._write(waiting)
         except Exception as error:
-            if worker_died(error):  # that has nothing to do with the save: it is made when the loop is left
+            if worker_died(error):  # unrelated to the save, which is made at the end of the loop
                 self._waiting.appendleft(waiting)
             raise
 
@@ -225,7 +225,7 @@ class CheckpointSaver:
             leave_out_copies(tree, self._run_state.parts.models)
         return stage(tree, _place_for)
 
-    def _write(self, waiting: _Waiting, metric_given: bool = False, blocking: bool = False) -> bool:
+    def _write(self, waiting: _StagedSave, metric_given: bool = False, blocking: bool = False) -> bool:
         assert self._checkpoints is not None
         tree, instability = waiting.staged.tree, waiting.due.instability()
         self._run_state.settle(tree)
@@ -244,7 +244,7 @@ class CheckpointSaver:
         )
 
     def save(self, step: int, instability: tuple[str, ...], metric: float | None, given: bool = False) -> None:
-        """Save now, and come back when it is written. Raises `CheckpointError` if it cannot be."""
+        """Save now, and return when it is written. Raises `CheckpointError` on failure."""
         if self._checkpoints is None:
             raise UsageError(
                 "there is no checkpoint folder: pass `checkpoints=CheckpointManager(folder)` to the stabilizer."
@@ -253,7 +253,7 @@ class CheckpointSaver:
         self._waiting.clear()
         self._due = None
         due = _DueSave(step, lambda: instability, lambda: metric)
-        if not self._write(_Waiting(due, self._staged()), metric_given=given, blocking=True):
+        if not self._write(_StagedSave(due, self._staged()), metric_given=given, blocking=True):
             error = self._checkpoints.last_error
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self._checkpoints.folder}: "
@@ -262,12 +262,12 @@ class CheckpointSaver:
             ) from error
 
     def save_evidence(self, step: int, reason: str) -> Path | None:
-        """Save a run that is about to halt; returns the folder, or `None` if there is none to save to."""
+        """Save a run that is about to halt; returns the folder, or `None` if there is no checkpoint folder."""
         if self._checkpoints is None:
             return None
         try:
             self.save(step, (reason,), None)
-        except CheckpointError as error:  # why the run halts matters more
+        except CheckpointError as error:  # the reason why the run halts is more important
             log.error("surefoot: %s", error)
             return None
         return next((found.path for found in self._checkpoints.checkpoints() if found.step == step), None)

@@ -1,7 +1,7 @@
 """`TrainingStabilizer`: everything between `loss.backward()` and `optimizer.step()`, in the user's own loop.
 
-The guard that `attach` puts around an optimizer (`guard/context.py`), plus backward, accumulation, scheduling,
-checkpoints and recovery. The file that combines all stages:
+It is the guard that `attach` adds to an optimizer (`guard/context.py`), plus backward, accumulation, scheduling,
+checkpoints and recovery. This file combines all stages:
 
     tensors ─observe─▶ Signals ─detect─▶ Verdict ─decide─▶ Decision ─act─▶ Outcome
 
@@ -68,7 +68,7 @@ _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float
 
 
 class StabilizedRun:
-    """The parts of a guarded loop, connected, and one optimizer step through all of them."""
+    """The connected parts of a guarded loop, and one optimizer step through all of them."""
 
     def __init__(
         self,
@@ -117,20 +117,20 @@ class StabilizedRun:
                 rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
     def _set_accumulate(self, accumulate: int) -> None:
-        """Another number of ranks takes another number of microbatches per step."""
+        """Another number of ranks uses another number of microbatches per step."""
         self.window.sums.length = self._settings["accumulate"] = accumulate
         set_gradient_sync(self.models, self.window.sums.count == accumulate - 1)
 
     # ---- one optimizer step -----------------------------------------------------------------------------------------
 
     def close_microbatch(self) -> bool:
-        """The microbatch is complete; returns whether the window is."""
+        """Complete the microbatch; returns whether the window is complete."""
         if self.capture is not None:
             self.capture.notes.close_microbatch()
         return self.window.close_microbatch()
 
     def finish_window(self) -> Outcome:
-        """Decide on the gradients of a complete window, and apply them or not."""
+        """Decide on the gradients of a complete window, and apply or skip them."""
         self._prepare()
         self.window.check_unchanged()
         step = self.guard.guarded.begin(self._facts())
@@ -156,7 +156,7 @@ class StabilizedRun:
             self.finish_window()
 
     def closure_step(self, closure: Callable[[], Tensor]) -> Outcome:
-        """A step of an optimizer that evaluates the loss itself."""
+        """Run a step of an optimizer that evaluates the loss itself."""
         if self.window.sums.length > 1 or self.guard.policy.scaler is not None:
             raise UsageError("a closure evaluates the loss several times a step: use accumulate=1 and no loss scaling.")
         self._prepare()
@@ -181,9 +181,9 @@ class StabilizedRun:
         return StepFacts(results.steps, window.sums.mean_loss, window.divisor(), self.own_signals, results.lr_factor)
 
     def _prepare(self) -> None:
-        """Just before the optimizer writes into the parameters."""
+        """Called right before the optimizer writes into the parameters."""
         if self.guard.guarded.look_for_new_parameters():
-            self.persistence.weights.forget_snapshots()  # they know nothing of the new ones
+            self.persistence.weights.forget_snapshots()  # they do not contain the new parameters
         if self._keeps_steps:
             self.persistence.before_update()
             self.guard.decider.stop_wanted = self.persistence.data.interrupts.received is not None
@@ -191,7 +191,7 @@ class StabilizedRun:
             self.capture.before_step()
 
     def _leave_out(self) -> None:
-        """Count a step whose batches are drawn and not trained on. The schedule continues: it follows the data."""
+        """Count a step whose batches are drawn but not trained on. The schedule continues: it follows the data."""
         signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
         self._close_step(StepNumbers(StepRecord(signals, skipped=True, notices=("left_out",))))
 
@@ -199,7 +199,7 @@ class StabilizedRun:
         step = self.results.steps
         outcome = Outcome(step, numbers.record)
         if self.scheduler is not None:
-            self.optimizer._opt_called = True  # a skipped first step is no reason for torch's order warning
+            self.optimizer._opt_called = True  # prevents torch's warning about the order after a skipped first step
             self.scheduler.step()
         self.guard.order.stop()
         self.own_signals = {}
@@ -221,7 +221,7 @@ class StabilizedRun:
         persistence.data.step_over()
 
     def _without_gradient(self) -> StepNumbers:
-        """No parameter had a gradient: the bare loop's step was taken, with one warning."""
+        """No parameter had a gradient: the optimizer's step was called as in the bare loop, with one warning."""
         signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
         self.guard.history.warn_once(signals, "optim.no-gradient", "no parameter of the optimizer has a gradient")
         return StepNumbers(StepRecord(signals, skipped=False))
@@ -231,7 +231,7 @@ class StabilizedRun:
     def own_state(self, live: bool) -> LiveStabilizerState:
         """The stabilizer's own state, with steps whose numbers may not have arrived yet.
 
-        With `live` tensors are not copied.
+        With `live`, tensors are not copied.
         """
         guard = read_state(self.guard, self.results, live)
         return {
@@ -243,7 +243,7 @@ class StabilizedRun:
         }
 
     def load_own_state(self, state: StabilizerState) -> None:
-        """Continue from a saved state; the models are loaded first. A part whose settings have changed starts again."""
+        """Continue from a saved state; load the models first. A part whose settings have changed starts again."""
         present = in_present_format(state, "the state of the stabilizer")
         load_state(self.guard, self.results, present)
         self.window.load_state_dict(present["window"], self.results.steps)
@@ -251,7 +251,7 @@ class StabilizedRun:
             self.capture.moved_to(self.results.steps, self.window.sums.count > 0)
 
     def _load_rules(self, state: StabilizerState) -> None:
-        """Only what belongs to the weights: what the rules, the clipper and the loss scale have learned."""
+        """Load only what belongs to the weights: the states of the rules, the clipper and the loss scale."""
         load_rules(self.guard, in_present_format(state))
 
 
@@ -265,7 +265,7 @@ def _loop_hooks(run: StabilizedRun) -> LoopHooks:
         on_begin=lambda: partial(run._close_last_window, run.window.closed.count),
         on_resume=rows.resumed if rows else None,
         leave_out=run._leave_out,
-        on_back=rows.went_back if rows else None,
+        on_back=rows.returned_to if rows else None,
         microbatches=lambda: run.window.sums.length,
     )
 
@@ -297,14 +297,14 @@ def _reports_failed_collectives(method: Callable[_Given, _Result]) -> Callable[_
             run: StabilizedRun = args[0]._run  # type: ignore[attr-defined]
             lost = run.guard.rows.failed(error, run.results.steps) if run.guard.rows is not None else ""
             if lost:
-                raise RankFailed(f"this rank cannot go on: {lost}.") from error
+                raise RankFailed(f"this rank cannot continue: {lost}.") from error
             raise
 
     return reporting
 
 
 class TrainingStabilizer:
-    """Watches and protects a training loop: clip, skip, scale, accumulate, and report what happened.
+    """Watches and protects a training loop: clip, skip, scale, accumulate, and report.
 
     >>> import torch, surefoot as sf
     >>> model = torch.nn.Linear(4, 1)
@@ -318,28 +318,28 @@ class TrainingStabilizer:
     Args:
         model: the module the optimizer trains, or several.
         optimizer: any torch optimizer. Fused Adam, AdamW, SGD and Adagrad need no host sync.
-        scheduler: stepped once per optimizer step, skipped ones included: the schedule follows the data.
+        scheduler: stepped once per optimizer step, including skipped ones: the schedule follows the data.
         clip: a clipper, or shapers followed by a clipper.
-        precision: what `autocast()` runs in; `"fp16"` brings a `DynamicLossScaler`. `None`: `autocast()` does
+        precision: the precision of `autocast()`; `"fp16"` adds a `DynamicLossScaler`. With `None`, `autocast()` does
             nothing.
-        scaler: loss scaling for fp16, ours or a `torch.amp.GradScaler` to drive.
+        scaler: loss scaling for fp16: a `DynamicLossScaler` or a `torch.amp.GradScaler`.
         accumulate: microbatches per optimizer step.
         checker: the detectors and their thresholds.
-        escalation: budgets for what is done about refused steps; `None` skips indefinitely.
+        escalation: budgets for the response to refused steps; `None` skips indefinitely.
         recovery: returns to earlier states when skipping does not help; `None` never returns.
         checkpoints: where and how often to save the run, and where `resume` finds it.
-        also_save: whatever else belongs to the run and has `state_dict` and `load_state_dict`, by name: an average
-            of the weights, the other stabilizer of a GAN. Plain values, such as a config, are saved too; they are not
-            loaded, and what differs from them in a resumed run is logged.
-        incidents: a run folder, or a keeper with settings of its own: every step that is refused or undone is
-            kept there with all that `surefoot replay` needs to run it again.
+        also_save: other objects of the run with `state_dict` and `load_state_dict`, by name: an average of the weights,
+            the other stabilizer of a GAN. Plain values, such as a config, are saved too; they are not loaded, and
+            differences from them in a resumed run are logged.
+        incidents: a run folder, or a keeper with its own settings: every step that is refused or undone is kept there
+            with all that `surefoot replay` needs to run it again.
         log: the run folder that every step and event is written to, for `surefoot report`, `watch` and `serve`;
             or a `RunLog`, which two stabilizers may share and which can have sinks.
         watch: what to measure beyond the gradients.
-        decide_on: where a step is decided. `"host"` reads its numbers at once; `"device"` reads none until
+        decide_on: where a step is decided. `"host"` reads its numbers immediately; `"device"` reads none until
             `lag_steps` later. `"auto"`: host on a CPU, device elsewhere.
-        lag_steps: how many steps later the host reads a step that was decided on the device.
-        zero_grad: set gradients to `None` after each step, and before the first `backward()` of the next, since
+        lag_steps: the number of steps after which the host reads a step that was decided on the device.
+        zero_grad: set gradients to `None` after each step, and before the first `backward()` of the next, because
             another model's backward may have left some (a GAN's generator does, in the discriminator).
     """
 
@@ -409,7 +409,7 @@ class TrainingStabilizer:
 
         Args:
             loss: a scalar, the mean over the microbatch.
-            weight: how many rows or tokens it is the mean over, when microbatches are uneven.
+            weight: the number of rows or tokens that it is the mean of, if microbatches differ in size.
             options: passed on to `torch.Tensor.backward`, such as `retain_graph=True`.
         """
         _backward_begins(self._run.guard.rows)
@@ -427,10 +427,10 @@ class TrainingStabilizer:
         batch, without its graph.
 
         Args:
-            loss_fn: given a batch, or fewer rows of it, returns the mean loss over them. Autocast goes inside.
+            loss_fn: takes a batch, or fewer rows of it, and returns their mean loss. Use autocast inside.
             batch: a tensor, or tuples, lists or mappings of tensors; the first dimension is the batch.
-            weight: counts what the loss of a piece is a mean over, such as its tokens; rows if left out. With
-                `accumulate` it is the microbatch's weight too, as in `backward(loss, weight=...)`.
+            weight: counts what the loss of a piece is the mean of, such as its tokens; by default, rows. With
+            `accumulate` it is the microbatch's weight too, as in `backward(loss, weight=...)`.
         """
         capture = self._run.capture
         if capture is not None:
@@ -452,7 +452,7 @@ class TrainingStabilizer:
 
     @_reports_failed_collectives
     def step(self, closure: Callable[[], Tensor] | None = None) -> Outcome:
-        """Close a microbatch; with the last one of a window, decide on the gradients and apply them or not.
+        """Complete a microbatch; after the last one of a window, decide on the gradients and apply or skip them.
 
         Raises `TrainingHalted` when every attempt to continue is used up.
         """
@@ -473,17 +473,17 @@ class TrainingStabilizer:
     def flush(self) -> Outcome | None:
         """Step on a window that ended early, at the end of an epoch; `None` if there is nothing to step on.
 
-        The end of the batches of `resume` does it by itself.
+        This happens automatically at the end of the batches of `resume`.
         """
         return self._run.finish_window() if self._run.window.close_early() else None
 
-    # ---- what happened --------------------------------------------------------------------------------------------
-    # Looking changes nothing: what a step calls for is done `lag_steps` later, at the same step whether or not anybody
-    # looks. With several processes a rank may look alone.
+    # ---- results --------------------------------------------------------------------------------------------------
+    # Reading changes nothing: the response to a step comes `lag_steps` later, whether or not it was read. With several
+    # processes, one rank may read alone.
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far, skipped ones included."""
+        """The number of optimizer steps so far, including skipped ones."""
         return self._run.results.steps
 
     @property
@@ -512,7 +512,7 @@ class TrainingStabilizer:
         rows.sort(key=lambda row: (-row["nonfinite"], -row["grad_norm"]))
         return RunSummary(seen.counts, [str(incident) for incident in list(seen.incidents)[-5:]], rows[:10])
 
-    # ---- coming back ----------------------------------------------------------------------------------------------
+    # ---- resuming and saving --------------------------------------------------------------------------------------
 
     def resume(self, loader: Any, epochs: int = 1) -> FollowedBatches:
         """The remaining batches of `loader`: all of them, or those after the newest checkpoint.
@@ -531,14 +531,14 @@ class TrainingStabilizer:
         return self._run.persistence.epochs(total)
 
     def restore(self, which: Literal["latest", "good", "best"] | int | Path = "latest") -> int | None:
-        """Load a checkpoint now; returns its step, or `None` if there is none yet. With several processes, on each."""
+        """Load a checkpoint now; returns its step, or `None` if there is none yet. Every process must call this."""
         return self._run.persistence.restore(which)
 
     def save(self, metric: float | None = None) -> None:
         """Save a checkpoint now, and return when it is on disk. Raises `CheckpointError` if it cannot be written.
 
-        `metric` ranks the checkpoints, lower is better, such as a validation loss. As long as none
-        is given, the mean training loss of the last steps is compared.
+        `metric` ranks the checkpoints: lower is better, such as a validation loss. While none is given, the mean
+        training loss of the last steps is used.
         """
         self._run.results.drain()
         self._run.persistence.saver.save(
@@ -561,7 +561,7 @@ class TrainingStabilizer:
 
 
 def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
-    """The parts of a stabilizer, for a replay or an experiment, which reads a run from outside."""
+    """The parts of a stabilizer, for a replay or an experiment that reads a run from outside."""
     return stabilizer._run
 
 
@@ -571,6 +571,6 @@ def settled_own(state: LiveStabilizerState) -> StabilizerState:
 
 
 def _backward_begins(rows: LogRows | None) -> None:
-    """The time that this rank needs by itself ends here: in a backward ranks wait for each other."""
+    """Stop the clock of this rank's own time: in a backward, ranks wait for each other."""
     if rows is not None and rows.rank is not None:
         rows.rank.clock.backward_begins()

@@ -1,4 +1,4 @@
-"""Single parts without a stabilizer: clip gradients in your own loop, run one detector."""
+"""Single parts without a stabilizer: clip gradients in your own loop, or run one detector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Stateful:
-    """A detector or a clipper together with its state, for use by hand.
+    """A detector or a clipper with its state, for use in your own loop.
 
     >>> import surefoot as sf
     >>> monitor = sf.Stateful(sf.LossStabilityMonitor(window_steps=8))
@@ -86,9 +86,9 @@ def clip_gradients(
 ) -> Tensor:
     """Clip gradients in place; returns the global norm before clipping, on the device.
 
-    A gradient that is not finite is left as it is, and the norm returned is NaN: multiplying by such a norm would
-    break every other gradient too. Check it, and leave the step out. A clipper with state is given as
-    `Stateful(clipper)`, which keeps its state between calls.
+    A non-finite gradient is left unchanged, and the returned norm is NaN: multiplying by such a norm would break every
+    other gradient too. Check it, and skip the step. Pass a clipper with state as `Stateful(clipper)`, which keeps its
+    state between calls.
     """
     named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
     present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
@@ -110,7 +110,7 @@ def clip_gradients(
         statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     if clipper is not None:
         each, places = statistics.norm, None
-        if len(present) < len(named):  # one entry per parameter all the same: a history stays with its own tensor
+        if len(present) < len(named):  # still one entry per parameter, so that each history stays with its tensor
             places = torch.tensor(present).to(each.device, non_blocking=True)
             each = each.new_zeros(len(named)).index_copy(0, places, each)
         norms = GradientNorms(total_norm(statistics.norm), each)

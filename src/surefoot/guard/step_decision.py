@@ -1,7 +1,7 @@
-"""Decide one step from the statistics of its gradients: apply or skip it, and what to scale the gradients by.
+"""Decides one step from the statistics of its gradients: apply or skip it, and the factor for the gradients.
 
 `StepPolicy` holds the step rules, the clipper and the loss scaler with their states; `StepDecider` advances all of them
-by one step and returns a `StepDecision`. When steps are decided on the device, everything is a tensor and none is read;
+by one step and returns a `StepDecision`. When steps are decided on the device, all values are tensors and none is read;
 when the host decides, they are floats. `StepNumbers` brings the numbers of a decided step to the host, where they
 become a `StepRecord`.
 """
@@ -41,52 +41,52 @@ log = logging.getLogger("surefoot")
 
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"
-"""The reason of a step that is refused for a setting of the optimizer."""
+"""The reason for refusing a step because of a setting of the optimizer."""
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """What is known of a step before it is decided."""
+    """What is known about a step before it is decided."""
 
     step: int
     statistics: TensorStatistics
-    """Of the gradients as they are in memory, still scaled."""
+    """The statistics of the gradients in memory, which are still scaled."""
     loss: Tensor | None
     divisor: Scalar
-    """What accumulation left to divide the gradients by."""
+    """The divisor that accumulation leaves for the gradients."""
     own: Mapping[str, Scalar]
     """The user's own signals."""
     param_norm: Tensor
-    """Norm of the parameters, measured now and then."""
+    """The norm of the parameters, which is measured occasionally."""
     broken_setting: Scalar
     """1 if a setting of the optimizer is not finite, else 0; a tensor when steps are decided on the device."""
     positions: Tensor | None = None
-    """Where the gradients stand among all parameters, if some have none."""
+    """The positions of the gradients among all parameters, if some have none."""
     outer: OuterScaling = NO_OUTER_SCALING
-    """The loss scale of a `GradScaler` that steps the optimizer itself, and what it has found."""
+    """The loss scale of a `GradScaler` that steps the optimizer itself, and its `found_inf`."""
     clipped: Tensor | None = None
-    """What the caller has multiplied the gradients by to clip them: they are judged as they were before."""
+    """The factor by which the caller has clipped the gradients: they are judged as before clipping."""
     was_broken: Tensor | None = None
     """Whether a gradient was not finite before the caller clipped by value, which makes an Inf finite."""
 
 
 @dataclass(frozen=True)
 class StepDecision:
-    """What is to be done with a step. Flags are tensors on the device, or bools on the host."""
+    """The decision about a step. Flags are tensors on the device, or bools on the host."""
 
     skip: Any
     overflow: Any
     flags: tuple[Any, ...]
-    """One per step rule, one for the optimizer's settings, then one per notice."""
+    """One flag per step rule, one for the optimizer's settings, then one per notice."""
     loss: Scalar | None
     grad_norm: Scalar
     nonfinite: Scalar
     clip_factor: Scalar
     loss_scale: Scalar
     statistics: TensorStatistics
-    """Of the unscaled gradients."""
+    """The norm of the unscaled gradients."""
     divide: Tensor | None
-    """What the gradients still have to be divided by, an outer loss scale not included."""
+    """The divisor that the gradients still need, without an outer loss scale."""
     factor: Tensor | None
     """The clipper's factor, one for all or per tensor."""
 
@@ -104,10 +104,10 @@ class StepDecision:
 
 
 class StepPolicyState(TypedDict):
-    """What is stored of a `StepPolicy`."""
+    """The stored state of a `StepPolicy`."""
 
     settings: dict[str, str]
-    """What the parts were set to."""
+    """The settings of the parts."""
     rules: Packed
     setback: Packed
     lost_progress: Packed
@@ -135,11 +135,11 @@ class StepPolicy:
         """Start with fresh states.
 
         Args:
-            rules: what may refuse a step.
-            setback: detects for recovery that the model has lost much of what it had learned, from single losses.
-            clipper: what limits the gradients.
-            scaler: what scales the loss.
-            count: how many parameters the optimizer has.
+            rules: the rules that may refuse a step.
+            setback: detects for recovery, from single losses, that the model has lost much of its progress.
+            clipper: limits the gradients.
+            scaler: scales the loss.
+            count: the number of parameters of the optimizer.
             home: the device of the first parameter.
             on_device: whether states are tensors on that device, rather than floats.
             lost_progress: detects the same from mean losses.
@@ -148,7 +148,7 @@ class StepPolicy:
         self.clipper, self.scaler = clipper, scaler
         self.home, self.on_device = home, on_device
         self.count = count
-        """How many parameters the optimizer has."""
+        """The number of parameters of the optimizer."""
         self.rules_state = self._placed(rules.init()) if rules else ()
         self.setback_state = self._placed(setback.init()) if setback else ()
         self.lost_progress_state = self._placed(lost_progress.init()) if lost_progress else ()
@@ -157,7 +157,7 @@ class StepPolicy:
             self.scale_state = to_device(scaler.init(), home) if scaler else ()
 
     def _fresh_clip_state(self) -> Any:
-        """In fp32 on the model's device, whatever torch's defaults are."""
+        """A new state in fp32 on the model's device, regardless of torch's defaults."""
         with self.home:
             return to_device(self.clipper.init(self.count), self.home) if self.clipper else ()
 
@@ -165,7 +165,7 @@ class StepPolicy:
         return to_device(state, self.home) if self.on_device else state
 
     def grow(self, count: int) -> None:
-        """Make room for parameters that were added behind the others; their history is empty."""
+        """Make room for parameters that were appended; their history is empty."""
         self.count = count
         self.clip_state = grown(self.clip_state, self._fresh_clip_state())
 
@@ -179,13 +179,13 @@ class StepPolicy:
         self.rules_state, self.setback_state, self.lost_progress_state, self.clip_state, self.scale_state = states
 
     def live_states(self) -> list[Any]:
-        """The states of the parts, and the tensors of a GradScaler that the user keeps."""
+        """The states of the parts, and the tensors of a `GradScaler` of the user."""
         scaler = self.scaler
         own = [scaler.scaler._scale, scaler.scaler._growth_tracker] if isinstance(scaler, TorchLossScaler) else []
         return [self.states, own]
 
     def put_back(self, saved: list[Any]) -> None:
-        """Go back to copies of `live_states`; tensors are written in place, as a recorded CUDA graph needs them."""
+        """Restore copies of `live_states`; tensors are written in place, as a recorded CUDA graph requires."""
         states, own = saved
         live = leaves(self.states)
         for now, then in zip([*live, *self.live_states()[1]], [*leaves(states), *own], strict=True):
@@ -193,7 +193,7 @@ class StepPolicy:
         self.states = with_leaves(states, iter(live))
 
     def loss_scale(self) -> Tensor | None:
-        """What the loss is multiplied by before backward."""
+        """The factor for the loss before backward."""
         return self.scaler.scale_of(self.scale_state) if self.scaler else None
 
     def set_loss_scale(self, used: float, saved: Any) -> None:
@@ -205,7 +205,7 @@ class StepPolicy:
         self.scaler.scale_of(self.scale_state).fill_(used)
 
     def settings(self) -> dict[str, str]:
-        """What the parts are set to, to decide whether a saved state still fits."""
+        """The settings of the parts, which decide whether a saved state still fits."""
         parts = {
             "rules": self.rules,
             "setback": self.setback,
@@ -216,7 +216,7 @@ class StepPolicy:
         return {name: settings_of(part) for name, part in parts.items()}
 
     def state_dict(self, live: bool = False) -> StepPolicyState:
-        """The states of the parts as tensors and plain values; with `live` the tensors are not copied."""
+        """The states of the parts as tensors and plain values; with `live`, tensors are not copied."""
         return {
             "settings": self.settings(),
             "rules": pack(self.rules_state, live),
@@ -241,7 +241,7 @@ class StepPolicy:
             fresh = self._fresh_clip_state()
             loaded = to_device(unpack(fresh, state["clip"]), self.home)
             fits = [part.shape for part in leaves(loaded)] == [part.shape for part in leaves(fresh)]
-            self.clip_state = loaded if fits else fresh  # a history per tensor is of use to the same tensors only
+            self.clip_state = loaded if fits else fresh  # a history per tensor is only useful for the same tensors
         if self.scaler and same["scaler"]:
             self.scale_state = to_device(unpack(self.scaler.init(), state["scaler"]), self.home)
         if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
@@ -249,7 +249,7 @@ class StepPolicy:
 
 
 def _warn_of_other_scaling(then: str | None, now: str) -> None:
-    """Log that a run continues with other loss scaling than it was saved with."""
+    """Log that a run continues with different loss scaling."""
     none = settings_of(None)
     if then is None or then == now:
         return
@@ -263,7 +263,7 @@ def _warn_of_other_scaling(then: str | None, now: str) -> None:
 
 
 class StepDecider:
-    """Decides one step after the other, and advances the policy's states."""
+    """Decides steps in order, and advances the policy's states."""
 
     def __init__(
         self, policy: StepPolicy, group: dist.ProcessGroup | None, replicas: ReplicaCheck | None = None
@@ -271,19 +271,19 @@ class StepDecider:
         self.policy, self.group, self._replicas = policy, group, replicas
         self._home, self._tensors = policy.home, policy.on_device
         self.rule_names: tuple[str, ...] = ()
-        """What may refuse a step, in the order of the flags: as the verdicts of the last step called themselves."""
+        """The names of the rules that may refuse a step, in the order of the flags, from the last step's verdicts."""
         self.notice_names = (*self._recovery_rules(), *(["stop"] if group is not None else []))
-        """What the flags behind those are called: they refuse nothing, but all ranks learn of them."""
+        """The names of the flags after those: they refuse nothing, but are shared with all ranks."""
         self.stop_wanted = False
-        """Whether this rank has been asked to stop."""
+        """Whether this rank was requested to stop."""
 
     def decide(
         self, given: StepInput, reshape: Callable[[Tensor | None], TensorStatistics] | None = None
     ) -> StepDecision:
         """Advance everything by one step.
 
-        `reshape` changes the gradients in place between the step rules and the clipper, given what they must be divided
-        by first; the clipper then sees the statistics it returns.
+        `reshape` changes the gradients in place between the step rules and the clipper. It gets the divisor that must
+        be applied first, and the clipper uses the statistics that it returns.
         """
         divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
         unscale = outer_scale if divide is None else divide if outer_scale is None else divide * outer_scale
@@ -294,7 +294,7 @@ class StepDecider:
         signals = self._signals(given, statistics)
         skip, overflow, flags = self._verdict(signals, given)
         seen = statistics
-        if reshape is not None and (self._tensors or not skip):  # what is refused is left as it is
+        if reshape is not None and (self._tensors or not skip):  # refused gradients stay unchanged
             seen, divide = reshape(unscale), None
         factor = self._clip(seen, given.positions, skip)
         smallest: Scalar = 1.0 if factor is None else factor.min()
@@ -318,7 +318,7 @@ class StepDecider:
         )
 
     def _divide_by(self, divisor: Scalar) -> Tensor | None:
-        """Loss scale times what accumulation left over; `None` if that is 1."""
+        """The loss scale times the divisor of accumulation; `None` if that is 1."""
         scale = self.policy.loss_scale()
         if scale is not None:
             return scale * divisor
@@ -328,7 +328,7 @@ class StepDecider:
 
     def _signals(self, given: StepInput, statistics: TensorStatistics) -> Signals:
         total, broken = total_norm(statistics.norm), statistics.nonfinite.sum()
-        if given.was_broken is not None:  # in one entry at least
+        if given.was_broken is not None:  # count at least one non-finite entry
             broken = torch.maximum(broken, given.was_broken.to(broken.dtype))
         if self._tensors:
             loss = None if given.loss is None else given.loss.to(self._home)
@@ -351,26 +351,26 @@ class StepDecider:
         skip = overflow | self.left_out_by(given.outer)
         for flag in flags:
             skip = skip | flag
-        if self._tensors or skip:  # what one rule refused is no baseline for the others: they have not seen it
+        if self._tensors or skip:  # a step refused by one rule must not enter the baselines of the others
             self.policy.rules_state = tuple(
-                choose(skip > flag, old, new)  # refused, and not by this one
+                choose(skip > flag, old, new)  # refused, but not by this rule
                 for flag, old, new in zip(flags[:-1], before, self.policy.rules_state, strict=True)
             )
         return skip, overflow, (*flags, *notices)
 
     def left_out_by(self, outer: OuterScaling) -> Any:
-        """Whether others have decided already that the step is skipped."""
+        """Whether other code has already decided that the step is skipped."""
         if outer.found_inf is None:
             return False
         return outer.found_inf > 0 if self._tensors else bool(outer.found_inf > 0)
 
     def _recovery_rules(self) -> dict[str, Detector]:
-        """The rules that refuse nothing and are for the recovery, by name."""
+        """The rules for the recovery, which refuse nothing, by name."""
         rules = {"setback": self.policy.setback, "lost_progress": self.policy.lost_progress}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     def _recovery_notices(self, signals: Signals) -> list[Any]:
-        """The verdict of each of them on the step."""
+        """The verdict of each of these rules on the step."""
         notices = []
         for name, rule in self._recovery_rules().items():
             state, verdict = rule.update(getattr(self.policy, f"{name}_state"), signals)
@@ -384,15 +384,15 @@ class StepDecider:
             overflow = overflow & False  # the gradients are not scaled: a smaller scale would not help
         if self.policy.scaler is not None or outer.is_loss_scale:
             overflow = overflow | self.left_out_by(outer)
-        if signals.loss is not None:  # a broken loss is no overflow that a smaller scale would cure
+        if signals.loss is not None:  # a smaller scale would not cure a broken loss
             overflow = overflow & (abs(signals.loss) < torch.inf)  # type: ignore[operator]
         return overflow
 
     def _agree(self, flags: list[Any], overflow: Any, signals: Signals) -> tuple[list[Any], list[Any], Any]:
-        """Flags and overflow, true where they are on any rank, and the notices between them."""
+        """Flags and overflow, true if they are on any rank, and the notices between them."""
         if self.group is None:
             return flags, self._recovery_notices(signals), overflow
-        # With many ranks there is always one whose batch is hard: the mean loss shows whether the model is set back.
+        # With many ranks one always has a difficult batch: the mean loss shows whether the model has lost progress.
         alone = [] if self._averages_loss else self._recovery_notices(signals)
         shared_flags = [*flags, overflow, *alone, self.stop_wanted]
         replica = self._replicas.numbers(signals.step) if self._replicas is not None else None
@@ -406,12 +406,12 @@ class StepDecider:
 
     @property
     def _averages_loss(self) -> bool:
-        """Whether the rules for recovery read only the mean loss, so that their result is the same on every rank."""
+        """Whether the rules for recovery read only the mean loss, so that their result is equal on every rank."""
         rules = self._recovery_rules().values()
         return all(isinstance(rule, Setback | LostProgress) and rule.signal == "loss" for rule in rules)
 
     def _clip(self, statistics: TensorStatistics, positions: Tensor | None, skip: Any) -> Tensor | None:
-        """The clipper's factor. Its history does not take a refused step in."""
+        """The clipper's factor. A refused step does not enter its history."""
         if self.policy.clipper is None:
             return None
         each = statistics.norm
@@ -426,7 +426,7 @@ class StepDecider:
         return factor if positions is None or factor.ndim == 0 else factor[positions]
 
     def _advance_scale(self, overflow: Any, outer_scale: Tensor | None) -> Scalar:
-        """Move the loss scale on; returns the one this step was run with."""
+        """Update the loss scale; returns the one that this step used."""
         if self.policy.scaler is None:
             return 1.0 if outer_scale is None else outer_scale.clone()
         policy, scaler = self.policy, self.policy.scaler
@@ -436,16 +436,16 @@ class StepDecider:
 
 
 def _known_factor(factor: Tensor) -> Tensor:
-    """What gradients were multiplied by; 1 if they cannot be divided by it again. Reads nothing."""
+    """The factor by which gradients were multiplied; 1 if they cannot be divided by it. Reads nothing."""
     inverse = (1 / factor).to(torch.float32)
     return torch.where(torch.isfinite(inverse) & (inverse > 0), factor, 1.0)
 
 
-# ---- the result on its way to the host ------------------------------------------------------------------------------
+# ---- bringing the result to the host --------------------------------------------------------------------------------
 
 
 class LayerNames(NamedTuple):
-    """The parameters that had a gradient: their names and numbers of dimensions. Keeps none of them alive."""
+    """The names and numbers of dimensions of the parameters that had a gradient. Keeps no parameter alive."""
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -457,7 +457,7 @@ class LayerNames(NamedTuple):
 
 
 class StepNumbers:
-    """What became of one step; read on demand, once."""
+    """The result of one step, read on demand, once."""
 
     def __init__(
         self, source: StepRecord | ArrivingNumbers, on_arrival: Callable[[StepRecord], None] | None = None
@@ -517,7 +517,7 @@ class ArrivingNumbers:
         self._reading: AsyncCopy = begin_reading(vector if len(parts) == 1 else torch.cat(parts))
 
     def record(self) -> StepRecord:
-        """Wait for the numbers and sort them out."""
+        """Wait for the numbers and build the record."""
         vector = self._reading.wait()
         scalar_count = 2 + self._flag_count + len(self._head)
         skip, overflow, *rest = vector[:scalar_count].tolist()

@@ -1,22 +1,20 @@
-"""The two hooks that torch runs around every step of an attached optimizer, and where they stand among others.
+"""The two hooks that torch runs around every step of an attached optimizer, and their order among other hooks.
 
-The first hook measures the gradients and decides (`GuardedOptimizer.begin`). What it changes for the length of the step
-is put back by the second (`GuardedOptimizer.end`):
+The first hook measures the gradients and decides (`GuardedOptimizer.begin`). The second (`GuardedOptimizer.end`)
+restores what the first one changed for the step:
 
-- A fused optimizer is given `grad_scale` and `found_inf`, combined with those of a `GradScaler`. The host waits for
-  nothing.
-- For any other optimizer the gradients are clipped in place. If the step is refused, they are taken away for the call,
-  so that the optimizer does nothing. One whose `step` is not torch's is given zeros; what it does with them (decay
-  weights, count steps) is undone: its parameters, `state` and `param_groups` are copied before the call and restored
-  after it.
-- A closure is replaced by one that calls it and decides afterwards. If `step` is not torch's, or L-BFGS's, the copy is
-  made before every step.
+- A fused optimizer gets `grad_scale` and `found_inf`, combined with those of a `GradScaler`. The host does not wait.
+- For any other optimizer the gradients are clipped in place. If the step is refused, they are removed during the call,
+  so that the optimizer does nothing. If its `step` is not torch's, it gets zeros, and its effects (weight decay, step
+  counts) are undone: its parameters, `state` and `param_groups` are copied before the call and restored after it.
+- A closure is replaced by one that calls it and decides afterwards. If `step` is neither torch's nor L-BFGS's, the copy
+  is made before every step.
 
-The hooks run last before the step and first after it, whatever other hooks are registered and in whatever order.
+The hooks run last before the step and first after it, regardless of other hooks and their order.
 
-If a step raises, torch does not run the second hook. The first one gives torch keyword arguments of its own, which go
-when the call has ended: then what was changed for it is put back, and a copy is dropped. Weights stay as the optimizer
-has left them.
+If a step raises, torch does not run the second hook. The first one returns its own keyword arguments to torch, which
+are deleted when the call ends: at that point the changes are undone, and a copy is dropped. Weights stay as the
+optimizer left them.
 """
 
 from __future__ import annotations
@@ -60,12 +58,12 @@ log = logging.getLogger("surefoot")
 
 
 def run_directly(hook: Callable[..., Any], *args: Any) -> Any:
-    """Call a hook: how hooks are run unless the caller has another way."""
+    """Call a hook. This is the default `run_hook`."""
     return hook(*args)
 
 
 class StepAccount:
-    """What is known of the next step besides its gradients, and where the numbers of a step go when it is over."""
+    """What is known about the next step besides its gradients, and the receiver of a step's numbers."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class StepAccount:
         self._was_broken: Tensor | None = None
 
     def observe(self, loss: Any, signals: dict[str, Scalar]) -> None:
-        """Keep a loss, unless it is `None` or no number, and signals of the user's own for the next step."""
+        """Keep a loss, unless it is `None` or not a number, and the user's own signals for the next step."""
         found = _as_scalar(loss)
         self._loss = self._loss if found is None else found
         for name, value in signals.items():
@@ -93,9 +91,9 @@ class StepAccount:
             self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
 
     def clipped(self, factor: Tensor | float) -> None:
-        """The gradients of the next step have just been multiplied by `factor`; what it was before no longer counts.
+        """The gradients of the next step have just been multiplied by `factor`, which replaces an earlier one.
 
-        Nothing is read off a device. A tensor that cannot be divided by again counts as unknown.
+        Does not read from a device. A tensor that cannot be divided by counts as unknown.
         """
         if isinstance(factor, Tensor) and factor.numel() != 1:
             raise UsageError(f"`clip_factor` must be one number; got a tensor of shape {tuple(factor.shape)}.")
@@ -114,19 +112,19 @@ class StepAccount:
         self._was_broken = flag if self._was_broken is None else self._was_broken | flag
 
     def forget(self) -> None:
-        """The gradients that the next step was to have are gone, and what was known of them goes too.
+        """The gradients of the next step were deleted: drop what was known about them.
 
-        Signals of the user's own stay: they may be given at any time.
+        The user's own signals are kept: they may be passed at any time.
         """
         self._loss = self._evaluated = self._clipped = self._was_broken = None
 
     def evaluated(self, loss: Any) -> None:
-        """A closure has returned a loss, which counts unless the step was given one."""
+        """A closure has returned a loss, which is used unless one was passed for the step."""
         found = _as_scalar(loss)
         self._evaluated = self._evaluated if found is None else found
 
     def facts(self, loss: Any = None) -> StepFacts:
-        """What is known of the next step, with the loss that its closure has returned."""
+        """What is known about the next step, with the loss that its closure has returned."""
         self.evaluated(loss)
         loss_now = self._evaluated if self._loss is None else self._loss
         if isinstance(loss_now, float):
@@ -151,15 +149,15 @@ class StepAccount:
         lr = self._guarded.lr(self.results.lr_factor)
         loss = None if self._loss is None else float(self._loss)
         signals = Signals(self.results.steps, loss, lr=lr, loss_scale=float(loss_scale))
-        alone = self._guarded.decider.group is None  # other ranks may have other losses, and must respond alike
-        if alone and loss is not None and not math.isfinite(loss):  # no overflow that a smaller scale would cure
+        alone = self._guarded.decider.group is None  # other ranks may have other losses, and must respond equally
+        if alone and loss is not None and not math.isfinite(loss):  # a smaller scale would not cure this
             record = StepRecord(signals, skipped=True, reasons=("nonfinite",))
         else:
             record = StepRecord(signals, skipped=True, overflow=True)
         self.take(StepNumbers(record))
 
     def take(self, numbers: StepNumbers) -> None:
-        """A step is over. Raises `TrainingHalted` when the budgets are used up."""
+        """A step has ended. Raises `TrainingHalted` when the budgets are used up."""
         self.close()
         self.forget()
         self._own = {}
@@ -171,7 +169,7 @@ class StepAccount:
                 self._recovery.after_step(self.results.steps)
 
     def close(self) -> None:
-        """The order in which gradients become ready is known by now, or no longer asked for."""
+        """Stop recording the order in which gradients are computed."""
         self._order.stop()
 
     def forget_states(self) -> None:
@@ -181,34 +179,34 @@ class StepAccount:
 
 
 def _as_scalar(loss: Any) -> Scalar | None:
-    """A loss as one number; `None` if it is none."""
+    """A loss as one number; `None` if it is not one."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.detach().reshape(())
     return float(loss) if isinstance(loss, (int, float)) else None
 
 
 class _Keywords(dict[str, Any]):
-    """The keyword arguments of one call of `step`: they live as long as it, however it ends."""
+    """The keyword arguments of one call of `step`, which exist exactly as long as the call."""
 
     __slots__ = ("__weakref__",)
 
 
 class _StepHook(partial[Any]):
-    """A hook of an attachment. A copy of the optimizer, or one from a file, carries one that does nothing.
+    """A hook of an attachment. In a copied or unpickled optimizer, it does nothing.
 
-    That matters to optimizers whose `__getstate__` returns all of their `__dict__`.
+    This matters for optimizers whose `__getstate__` returns their whole `__dict__`.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         return nullcontext().__exit__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever loads it may not have surefoot: a method from the standard library that does nothing.
+        # The loading process may not have surefoot: use a method of the standard library that does nothing.
         return getattr, (nullcontext(), "__exit__")
 
 
 class StepHooks:
-    """The two hooks of one attachment, with what they need. Belongs to the optimizer."""
+    """The two hooks of one attachment, with their data. Belongs to the optimizer."""
 
     def __init__(
         self,
@@ -227,9 +225,9 @@ class StepHooks:
         self._call: weakref.ref[_Keywords] | None = None
         """The current call of `step`."""
         self._open: OpenStep | ClosureStep | None = None
-        """What it has been prepared for."""
+        """The decided step for this call."""
         self.left_out: Any = False
-        """Whether the last step was skipped: on the device a tensor."""
+        """Whether the last step was skipped; on the device, a tensor."""
         self._warned = False
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(_StepHook(run_hook, self.before)),
@@ -264,13 +262,13 @@ class StepHooks:
     # ---- around a step ----------------------------------------------------------------------------------------------
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before the step: decide, or replace the closure by one after which it is decided."""
+        """Before the step: decide, or replace the closure by one that decides after it."""
         if torch.compiler.is_compiling() or not self.active or optimizer is not self._guarded.optimizer:
             return None
         if self._call is not None:
             if _is_stepping(optimizer, besides=1):
-                return None  # a subclass calls the `step` of its base
-            self._abandon()  # the step before has raised
+                return None  # a subclass calls the `step` of its base class
+            self._abandon()  # the previous step has raised
         if not self._can_run():
             return None
         given = kwargs if isinstance(kwargs, _Keywords) else _Keywords(kwargs)
@@ -286,7 +284,7 @@ class StepHooks:
         return None
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """After the step: put back what was changed for it, and take the result in."""
+        """After the step: restore what was changed for it, and process the result."""
         if self._call is None:
             return
         call = self._call()
@@ -310,7 +308,7 @@ class StepHooks:
             self._give_up(error)
 
     def _ended(self, step: OpenStep | ClosureStep) -> StepNumbers | None:
-        """Put back what was changed for a step. One that only watches learns what a guard beside it has decided."""
+        """Restore what was changed for a step. An observer gets the decision of a guard on the same optimizer."""
         if isinstance(step, ClosureStep):
             numbers = step.end()
             self.left_out = numbers is not None and numbers.record().skipped
@@ -322,7 +320,7 @@ class StepHooks:
         return self._guarded.end(step)
 
     def _call_ended(self, call: weakref.ref[_Keywords]) -> None:
-        """A call of `step` is over, and `after` was not run: it has raised."""
+        """A call of `step` has ended without `after`: it has raised."""
         optimizer = self._guarded.optimizer
         if call is self._call and (optimizer is None or not _is_stepping(optimizer)):
             self._abandon()
@@ -343,7 +341,7 @@ class StepHooks:
         return args, kwargs
 
     def _begin(self) -> None:
-        """Decide on the gradients as they are now; a refused step is made to do nothing."""
+        """Decide on the current gradients; a refused step is made to do nothing."""
         with WithoutHooks():
             self.account.before_update()
             self._open = step = self._guarded.begin(self.account.facts())
@@ -355,13 +353,13 @@ class StepHooks:
                 self._guarded.withhold(step)
 
     def _abandon(self) -> None:
-        """Put back what was changed for a step that has raised. Weights may have been loaded since: they stay."""
+        """Restore what was changed for a step that has raised. Weights stay: they may have been loaded since."""
         step, self._open, self._call = self._open, None, None
         if step is not None:
             step.undo.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Watching never ends a run: on an error it stops with one warning, or as `run_hook` handles it."""
+        """Stop observing after an error, with one warning or as `run_hook` handles it. Observation never ends a run."""
         self._abandon()
         self.active = False
         if self._run_hook is not run_directly:
@@ -418,7 +416,7 @@ class StepHooks:
             self._give_up(error)
 
     def _undoing(self, step: ClosureStep) -> Callable[..., Any]:
-        """The closure of a step; if it raises, the step ends as that of the bare optimizer does."""
+        """The closure of a step; if it raises, the step ends as in the bare optimizer."""
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -432,11 +430,11 @@ class StepHooks:
 
 
 def _evaluates_first(optimizer: Any) -> bool:
-    """Whether `step` is one of torch's that calls its closure once, before it touches anything."""
+    """Whether `step` is one of torch's that calls its closure once, before any change."""
     return has_torchs_step(optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
 
 
-# ---- where the hooks stand among others ----------------------------------------------------------------------------
+# ---- the order among other hooks -----------------------------------------------------------------------------------
 
 _HOOKS: IdentityMap[list[StepHooks]] = IdentityMap()
 
@@ -455,12 +453,12 @@ class _HookOrder:
         """Whether it stays without an attachment."""
 
     def begin(self) -> None:
-        """Have the order of hooks kept."""
+        """Start to keep the order of hooks."""
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(_put_in_order)
 
     def end_if_unused(self) -> None:
-        """Remove the hook with the last attachment, but not while torch goes through the hooks of a step."""
+        """Remove the hook with the last attachment, but not while torch iterates over the hooks of a step."""
         if self._handle is not None and not self.stays and not any(_HOOKS.values()) and not _is_in_step():
             self._handle.remove()
             self._handle = None
@@ -470,22 +468,23 @@ HOOK_ORDER = _HookOrder()
 
 
 def keep_hook_order() -> None:
-    """Have the order of the hooks kept until `release_hook_order`: needed before one attaches inside a step."""
+    """Keep the order of hooks until `release_hook_order`: needed before an attachment is made inside a step."""
     HOOK_ORDER.stays = True
     HOOK_ORDER.begin()
 
 
 def release_hook_order() -> None:
-    """Have the order kept only while there is an attachment, as it is without `keep_hook_order`."""
+    """Keep the order of hooks only while there is an attachment, which is the default."""
     HOOK_ORDER.stays = False
     HOOK_ORDER.end_if_unused()
 
 
 def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Before any hook of the optimizer runs: ours come last before the step and first after it.
+    """Before any hook of the optimizer runs, move surefoot's to the last position before the step and the first after
+    it.
 
-    What others do to the gradients is then part of what is decided on, and what was changed for the step is put back
-    before they look. Watching comes before guarding, to see the gradients as they are.
+    Changes of other hooks to the gradients are then included in the decision, and what was changed for the step is
+    restored before they run. Observers come before guards, so that they see the unchanged gradients.
     """
     if torch.compiler.is_compiling():
         return

@@ -1,10 +1,10 @@
-"""Notes of the steps of one run for its incidents, for any kind of loop.
+"""Records the steps of one run for its incidents, for any kind of loop.
 
-Healthy steps only pay for the notes (`record/incidents/step_capture.py`). An error while noting or writing ends the
-notes with one report, not the run. A disk that fails does not even end the notes: later incidents are tried again,
+Healthy steps only cost the recording (`record/incidents/step_capture.py`). An error while recording or writing ends the
+recording with one report, not the run. After a disk error, the recording continues: later incidents are tried again,
 after pauses that double.
 
-`TrainingStabilizer` says what a step consists of. In a loop of the script's own each backward ends a microbatch, see
+`TrainingStabilizer` defines what a step consists of. In a loop of the script, each backward ends a microbatch, see
 `MicrobatchFollower`. Which step is kept is decided elsewhere: `guard/incident_capture.py`, `watch/incidents.py`.
 """
 
@@ -34,18 +34,18 @@ LONGEST_PAUSE = 1024
 
 
 def warn(message: str, error: Exception | None = None) -> None:
-    """Log a warning, with the traceback of an error that is not the disk's."""
+    """Log a warning, with the traceback of an error that is not a disk error."""
     log.warning("%s", message, exc_info=None if isinstance(error, OSError) else error)
 
 
 class DiskPauses:
-    """Leaves a disk that fails alone for a while: for a step at first, twice as long each time."""
+    """Pauses after disk errors: for one step at first, twice as long each time."""
 
     def __init__(self, report: Callable[[str], None] = warn) -> None:
-        """`report` is called with the first of several failures in a row."""
+        """`report` is called with the first of several consecutive failures."""
         self._report = report
         self.failures = 0
-        """How often in a row the disk has failed."""
+        """The number of consecutive disk failures."""
         self._asked_at, self._try_from = 0, 0
 
     def may_try(self, step: int) -> bool:
@@ -75,7 +75,7 @@ class DiskPauses:
 
 
 class StepNotes:
-    """The notes of the current step and of steps that have not been judged yet, until an error ends them."""
+    """Records the current step and steps that have not been judged yet, until an error ends it."""
 
     def __init__(
         self,
@@ -87,28 +87,28 @@ class StepNotes:
         on_failure: Callable[[Exception], None],
         pauses: DiskPauses | None = None,
     ) -> None:
-        """Note the steps of `models`, which are not kept alive.
+        """Record the steps of `models`, which are not kept alive.
 
         Args:
-            models: what is trained.
-            home: where the parameters are.
-            lag_steps: how many steps later the verdict on a step is known.
-            between_steps: whether a model may carry a hook where no batch tells that a step has begun.
-            on_failure: called with the error that has ended the notes.
-            pauses: decides when a disk that has failed is tried again.
+            models: the trained models.
+            home: the device of the parameters.
+            lag_steps: the number of steps after which the verdict on a step is known.
+            between_steps: whether a model may have a hook before a batch shows that a step has begun.
+            on_failure: called with the error that has ended the recording.
+            pauses: decides when to try again after a disk error.
         """
         self.capture: StepCapture | None = None
-        """What was noted; `None` once the notes have ended."""
+        """The recorded steps; `None` once the recording has ended."""
         self.pauses = pauses or DiskPauses()
         self._on_failure = on_failure
         try:
-            fails = weakly(self.give_up)
+            fails = weak_callback(self.give_up)
             self.capture = StepCapture(models, home, lag_steps, between_steps=between_steps, on_failure=fails)
         except Exception as error:
             self.give_up(error)
 
     def safely(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function unless the notes have ended. Its error ends them, unless it is the disk's."""
+        """Call a function unless the recording has ended. Its error ends the recording, unless it is a disk error."""
         if self.capture is None:
             return None
         try:
@@ -120,31 +120,31 @@ class StepNotes:
         return None
 
     def give_up(self, error: Exception) -> None:
-        """End the notes because of an error."""
+        """End the recording because of an error."""
         self.close()
         self._on_failure(error)
 
     def close(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         capture, self.capture = self.capture, None
         if capture is not None:
             capture.close()
 
     def note_everything(self) -> None:
-        """Hold on to what the models are called with, whatever it costs: for a replay, which is one step long."""
+        """Keep all inputs of the models, regardless of cost: for a replay, which has one step."""
         if self.capture is not None:
             self.capture.hold_all = True
 
     @property
     def is_noting(self) -> bool:
-        """Whether steps are noted now."""
+        """Whether steps are recorded now."""
         return self.capture is not None and not self.capture.is_paused
 
     def window(self, step: int) -> Window | None:
-        """The notes of a step; `None` if there are none."""
+        """The record of a step; `None` if there is none."""
         return None if self.capture is None else self.capture.window(step)
 
-    # ---- while the run goes on ------------------------------------------------------------------------------------
+    # ---- during the run -------------------------------------------------------------------------------------------
 
     def drew(self, batch: Any) -> None:
         """A batch was drawn from `resume`."""
@@ -163,33 +163,33 @@ class StepNotes:
         self.safely(StepCapture.close_microbatch, self.capture)
 
     def begin(self, step: int) -> None:
-        """The step is over; the next one is `step`."""
+        """The step has ended; the next one is `step`."""
         self.safely(StepCapture.begin, self.capture, step)
 
     def restart(self, step: int) -> None:
-        """The microbatches so far belong to no step; the current one is the first one of `step`."""
+        """Drop the microbatches so far, which belong to no step; the current one is the first of `step`."""
         if self.capture is not None:
             self.capture.current = Window(step, self.capture.current.start)
 
     def moved_to(self, step: int, under_way: bool, paused: bool = False) -> None:
-        """A saved run was loaded, which may have stopped inside a step; or, while `paused`, nothing is noted."""
+        """A saved run was loaded, which may have stopped inside a step. While `paused`, nothing is recorded."""
         self.safely(StepCapture.moved_to, self.capture, step, under_way, paused)
         self.pauses.end()
 
 
 class MicrobatchFollower:
-    """Notes what a loop of the script's own trains on: every backward ends a microbatch.
+    """Records the data of a loop of the script: every backward ends a microbatch.
 
-    Where an optimizer evaluates its closure again, the microbatch is the same, and its last loss counts.
+    If an optimizer evaluates its closure again, the microbatch is the same, and its last loss is kept.
     """
 
     def __init__(self, notes: StepNotes) -> None:
         self._notes = notes
 
     def ran_backward(self, root: Tensor | None, again: bool) -> None:
-        """A backward was run on a loss, or on what is none, in which case `root` is `None`.
+        """A backward was run on a loss; `root` is `None` if it was not a loss.
 
-        `again`: whether it was not the first one of a closure.
+        `again` is true if it was not the first one of a closure.
         """
         self._notes.safely(self._add, root, again)
 
@@ -208,8 +208,8 @@ class _HasNotes(Protocol):
     notes: StepNotes
 
 
-def quietly(method: Method) -> Method:
-    """For methods of an object with `notes`: once those have ended they do nothing, and an error in them ends those."""
+def while_noting(method: Method) -> Method:
+    """For methods of an object with `notes`: they do nothing after the recording has ended, and an error ends it."""
 
     @functools.wraps(method)
     def guarded(self: _HasNotes, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ def quietly(method: Method) -> Method:
     return cast("Method", guarded)
 
 
-def weakly(method: Callable[[Exception], None]) -> Callable[[Exception], None]:
+def weak_callback(method: Callable[[Exception], None]) -> Callable[[Exception], None]:
     """A method of an object that is not kept alive."""
     reference = weakref.WeakMethod(method)
 

@@ -1,8 +1,8 @@
 """Results of steps: read them when they arrive, update the run history, and respond.
 
-On a GPU the numbers of a step arrive a few steps later, always the same few, so that a run responds the same way every
-time. Whether the step was applied was decided on the device; what is left is to log it, to restore buffers of a skipped
-step, and to do what the history decides (`Respond`): cut the learning rate, return to earlier weights, halt.
+On a GPU the numbers of a step arrive a fixed number of steps later, so that a run responds the same way every time.
+Whether the step was applied was decided on the device; what remains is to log it, to restore buffers of a skipped step,
+and to carry out the decision of the history (`Respond`): cut the learning rate, return to earlier weights, halt.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class _ResultsStateBase(TypedDict):
     lr_factor: float
     history: RunHistoryState
     stale_before: int
-    """Steps before this one were taken on weights that the run has left since."""
+    """Steps before this one were taken on weights that the run has replaced since."""
     buffers: dict[str, list[Tensor | None]]
     """The buffers of the models before each of the last steps."""
 
 
 class LiveStepResults(_ResultsStateBase):
-    """The state of `StepResults` with steps whose numbers may still be on their way."""
+    """The state of `StepResults`, including steps whose numbers may not have arrived yet."""
 
     pending: list[StepNumbers]
 
 
 class StepResultsState(_ResultsStateBase):
-    """What is stored of `StepResults`."""
+    """The stored state of `StepResults`."""
 
     pending: list[PackedRecord]
-    """Steps that the host has not accounted for."""
+    """Steps that the host has not processed."""
 
 
 class StepResults:
-    """Steps whose numbers have not been read yet, and what follows from those that have."""
+    """The steps whose numbers have not been read yet, and the responses to those that have."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class StepResults:
         on_step: Callable[[StepRecord], None] | None = None,
         restore_after_overflow: bool = True,
     ) -> None:
-        """Collect results from here on. The models are not kept alive.
+        """Start to collect results. The models are not kept alive.
 
         Args:
             models: the modules whose buffers are restored after a skipped step; empty to restore none.
-            history: takes every step in and decides what is to be done.
-            lag_steps: how many steps later a step is read.
-            respond: does what the history has decided about a step that was skipped or calls for an action; may raise
+            history: processes every step and decides the response.
+            lag_steps: the number of steps after which a step is read.
+            respond: carries out the decision about a step that was skipped or requires an action; may raise
                 `TrainingHalted`.
             on_step: called with every step once its numbers have arrived.
-            restore_after_overflow: whether buffers are restored after an fp16 overflow too.
+            restore_after_overflow: whether buffers are also restored after an fp16 overflow.
         """
         self._models = [weak_reference(model) for model in models]
         self.history, self._lag_steps, self._respond, self._on_step = history, lag_steps, respond, on_step
@@ -88,9 +88,9 @@ class StepResults:
         self.steps = 0
         """Optimizer steps so far."""
         self.lr_factor = 1.0
-        """What the learning rates are multiplied by from here on."""
+        """The factor for the learning rates from now on."""
         self.stop_at: int | None = None
-        """The step at which all ranks stop, once one of them has been asked to."""
+        """The step at which all ranks stop, once one of them was requested to."""
         self.pending: deque[StepNumbers] = deque()
         """The steps that have not been read yet, oldest first."""
         self._halted: TrainingHalted | None = None
@@ -101,7 +101,7 @@ class StepResults:
         self._handles = [
             module.register_load_state_dict_post_hook(after_load)  # type: ignore[no-untyped-call]
             for module in self.buffers.modules()
-            if not isinstance(module, torch.jit.ScriptModule)  # which takes no such hook
+            if not isinstance(module, torch.jit.ScriptModule)  # does not accept such a hook
         ]
         weakref.finalize(self, _remove, self._handles).atexit = False
 
@@ -109,11 +109,11 @@ class StepResults:
         return BufferKeeper([model for reference in self._models if (model := reference()) is not None])
 
     def forget_models(self) -> None:
-        """Restore no buffers any more: no step will follow."""
+        """Stop restoring buffers: no step will follow."""
         _remove(self._handles)
 
     def take(self, numbers: StepNumbers) -> None:
-        """A step is done: read those whose turn has come. Raises `TrainingHalted` when the budgets are used up."""
+        """A step has ended: read those that are due. Raises `TrainingHalted` when the budgets are used up."""
         self.steps += 1
         self.pending.append(numbers)
         halted, self._halted = self._halted, None
@@ -129,9 +129,9 @@ class StepResults:
                 self.buffers.save(self.steps)
 
     def drain(self) -> None:
-        """Read every step now. Only for what happens at the same step in every run: a save, a stop.
+        """Read every step now. Only for events that happen at the same step in every run: a save, a stop.
 
-        Does not halt the run: the next step does, if it comes to that.
+        Does not halt the run: the next step does, if necessary.
         """
         while self.pending:
             try:
@@ -140,10 +140,10 @@ class StepResults:
                 self._halted = self._halted or halted
 
     def seen(self) -> RunHistory:
-        """The history with every step in it, to be read. Waits for numbers that have not arrived.
+        """The history including every step, for reading. Waits for numbers that have not arrived.
 
-        Reading changes nothing. What a step calls for may change the learning rate or the weights, and that happens
-        `lag_steps` later, at the same step whether or not anybody reads.
+        Reading changes nothing. The response to a step may change the learning rate or the weights; it happens
+        `lag_steps` later, whether or not the step was read before.
         """
         pending = list(self.pending)
         return self.history.ahead(map(StepNumbers.record, pending), self._stale_before) if pending else self.history
@@ -156,7 +156,7 @@ class StepResults:
         self.history.ahead(map(StepNumbers.record, self.pending), self._stale_before, self.history.on_event)
 
     def returned(self) -> None:
-        """The run has returned to earlier weights: steps taken on those it has left are only counted."""
+        """The run has returned to earlier weights: steps taken on the replaced ones are only counted."""
         self._stale_before = self.steps
         self.buffers = self._fresh_buffers()
 
@@ -166,8 +166,8 @@ class StepResults:
             self._on_step(record)
         step = record.signals.step
         if "stop" in record.notices and self.stop_at is None:
-            self.stop_at = step + self._lag_steps + 1  # whenever this rank came to read of it
-        # One was taken on weights that the run has left since, the other was not taken at all.
+            self.stop_at = step + self._lag_steps + 1  # independent of when this rank reads it
+        # The first was taken on weights that the run has replaced since, the second was not taken at all.
         if step < self._stale_before or "left_out" in record.notices:
             self.history.count(record)
             self.buffers.settle(step)
@@ -183,7 +183,7 @@ class StepResults:
             self.lr_factor = decision.lr_factor
 
     def state_dict(self) -> LiveStepResults:
-        """The state, with steps whose numbers may still be on their way; `settled` waits for them."""
+        """The state, including steps whose numbers may not have arrived yet; `settled` waits for them."""
         return {
             "steps": self.steps,
             "lr_factor": self.lr_factor,
@@ -194,7 +194,7 @@ class StepResults:
         }
 
     def load_state_dict(self, state: StepResultsState) -> None:
-        """Continue from a saved state. What was to be done about steps after it is done no more."""
+        """Continue from a saved state. Pending responses to later steps are dropped."""
         self._halted = self.stop_at = None
         self.steps, self.lr_factor = state["steps"], state["lr_factor"]
         self.history.load_state_dict(state["history"])
@@ -205,7 +205,7 @@ class StepResults:
 
 
 class _AfterLoad:
-    """Called when a state was loaded into a module. A copy of the module, or one from a file, gets an inert call."""
+    """Called when a state was loaded into a module. In a copied or unpickled module, it does nothing."""
 
     def __init__(self, results: StepResults) -> None:
         self._results = weakref.ref(results)
@@ -219,7 +219,7 @@ class _AfterLoad:
         return nullcontext().__exit__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever loads a pickled model may not have surefoot: a method from the standard library that does nothing.
+        # The loading process may not have surefoot: use a method of the standard library that does nothing.
         return getattr, (nullcontext(), "__exit__")
 
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before the first step, said at construction."""
+"""Checks settings at construction, before the first step."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def layout_of(models: Sequence[nn.Module], optimizer: Any) -> Layout:
 
 
 def split_clip(clip: Any) -> tuple[tuple[Shaper, ...], Clipper | None]:
-    """Shapers first, then at most one clipper."""
+    """The shapers, and at most one clipper after them."""
     parts = () if clip is None else tuple(clip) if isinstance(clip, (tuple, list)) else (clip,)
     for part in parts:
         if isinstance(part, (int, float)):
@@ -101,7 +101,7 @@ def split_clip(clip: Any) -> tuple[tuple[Shaper, ...], Clipper | None]:
 
 
 def as_scaler(scaler: Any, precision: Precision | None, device: torch.device) -> LossScaler | None:
-    """The loss scaler to use: the given one, ours for fp16, or none."""
+    """The loss scaler to use: the given one, a `DynamicLossScaler` for fp16, or none."""
     if isinstance(scaler, torch.amp.GradScaler):
         return TorchLossScaler(scaler, device)
     if scaler is None:

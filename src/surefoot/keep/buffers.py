@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def infinite_buffers(model: nn.Module) -> list[str]:
-    """The names of buffers that hold an infinity and no NaN, as masks and the starts of minima do."""
+    """The names of buffers that contain an infinity but no NaN, such as masks and the initial values of minima."""
     return [
         name
         for name, buffer in model.named_buffers(remove_duplicate=False)
@@ -44,7 +44,7 @@ def infinite_buffers(model: nn.Module) -> list[str]:
 
 
 class BufferKeeper:
-    """Copies of changing buffers, one per step whose verdict is still out. Keeps no module alive."""
+    """Copies of changing buffers, one per step that has not been judged yet. Keeps no module alive."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
@@ -55,13 +55,13 @@ class BufferKeeper:
             if buffer is not None and buffer.layout is torch.strided and 0 < buffer.numel() <= LARGEST_STATISTIC
         ]
         self.has_any = bool(self._names)
-        """Whether there is any buffer to keep."""
+        """Whether there are buffers to keep."""
         self._statistics = _statistics(self._names)
         self._versions = _versions(self._current())
         self._copies: dict[int, list[Tensor | None]] = {0: [_copied(buffer) for buffer in self._current()]}
 
     def _current(self) -> list[Tensor | None]:
-        """The buffers; `None` for one that is gone or cannot be written to."""
+        """The buffers; `None` for one that was deleted or cannot be written to."""
         modules = ((reference(), name) for reference, name in self._names)
         found = (None if module is None else _buffer(module, name) for module, name in modules)
         return [buffer if buffer is not None and is_writable(buffer) else None for buffer in found]
@@ -75,7 +75,7 @@ class BufferKeeper:
         ]
 
     def save(self, step: int) -> None:
-        """Keep the buffers as they are before `step`. Those that have not changed share their earlier copy."""
+        """Copy the buffers before `step`. Unchanged ones share their earlier copy."""
         if not self._names:
             return
         current = self._current()
@@ -87,7 +87,7 @@ class BufferKeeper:
         self._copies[step] = latest
 
     def restore(self, step: int) -> None:
-        """Put the buffers back as they were before `step`."""
+        """Restore the buffers to their values before `step`."""
         if not self._names or step not in self._copies:
             return
         good, current = list(self._copies[step]), self._current()
@@ -102,13 +102,13 @@ class BufferKeeper:
         self._copies = dict.fromkeys(self._copies, good)
 
     def _reset(self, current: Sequence[Tensor | None]) -> list[int]:
-        """Finite batch norm statistics that something other than a forward pass has written since the latest copy."""
+        """Finite batch norm statistics that were written since the latest copy, but not by a forward pass."""
         now = _versions(current)
         writes = [
             0 if before is None or after is None or before[0] != after[0] else after[1] - before[1]
             for before, after in zip(self._versions, now, strict=True)
         ]
-        # The kernels write without a count; compiled ones count a write, as often as the batches are counted.
+        # Eager kernels do not count their writes; compiled ones count one write for each counted batch.
         reset = [
             (statistics, counter)
             for statistics, counter in self._statistics
@@ -118,7 +118,7 @@ class BufferKeeper:
         return [i for statistics, counter in sound for i in (*statistics, counter)]
 
     def loaded(self, module: nn.Module) -> None:
-        """A state was loaded into a module: what was kept of its buffers belongs to the state before."""
+        """A state was loaded into a module: its earlier copies are replaced."""
         of_module = [i for i, (reference, _) in enumerate(self._names) if reference() is module]
         current = self._current() if of_module else []
         versions = _versions(current)
@@ -133,7 +133,7 @@ class BufferKeeper:
         return list(dict.fromkeys(module for module in alive if module is not None))
 
     def before(self, step: int) -> dict[int, Tensor]:
-        """The buffers as they were before `step`, by where they lie in memory; of those that were kept."""
+        """The copied buffers from before `step`, by their address."""
         kept = self._copies.get(step, []) if self._names else []
         pairs = zip(self._current(), kept, strict=False)
         return {
@@ -143,12 +143,12 @@ class BufferKeeper:
         }
 
     def settle(self, step: int) -> None:
-        """The verdict on `step` is in: what was kept for it is no longer needed."""
+        """`step` has been judged: drop its copies."""
         if len(self._copies) > 1:
             self._copies.pop(step, None)
 
     def state_dict(self) -> dict[str, list[Tensor | None]]:
-        """The copies by step; `None` for a buffer that is still what it was. No tensor is copied: none ever changes."""
+        """The copies by step; `None` for an unchanged buffer. No tensor is copied, because the copies never change."""
         latest = self._copies[max(self._copies)]
         as_now = [not changed for changed in self._changed(self._current())]
         return {
@@ -157,13 +157,13 @@ class BufferKeeper:
         }
 
     def load_state_dict(self, state: dict[str, list[Tensor | None]]) -> None:
-        """Go on with saved copies, once the buffers themselves are loaded."""
+        """Continue with saved copies, after the buffers themselves are loaded."""
         now = [_copied(buffer) for buffer in self._current()]
         self._copies = {int(step): _placed(copies, now) for step, copies in state.items()}
 
 
 def _statistics(names: Sequence[tuple[weakref.ref[nn.Module], str]]) -> list[tuple[list[int], int]]:
-    """For each batch norm the places of its running statistics, and that of its count of batches."""
+    """For each batch norm, the positions of its running statistics and of its count of batches."""
     places: dict[int, dict[str, int]] = {}
     for i, (reference, name) in enumerate(names):
         if is_batch_norm(module := reference()):
@@ -193,7 +193,7 @@ def _copied(buffer: Tensor | None) -> Tensor | None:
 
 
 def _placed(copies: Sequence[Tensor | None], now: list[Tensor | None]) -> list[Tensor | None]:
-    """Saved copies where the buffers are; the buffers as they are now if the model has others since."""
+    """The saved copies on the devices of the buffers; the current buffers if the model has different ones."""
     pairs = list(zip(copies, now, strict=False))
     if len(copies) != len(now) or not all(_fits(saved, mine) for saved, mine in pairs):
         return now

@@ -1,4 +1,4 @@
-"""A data loading worker that dies: its error is raised between two steps, with the way in which the worker ended.
+"""Raises the error of a dead data loading worker between two steps, with the way in which the worker ended.
 
 torch raises the error of a dead worker from a signal handler, wherever the program is: most often in the middle of a
 step, where nothing can be saved, and possibly inside `optimizer.step`, which then has updated only some parameters.
@@ -41,13 +41,13 @@ class WorkerDeath:
 
     pids: tuple[int, ...]
     signal: str = ""
-    """What torch calls the signal (`Killed`, `Segmentation fault`); empty if it was none, or is not known."""
+    """Torch's name for the signal (`Killed`, `Segmentation fault`); empty if there was none, or it is not known."""
     exit_code: int | None = None
-    """`None` if it was a signal, or is not known."""
+    """`None` if there was a signal, or it is not known."""
 
     @property
     def how(self) -> str:
-        """How it ended, in words.
+        """A description of how it ended.
 
         >>> WorkerDeath((12,), signal="Killed").how
         'worker process 12 was killed by a signal (Killed)'
@@ -76,7 +76,7 @@ def worker_death(message: str) -> WorkerDeath | None:
 
 
 def ended_workers(workers: Iterable[Any]) -> str | None:
-    """How the first process that has failed ended, in torch's words; `None` if the status of none is known."""
+    """How the first failed process ended, in torch's words; `None` if no status is known."""
     for worker in workers:
         code = worker.exitcode
         if code is not None and code < 0:
@@ -89,7 +89,7 @@ def ended_workers(workers: Iterable[Any]) -> str | None:
 def error_of_worker(error: BaseException | None) -> BaseException | None:
     """The error about a worker's end, among an error and its causes; `None` if there is none.
 
-    What torch raises in the end only says that a worker is gone.
+    The error that torch raises finally reports only that a worker has ended.
     """
     found: BaseException | None = None
     for _ in range(20):
@@ -104,7 +104,7 @@ def error_of_worker(error: BaseException | None) -> BaseException | None:
 
 
 class DeferringHandler:
-    """Stands in for torch's signal handler: an error is kept instead of raised, unless a batch is waited for."""
+    """Replaces torch's signal handler: an error is kept instead of raised, unless the program waits for a batch."""
 
     def __init__(self, torchs: Callable[[int, FrameType | None], Any]) -> None:
         self.torchs = torchs
@@ -121,7 +121,7 @@ class DeferringHandler:
             self.error = self.error or error
 
     def died(self) -> Exception | None:
-        """The error of a worker that has died just now, or is about to be seen dead; `None` if none is."""
+        """The error of a worker that has just died, or is about to be detected; `None` if there is none."""
         for _ in range(_LOOKS):
             if self.error is None:
                 self(signal.SIGCHLD, None)
@@ -133,17 +133,17 @@ class DeferringHandler:
 
 
 class WorkerErrors:
-    """The errors of dead workers, raised when the run is whole. Of one loop over batches."""
+    """The errors of dead workers in one loop over batches, raised between two steps."""
 
     def __init__(self) -> None:
         self._handler: DeferringHandler | None = None
 
     def draw(self, batches: Iterator[Any], between: bool) -> Any:
-        """The next batch; if an error was kept and this is `between` two steps, that error is raised."""
+        """The next batch; if an error was kept and this is `between` two steps, it is raised."""
         handler = self._handler
         if handler is None:
             batch = next(batches)
-            self._stand_in()  # torch sets its handler when the first workers are started
+            self._install_handler()  # torch sets its handler when the first workers are started
             return batch
         if between and handler.error is not None:
             error, handler.error = handler.error, None
@@ -151,16 +151,16 @@ class WorkerErrors:
         handler.drawing = True
         try:
             return next(batches)
-        except (OSError, EOFError) as error:  # a worker that dies while it hands over a batch closes the connection
+        except (OSError, EOFError) as error:  # a worker that dies while it sends a batch closes the connection
             handler.drawing = False
             raise handler.died() or error from None
         finally:
             handler.drawing = False
 
     def close(self) -> None:
-        """No more batches are asked for: torch's own handler is put back.
+        """No more batches are requested: restore torch's own handler.
 
-        A worker that has died since the last batch is no error of the loop, whose batches have all come.
+        A worker that has died since the last batch is not an error of the loop, which has received all its batches.
         """
         handler, self._handler = self._handler, None
         if handler is None:
@@ -170,10 +170,10 @@ class WorkerErrors:
         if handler.error is not None:
             log.warning("A worker of a data loader died after the last batch was drawn: %s", handler.error)
 
-    def _stand_in(self) -> None:
+    def _install_handler(self) -> None:
         torchs = _current()
         if is_workers_handler(torchs) and threading.current_thread() is threading.main_thread():
-            # With two loops side by side the second uses the handler of the first.
+            # With two loops in parallel, the second uses the handler of the first.
             self._handler = torchs if isinstance(torchs, DeferringHandler) else DeferringHandler(torchs)
             signal.signal(signal.SIGCHLD, self._handler)
 

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from surefoot.keep.restore import OptimizerState
 
 AS_FIRST = "as in the part of rank 0"
-"""Stands for what was left out."""
+"""Replaces what was left out."""
 
 
 class ModelsAndOptimizer(TypedDict):
-    """The parts of a checkpoint that the ranks of DDP hold alike."""
+    """The parts of a checkpoint that are equal on the ranks of DDP."""
 
     models: list[dict[str, Tensor]]
-    """`state_dict()` of each model; without its parameters where those are left out."""
+    """`state_dict()` of each model, without its parameters if those are left out."""
     optimizer: OptimizerState | str
-    """`AS_FIRST` where it is left out."""
+    """`AS_FIRST` if it is left out."""
 
 
 def leave_out_copies(tree: ModelsAndOptimizer, models: Sequence[nn.Module]) -> None:
-    """Keep of the models the buffers alone, and nothing of the optimizer."""
+    """Keep only the buffers of the models, and nothing of the optimizer."""
     for state, model in zip(tree["models"], models, strict=True):
         for name in [name for name, _ in model.named_parameters(remove_duplicate=False) if name in state]:
             del state[name]
@@ -41,12 +41,12 @@ def leave_out_copies(tree: ModelsAndOptimizer, models: Sequence[nn.Module]) -> N
 
 
 def lacks_copies(tree: Any) -> bool:
-    """Whether a loaded state needs the first rank's."""
+    """Whether a loaded state needs the part of the first rank."""
     return isinstance(tree, dict) and tree.get("optimizer") == AS_FIRST
 
 
-def put_copies_in(tree: ModelsAndOptimizer, first: Any) -> None:
-    """Fill in what was left out. Raises `CheckpointError` if the first rank's part does not have it either."""
+def insert_copies(tree: ModelsAndOptimizer, first: Any) -> None:
+    """Insert what was left out. Raises `CheckpointError` if the first rank's part does not have it either."""
     try:
         models, own, optimizer = first["models"], tree["models"], first["optimizer"]
         if optimizer == AS_FIRST or len(models) != len(own):

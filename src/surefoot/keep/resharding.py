@@ -1,15 +1,15 @@
-"""Give each process the part of a saved state that it needs: other processes, another mesh, or none at all.
+"""Gives each process the part of a saved state that it needs, for any number of processes and any mesh.
 
-A loaded state has `SavedShards` where tensors were spread over processes (`checkpoint/parts.py`). Each is read for the
-tensor that it goes into: the shard of a DTensor as it is cut now, or all of it for a plain tensor. A tensor that was
-saved whole, by a run without shards, is cut for a DTensor. So DDP, FSDP2, HSDP, tensor parallelism and a single process
-read each other's checkpoints.
+A loaded state has `SavedShards` for sharded tensors (`checkpoint/parts.py`). Each is read for the tensor that it is
+loaded into: the current shard of a DTensor, or everything for a plain tensor. A tensor that was saved by a run without
+shards is divided for a DTensor. So DDP, FSDP2, HSDP, tensor parallelism and a single process can read each other's
+checkpoints.
 
-What has no counterpart in the run (the state of an object of the user's own) is given the shard of the same rank if
-there are as many processes as before, else the whole tensor.
+A value without a counterpart in the run (the state of a user's object) gets the shard of the same rank if the number of
+processes is the same, and otherwise the whole tensor.
 
-Each process goes on with the random streams of the process of its rank. Where there was none, it takes those of the
-others if they all had the same (seeded alike, as tensor parallelism needs), and else keeps its own.
+Each process continues with the random streams of the same rank. If there was none, it uses those of the others if they
+are all equal (same seed, as tensor parallelism needs), and otherwise keeps its own.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def placed_model(model: nn.Module, saved: Any) -> Any:
-    """The state of a model as this process needs it."""
+    """The part of a model's state that this process needs."""
     now = model.state_dict()
     return placed_like(renamed(saved, now) if isinstance(saved, Mapping) else saved, now)
 
 
 def placed_optimizer(optimizer: Any, saved: Any) -> Any:
-    """The state of an optimizer as this process needs it: what belongs to a parameter is cut like it."""
+    """The part of an optimizer's state that this process needs: values of a parameter are divided like it."""
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
         return placed_like(saved, None)
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
@@ -52,7 +52,7 @@ def placed_optimizer(optimizer: Any, saved: Any) -> Any:
 
 
 def _placed_moment(key: Any, saved: Any, parameter: Tensor | None) -> Any:
-    """One value that an optimizer keeps for a parameter. Raises `CheckpointError` for one with shards of its own."""
+    """One value that an optimizer keeps for a parameter. Raises `CheckpointError` for one with its own shards."""
     without_own = isinstance(saved, SavedShards) and saved.own is None
     if without_own and parameter is not None and saved.shape != tuple(parameter.shape):
         raise CheckpointError(
@@ -64,7 +64,7 @@ def _placed_moment(key: Any, saved: Any, parameter: Tensor | None) -> Any:
 
 
 def placed_like(saved: Any, now: Any) -> Any:
-    """A saved value as this process needs it; `now` is the live one that it goes into, if that is known."""
+    """A saved value as this process needs it; `now` is the live value that it is loaded into, if that is known."""
     if isinstance(saved, (Tensor, SavedShards)):
         return _placed(saved, now)
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
@@ -80,13 +80,13 @@ def placed_like(saved: Any, now: Any) -> Any:
 
 
 def _placed(saved: Any, now: Any) -> Any:
-    """One value, for the tensor that it belongs to."""
+    """One value, divided like the tensor that it belongs to."""
     spread = isinstance(now, Tensor) and is_spread(now)
     if isinstance(saved, SavedShards):
         if not isinstance(now, Tensor):
             return _unplaced(saved)
         if saved.shape != tuple(now.shape):
-            return _unplaced(saved)  # it does not fit, and what compares the shapes says so
+            return _unplaced(saved)  # it does not fit, which the comparison of shapes reports
         return saved.part(layout_of(now)) if spread else saved.whole()
     if spread and isinstance(saved, Tensor) and saved.shape == now.shape and now.to_local().shape != now.shape:
         return cut(saved, layout_of(now))
@@ -98,7 +98,7 @@ def _unplaced(saved: SavedShards) -> Tensor:
 
 
 def streams_for_new_rank(parts: SavedParts) -> RandomStreams | None:
-    """The random streams of all processes that saved, if they are the same; `None` if they differ."""
+    """The random streams of all processes that saved, if they are equal; `None` if they differ."""
     streams = parts.entries("streams")
     alike = all(nested.equal(streams[0], other) for other in streams[1:])
     return streams[0] if alike and len(streams) > 1 else None

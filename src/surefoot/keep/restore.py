@@ -1,9 +1,9 @@
-"""Put saved states into models and optimizers, exactly, or change nothing and say what does not fit.
+"""Loads saved states into models and optimizers exactly, or changes nothing and reports what does not fit.
 
-torch's own `load_state_dict` stops half-way at the first tensor that does not fit, casts optimizer state to the dtype
-of its parameter, and never compares moments with their parameters: fused kernels then write out of bounds. Here
-everything is compared first, and what was saved comes back as it was. Of a sharded parameter (DTensor) the saved shard
-goes into the shard that lies here.
+torch's own `load_state_dict` stops at the first tensor that does not fit, after loading others; it casts optimizer
+state to the dtype of its parameter, and never compares moments with their parameters: fused kernels then write out of
+bounds. Here everything is compared first, and the state is restored exactly. For a sharded parameter (DTensor), the
+saved shard is loaded into the local shard.
 
 Two things are compared for the optimizer. Its *description* (`describe_optimizer`: its class, and the name, shape and
 dtype of the parameter at each position) is saved with it, so that a moment cannot reach another parameter. And the
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import laid_like, lies_like, map_tensors, sharded_like
+from surefoot.keep.staging import has_layout_of, map_tensors, sharded_like, with_layout_of
 from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class OptimizerState(TypedDict):
     param_groups: list[dict[str, Any]]
 
 
-# ---- what there is ------------------------------------------------------------------------------------------------
+# ---- descriptions -------------------------------------------------------------------------------------------------
 
 
 class ParameterDescription(TypedDict):
@@ -85,7 +85,7 @@ def describe_optimizer(optimizer: Any, modules: Sequence[nn.Module]) -> Optimize
 
 
 def scheduler_kind(scheduler: Any) -> str | None:
-    """The class of a scheduler, with those of the schedulers it is made of."""
+    """The class of a scheduler, including those of the schedulers that it contains."""
     if scheduler is None:
         return None
     inner = getattr(scheduler, "_schedulers", None)
@@ -103,11 +103,11 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-# ---- whether it fits ----------------------------------------------------------------------------------------------
+# ---- comparison ---------------------------------------------------------------------------------------------------
 
 
 def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    """Why a saved state cannot go into a model."""
+    """The reasons why a saved state cannot be loaded into a model."""
     now = model.state_dict()
     saved = renamed(saved, now)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -129,13 +129,13 @@ def model_faults(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
 def optimizer_faults(
     optimizer: Any, saved: OptimizerState, then: OptimizerDescription | None, modules: Sequence[nn.Module]
 ) -> list[str]:
-    """Why a saved state cannot go into an optimizer; `then` describes the one it was saved from, if that is known."""
+    """The reasons why a saved state cannot be loaded into an optimizer; `then` describes the saved one, if known."""
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
     sizes = [len(group["params"]) for group in groups]
     saved_sizes = [len(group["params"]) for group in saved_groups]
     faults = []
     if then is None:
-        # What torch adds to a group by itself, and what schedules note there, says nothing about the kind.
+        # Entries that torch or schedules add to a group do not depend on the kind of optimizer.
         usual = {"params", "initial_lr", "max_lr", "min_lr", "param_names"}
         lacking = sorted({key for group in groups for key in group} - usual - {key for g in saved_groups for key in g})
         if groups and saved_groups and lacking:
@@ -153,7 +153,7 @@ def optimizer_faults(
 
 
 def _moved(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
-    """In what the parameters of the saved groups differ. Groups that were added at the end are no difference."""
+    """The differences between the parameters of the saved and current groups. Groups added at the end are allowed."""
     faults = []
     if len(now) < len(then):
         faults.append(f"its optimizer has {len(then)} parameter groups, and the run's has {len(now)}")
@@ -188,7 +188,7 @@ def _only_in(names: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def moment_faults(optimizer: Any, saved: OptimizerState) -> list[str]:
-    """Which of the saved moments do not have the shape that torch's kernels take for granted."""
+    """The saved moments that do not have the shape that torch's kernels assume."""
     if not _steps_as_torch(_unwrapped(optimizer)):
         return []
     faults = []
@@ -206,7 +206,7 @@ def moment_faults(optimizer: Any, saved: OptimizerState) -> list[str]:
 
 
 def _steps_as_torch(optimizer: Any) -> bool:
-    """Whether `step` is torch's own, also of a class derived from one of torch's."""
+    """Whether `step` is torch's own, possibly inherited."""
     owner = next((kind for kind in type(optimizer).__mro__ if "step" in vars(kind)), object)
     return owner.__module__.startswith("torch.optim")
 
@@ -230,7 +230,7 @@ def _pairs(optimizer: Any, saved: OptimizerState) -> list[tuple[Any, Tensor]]:
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Raise `CheckpointError` with what does not fit, if there is anything."""
+    """Raise `CheckpointError` if there are faults."""
     found = list(dict.fromkeys(faults))
     if not found:
         return
@@ -254,7 +254,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def renamed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved state under the names it has now, if wrappers (`torch.compile`, DDP) are all the difference."""
+    """A saved state with the current names, if wrappers (`torch.compile`, DDP) are the only difference."""
     if saved.keys() == now.keys():
         return saved
     by_plain = {plain_name(name): name for name in now}
@@ -271,7 +271,7 @@ def renamed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, An
 
 @torch.no_grad()
 def load_models(models: Sequence[nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
-    """Load every model, shards into shards."""
+    """Load every model; shards are loaded into shards."""
     for model, saved in zip(models, states, strict=True):
         now = model.state_dict()
         state = renamed(saved, now)
@@ -283,7 +283,7 @@ def load_models(models: Sequence[nn.Module], states: Sequence[Mapping[str, Any]]
 
 
 def load_optimizer(optimizer: Any, state: OptimizerState) -> None:
-    """Load hyper-parameters and moments. Raises `CheckpointError` where a moment does not fit its parameter."""
+    """Load hyper-parameters and moments. Raises `CheckpointError` if a moment does not fit its parameter."""
     refuse(moment_faults(optimizer, state))
     groups = state["param_groups"]
     sharded = any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"])
@@ -298,7 +298,7 @@ def load_optimizer(optimizer: Any, state: OptimizerState) -> None:
 
 @torch.no_grad()
 def load_moments(optimizer: Any, state: OptimizerState) -> None:
-    """Load what the optimizer has gathered per parameter, in the dtype it was saved in; learning rates stay."""
+    """Load the optimizer's state per parameter, in the saved dtype; learning rates are unchanged."""
     refuse(moment_faults(optimizer, state))
     for number, parameter in _pairs(optimizer, state):
         saved = state["state"].get(number)
@@ -313,19 +313,19 @@ def load_moments(optimizer: Any, state: OptimizerState) -> None:
 
 
 def _placed(saved: Any, now: Any, parameter: Tensor) -> Any:
-    """A saved value where the optimizer expects it."""
+    """A saved value on the device where the optimizer expects it."""
     if not isinstance(saved, Tensor):
         return map_tensors(saved, lambda tensor: tensor.to(local_part(parameter).device, copy=True))
     if isinstance(now, Tensor) and local_part(now).shape == saved.shape and now.dtype == saved.dtype:
         here = local_part(now)
-        if lies_like(parameter, here):
+        if has_layout_of(parameter, here):
             here.copy_(saved)
             return now
-    # Adam's step count lives on the host unless its kernel is fused or capturable: where torch has put it, it stays.
+    # Adam's step count is on the host unless its kernel is fused or capturable: it stays where torch put it.
     device = now.device if isinstance(now, Tensor) else local_part(parameter).device if saved.ndim else saved.device
-    return sharded_like(parameter, laid_like(parameter, saved, device))
+    return sharded_like(parameter, with_layout_of(parameter, saved, device))
 
 
 def as_gradient(saved: Tensor, parameter: Tensor) -> Tensor:
-    """A saved gradient where its parameter is."""
-    return sharded_like(parameter, laid_like(parameter, saved, local_part(parameter).device))
+    """A saved gradient on the device of its parameter."""
+    return sharded_like(parameter, with_layout_of(parameter, saved, local_part(parameter).device))

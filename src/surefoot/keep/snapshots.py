@@ -1,11 +1,11 @@
-"""Last-good states in memory, to return to in milliseconds.
+"""The last good states in memory, which can be restored in milliseconds.
 
-A snapshot holds what optimizer steps change: parameters, buffers, optimizer state, and the small states of the rules
-that judge steps. It does not hold learning rates, schedule, random streams or the place in the data: a return is to
-earlier weights, not to an earlier time. Snapshots are written back into the very tensors they were taken from, so
-compiled code, CUDA graphs and references of the user's stay valid. Once the model has other parameters or buffers than
-it had (a layer is added, pruned or replaced), earlier states no longer fit it and are dropped. A buffer that merely has
-another shape by now, such as a cache, is left as it is.
+A snapshot contains what optimizer steps change: parameters, buffers, optimizer state, and the small states of the rules
+that judge steps. It does not contain learning rates, schedule, random streams or the data position: the run returns to
+earlier weights, not to an earlier time. Snapshots are written back into the tensors that they were taken from, so
+compiled code, CUDA graphs and the user's references stay valid. If the model has new parameters or buffers (a layer is
+added, pruned or replaced), earlier states no longer fit and are dropped. A buffer that only has another shape, such as
+a cache, is left unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.core.device import has_streams, total_bytes, unreserved_bytes
 from surefoot.core.save_restore import is_writable, write_all
 from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
-from surefoot.keep.staging import Place, Staged, bytes_of, laid_like, map_tensors, sharded_like, stage
+from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage, with_layout_of
 from surefoot.keep.weight_movement import MovementJumps, WeightMovement
 
 if TYPE_CHECKING:
@@ -37,26 +37,26 @@ log = logging.getLogger("surefoot")
 
 CHUNK_ENTRIES = 1 << 24
 SHARE_OF_DEVICE = 0.1
-"""How much of a GPU's memory snapshots take at most if nothing else is said …"""
+"""The maximum share of a GPU's memory for snapshots, by default …"""
 SHARE_OF_UNRESERVED = 0.5
-"""… and how much of the unreserved memory when the first one is made."""
+"""… and the maximum share of the unreserved memory when the first one is made."""
 
 
 class StateTree(TypedDict):
-    """What is copied for a snapshot."""
+    """The content of a snapshot."""
 
     tensors: list[Tensor]
     """Parameters and buffers, each once."""
     optimizer: list[dict[Any, Any] | None]
-    """The optimizer's state of each parameter; `None` where it has none."""
+    """The optimizer's state of each parameter; `None` if it has none."""
     rules: Any
-    """The state of the detectors and of what else follows the run."""
+    """The state of the detectors and of other parts that follow the run."""
     beside: Any
     """Weights that follow those of the models, such as an average of them."""
 
 
 class TrainedState:
-    """Everything an optimizer step changes, read as one tree and written back in place.
+    """Everything that an optimizer step changes, read as one tree and written back in place.
 
     Keeps neither the models nor the optimizer alive.
     """
@@ -73,12 +73,12 @@ class TrainedState:
         """Read and write the state of these models and their optimizer.
 
         Args:
-            models: what is trained.
-            optimizer: what trains them.
-            rules: gives the state of the detectors and of what else follows the run.
-            set_rules: puts it back.
-            beside: gives weights that follow those of the models.
-            set_beside: puts those back.
+            models: the trained models.
+            optimizer: their optimizer.
+            rules: returns the state of the detectors and of other parts that follow the run.
+            set_rules: restores it.
+            beside: returns weights that follow those of the models.
+            set_beside: restores them.
         """
         self._model_references, self._reference = [weak_reference(model) for model in models], weak_reference(optimizer)
         self._rules, self._set_rules = rules, set_rules
@@ -101,7 +101,7 @@ class TrainedState:
         return list({id(tensor): tensor for tensor in (*named, *self._parameters())}.values())
 
     def outline(self) -> list[Any]:
-        """What the state is made of: a copied tree fits as long as this stays the same."""
+        """The structure of the state: a copied tree fits while this is unchanged."""
         own = [parameter for model in self._models for parameter in model.parameters()]
         names = [name for model in self._models for name, _ in model.named_buffers()]
         return [*((id(parameter), parameter.shape) for parameter in (*own, *self._parameters())), *names]
@@ -134,7 +134,7 @@ class TrainedState:
         self._set_beside(tree["beside"])
 
     def _moments_to_write(self, parameter: Tensor, saved: Mapping[str, Any] | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is written in place; whatever cannot be is put in its place at once."""
+        """The tensors to write in place; values that cannot be written in place are replaced immediately."""
         if saved is None:
             self._optimizer.state.pop(parameter, None)
             return
@@ -150,7 +150,7 @@ class TrainedState:
 
     @torch.no_grad()
     def moved_since(self, tree: StateTree) -> Tensor:
-        """How far each trained parameter is from where it was in a copied tree. Reads nothing off a device."""
+        """The distance of each trained parameter from a copied tree. Does not read from a device."""
         trained = {id(parameter) for parameter in self._parameters()}
         live = self._tensors()
         pairs = [
@@ -159,12 +159,12 @@ class TrainedState:
             if id(now) in trained and (then.is_floating_point() or then.is_complex())
         ]
         home = pairs[0][0].device
-        norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _norms_apart(chunk)]
+        norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _distances(chunk)]
         return torch.stack(norms)
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Norm of the parameters as they are now. Reads nothing off a device."""
+        """The norm of the current parameters. Does not read from a device."""
         own = [local_part(each).detach() for each in self._parameters()]
         real = [torch.view_as_real(each) if each.is_complex() else each for each in own]
         norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in real if each.is_floating_point()]
@@ -184,18 +184,18 @@ class TrainedState:
 
 
 def _can_take(now: Tensor, then: Tensor) -> bool:
-    """Whether a copy is to be written back. One of an odd kind was never copied: it is the tensor itself."""
+    """Whether a copy can be written back. A tensor of an odd kind was never copied: it is the tensor itself."""
     if then is now or now.layout is not torch.strided:
         return False
     return local_part(now).shape == then.shape and is_writable(local_part(now))
 
 
 def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
-    return sharded_like(parameter, laid_like(parameter, saved, parameter.device))
+    return sharded_like(parameter, with_layout_of(parameter, saved, parameter.device))
 
 
 def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Pairs of one kind together, as many as fit in a bounded piece of memory."""
+    """Pairs of the same kind, as many as fit in a bounded amount of memory."""
     chunk: list[tuple[Tensor, Tensor]] = []
     for pair in pairs:
         kind = (pair[0].device, pair[0].dtype)
@@ -210,7 +210,7 @@ def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
         yield chunk
 
 
-def _norms_apart(chunk: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _distances(chunk: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """The norm of the difference of each pair, in fp32 at least."""
     now = [now for now, _ in chunk]
     then = [then.to(now.device, non_blocking=True) for now, then in chunk]
@@ -229,33 +229,33 @@ class Snapshot:
     step: int
     staged: Staged
     moved: Tensor | None
-    """How far each parameter moved in a step on the way here from the snapshot before; `None` if not measured."""
+    """The distance that each parameter moved per step since the previous snapshot; `None` if not measured."""
     moment: Moment | None = None
-    """What else belongs to the moment; `None` if only the weights can be returned to."""
+    """The rest of the moment; `None` if only the weights can be restored."""
 
 
 class Moment(NamedTuple):
-    """What a run consists of beside its weights and moments, at the time of a snapshot."""
+    """The state of a run besides its weights and moments, at the time of a snapshot."""
 
     rest: Staged
-    """Settings of the optimizer, schedule, what is saved with the run, the stabilizer's own state, random streams."""
+    """Settings of the optimizer, schedule, `also_save`, the stabilizer's own state, random streams."""
     place: DataPlace
-    """The place in the data."""
+    """The data position."""
 
 
 class AbandonedState:
-    """The state that a return has left behind, in case the return is taken back."""
+    """The state before a return, in case the return is undone."""
 
     def __init__(self, state: TrainedState) -> None:
         self._state = state
         self._kept: tuple[Staged, list[Any]] | None = None
 
     def keep(self) -> None:
-        """Keep the present state aside."""
+        """Keep the current state."""
         self._kept = stage(self._state.tree()), self._state.outline()
 
     def take_back(self) -> bool:
-        """Write it back; `False` if there is none, or the model is made of other parameters or buffers by now."""
+        """Restore it; `False` if there is none, or the model has different parameters or buffers now."""
         kept, self._kept = self._kept, None
         if kept is None or kept[1] != self._state.outline():
             return False
@@ -264,7 +264,7 @@ class AbandonedState:
         return True
 
     def forget(self) -> None:
-        """It is not needed any more."""
+        """Drop it."""
         self._kept = None
 
 
@@ -293,15 +293,15 @@ class SnapshotRing:
         return self._kept[-1] if self._kept else None
 
     def take_if_due(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
-        """Copy the state before `step` if it is time to. Call when the run is healthy."""
+        """Copy the state before `step` if a snapshot is due. Call this when the run is healthy."""
         if not self._kept or step - self._kept[-1].step >= self._every:
             self.take(step, moment)
 
     def take(self, step: int, moment: Callable[[Place], Moment] | None = None) -> None:
-        """Copy the state before `step`, in the memory of the oldest one when there are enough.
+        """Copy the state before `step`, reusing the memory of the oldest one when there are enough.
 
-        `moment` copies what else belongs to the moment, given the place where copies lie. If there is no memory for a
-        copy, all states are dropped, none is kept any more, and training goes on.
+        `moment` copies the rest of the moment; it gets the place of the copies. If there is not enough memory for a
+        copy, all states are dropped, no further ones are taken, and training continues.
         """
         if self._lacks_memory:
             return
@@ -318,14 +318,14 @@ class SnapshotRing:
             )
 
     def _take(self, step: int, moment: Callable[[Place], Moment] | None) -> None:
-        self._drop_misfits()
+        self._drop_if_changed()
         tree = self._state.tree()
         if self._place is None:
             self._place = _choose_place(tree, self._keep, self._device_bytes)
         moved = self.movement.to(step, self.newest, is_slow=self._place == "pinned")
         if moved is not None and self.newest is not None and self._place != "pinned":
             self.jumps.take(self.newest.step, step, moved, self._state.norm())
-        if self._kept and self._kept[-1].step == step:  # the same state once more, with more to it
+        if self._kept and self._kept[-1].step == step:  # the same state again, with the rest of the moment
             moved = self._kept[-1].moved
             self._spare.append(self._kept.pop().staged)
         elif len(self._kept) >= self._keep:
@@ -334,37 +334,37 @@ class SnapshotRing:
         self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
 
     def hold_updates(self) -> None:
-        """Make the device finish the last copy before what is launched next."""
+        """Make the device finish the last copy before later work."""
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
             if self._kept[-1].moment is not None:
                 self._kept[-1].moment.rest.hold_updates()
 
     def note_trouble(self, step: int, before: int) -> None:
-        """The run is not healthy: if it was until now, note how far the weights have moved. Reads nothing.
+        """The run is not healthy: if it was until now, record how far the weights have moved. Reads nothing.
 
-        They are compared with the last state older than `before`, since a younger one may carry the damage, or with the
-        oldest if none is.
+        They are compared with the last state older than `before`, because a newer one may contain the damage, or with
+        the oldest if none is that old.
         """
         old_enough = self._old_enough(before)
         if old_enough:
             self.movement.note_onset(step, old_enough[-1])
 
     def _old_enough(self, before: int) -> list[Snapshot]:
-        """The states that are not younger than `before`; the oldest, if all are younger."""
-        self._drop_misfits()
+        """The states that are not newer than `before`; if all are newer, the oldest."""
+        self._drop_if_changed()
         return [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
-        """Write back the newest state older than `before`, or one older for each that was `tried`.
+        """Restore the newest state older than `before`, or an older one for each that was `tried`.
 
-        Returns its step, or `None` if there is none that old. With `keep_present` the present state can be had back.
+        Returns its step, or `None` if none is that old. With `keep_present`, the return can be undone.
         """
         old_enough = self._old_enough(before)
         if len(old_enough) <= tried:
             return None
         chosen = old_enough[-1 - tried]
-        # What is younger may carry the damage already.
+        # A newer state may already contain the damage.
         self._spare += [snapshot.staged for snapshot in self._kept if snapshot not in old_enough]
         self._kept = old_enough
         self.abandoned.forget()
@@ -375,20 +375,20 @@ class SnapshotRing:
         return chosen.step
 
     def moments_before(self, step: int) -> list[Snapshot]:
-        """The snapshots that are whole moments, not younger than `step`, newest first."""
-        self._drop_misfits()
+        """The snapshots that are complete moments, not newer than `step`, newest first."""
+        self._drop_if_changed()
         return [each for each in reversed(self._kept) if each.step <= step and each.moment is not None]
 
     def write_back(self, snapshot: Snapshot) -> None:
-        """Write a snapshot back. Those that are younger are dropped: they belong to steps that are undone."""
+        """Restore a snapshot. Newer ones are dropped: they belong to undone steps."""
         self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
         self._kept = [each for each in self._kept if each.step <= snapshot.step]
         self.settle()
         snapshot.staged.hold_updates()
         self._state.put_back(snapshot.staged.tree)
 
-    def _drop_misfits(self) -> None:
-        """Drop every state if the model is made of other parameters or buffers by now."""
+    def _drop_if_changed(self) -> None:
+        """Drop every state if the model has different parameters or buffers now."""
         outline = self._state.outline()
         if outline != self._outline:
             self.clear()
@@ -400,7 +400,7 @@ class SnapshotRing:
         self.settle()
 
     def settle(self) -> None:
-        """The run is healthy: what the last return left behind is not needed."""
+        """The run is healthy: drop the state before the last return."""
         self.abandoned.forget()
         self.movement.forget()
 
@@ -416,7 +416,7 @@ def _choose_place(tree: StateTree, keep: int, limit: int | None) -> Place:
 
 
 def bytes_for_copies(devices: Iterable[torch.device]) -> int:
-    """How much memory of each device copies may take if nothing else is said."""
+    """The memory of each device that copies may use by default."""
     return int(
         min(min(SHARE_OF_DEVICE * total_bytes(each), SHARE_OF_UNRESERVED * unreserved_bytes(each)) for each in devices)
     )

@@ -1,16 +1,16 @@
-"""Copies of a state that is still being trained, taken without a stall.
+"""Copies a state during training without a stall.
 
-A copy has to be complete before the next optimizer step writes into what it was taken from. Three places, three ways:
+A copy must be complete before the next optimizer step writes into its source. There are three ways:
 
 - On the CPU the tensors are cloned; that is the stall.
-- On a GPU with room to spare they are copied on the device, in order with everything else there, in about a millisecond
-  for a gigabyte. The host waits for nothing.
-- On a GPU without room they are copied to pinned host memory on a stream of their own while the next forward and
-  backward run, and `hold_updates` makes the optimizer step wait for the rest. Small tensors, which a forward may write
-  (BatchNorm's statistics), go through a copy on the device all the same.
+- On a GPU with enough free memory they are copied on the device, in order with other work, in about a millisecond per
+  gigabyte. The host does not wait.
+- On a GPU without free memory they are copied to pinned host memory on a separate stream during the next forward and
+  backward, and `hold_updates` makes the optimizer step wait for the rest. Small tensors, which a forward may write
+  (BatchNorm's statistics), are first copied on the device.
 
-A state is nested dictionaries, lists and tuples; tensors are copied, everything else is taken over as it is, in
-containers of the copy's own. A tensor that occurs twice (tied weights) is copied once. Of a DTensor the local shard is.
+A state consists of nested dictionaries, lists and tuples. Tensors are copied, everything else is taken over unchanged,
+in new containers. A tensor that occurs twice (tied weights) is copied once. For a DTensor, the local shard is copied.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from surefoot.keep.checkpoint.shards import Spread
 
 Place: TypeAlias = Literal["device", "pinned"]
-"""Where the copy of a GPU tensor is made. Other tensors are cloned on their device."""
+"""The place of the copy of a GPU tensor. Other tensors are cloned on their device."""
 
 _NUMBERS_AND_TEXT = frozenset((type(None), bool, int, float, str))
 _Layout: TypeAlias = "Sequence[tuple[torch.device, torch.dtype, torch.Size]]"
-"""Of each tensor that is copied."""
+"""The layout of each copied tensor."""
 _Streams = dict[torch.device, torch.Stream]
 
 LARGEST_BLOCK = 1 << 30
-"""Entries up to which tensors are copied into one block: torch concatenates larger ones tensor by tensor."""
+"""Tensors up to this size are copied into one block: torch concatenates larger ones tensor by tensor."""
 SMALL = 1 << 16
-"""Entries up to which a tensor on its way to pinned memory is copied on the device first."""
+"""Tensors up to this size are copied on the device before they are copied to pinned memory."""
 
 
 class Staged:
-    """A state's copy, possibly still on its way."""
+    """The copy of a state, which may be incomplete."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Staged:
 
     @cached_property
     def spread(self) -> dict[int, Spread]:
-        """How the tensors of `tree` that are copies of shards are spread over processes, by their `id`."""
+        """How the sharded tensors of `tree` are divided over processes, by their `id`."""
         copies = self._copies.tensors
         return {id(copies[number]): spread for number, spread in self._spread.items()}
 
     def wait(self) -> None:
-        """Let the host wait until every copy is complete. From any thread."""
+        """Wait on the host until every copy is complete. May be called from any thread."""
         for event in self._arrived:
             event.synchronize()
 
@@ -95,9 +95,9 @@ class Staged:
 
 @torch.no_grad()
 def stage(tree: Any, place: Place | Callable[[int], Place] = "pinned", into: Staged | None = None) -> Staged:
-    """Copy a state; `into` gives the memory of an earlier copy of the same shape to be used again.
+    """Copy a state; `into` is an earlier copy of the same shape, whose memory is reused.
 
-    `place` may be a function that chooses it, given how many bytes the copy takes.
+    `place` may be a function that chooses it, given the size of the copy in bytes.
     """
     live = _Collector()
     outline = live.outline(tree)
@@ -114,7 +114,7 @@ def stage(tree: Any, place: Place | Callable[[int], Place] = "pinned", into: Sta
 
 
 class _Slot:
-    """Stands for a tensor in the outline of a state."""
+    """Replaces a tensor in the outline of a state."""
 
     __slots__ = ("number",)
 
@@ -123,20 +123,20 @@ class _Slot:
 
 
 class _Collector:
-    """The tensors of a state, each window on memory once."""
+    """The tensors of a state, without duplicates."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.spread: dict[int, Spread] = {}
-        """How those that are shards are spread over processes, by their number."""
+        """How the shards among them are divided over processes, by their number."""
         self._numbers: dict[int, list[int]] = {}
         self._around: list[int] = []
-        """The containers that are open: one that holds itself is entered once."""
+        """The open containers: one that contains itself is entered once."""
 
     def outline(self, value: Any) -> Any:
-        """The same nesting with a slot in the place of every tensor.
+        """The same nesting with a slot in place of every tensor.
 
-        Training waits for this, and a state has a thousand tensors: what states mostly consist of is handled here.
+        Training waits for this, and a state has a thousand tensors: the common types are handled directly.
         """
         kind = type(value)
         if kind is Tensor or kind is Parameter:
@@ -152,14 +152,14 @@ class _Collector:
             new = [part if type(part) in _NUMBERS_AND_TEXT else self.outline(part) for part in value]
         elif kind is OrderedDict:
             new = OrderedDict([(key, self.outline(part)) for key, part in value.items()])
-            vars(new).update(vars(value))  # the state dict of a module keeps its versions there
+            vars(new).update(vars(value))  # the state dict of a module has its versions there
         else:
             new = map_leaves(value, Tensor, self._slot)
         self._around.pop()
         return new
 
     def _slot(self, tensor: Tensor) -> Any:
-        """What to put in a tensor's place; the tensor itself if it is of a kind that cannot be written down."""
+        """The replacement of a tensor; the tensor itself if it is of a kind that cannot be stored."""
         kind = type(tensor)
         part = tensor if kind is Tensor or kind is Parameter else local_part(tensor)
         if part.layout is not torch.strided or part.is_quantized or part.is_nested or part.is_meta:
@@ -167,7 +167,7 @@ class _Collector:
         if part is not tensor and odd_kind(part):
             return tensor
         number, where = len(self.tensors), part.data_ptr()
-        if where in self._numbers:  # tied weights, or nothing in it
+        if where in self._numbers:  # tied weights, or an empty tensor
             view = same_view(part)
             for other in self._numbers[where]:
                 if view is not None and view == same_view(self.tensors[other]):
@@ -182,12 +182,12 @@ class _Collector:
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nesting in containers of its own, each tensor replaced by what `change` makes of it."""
+    """The same nesting in new containers, with each tensor replaced by the result of `change`."""
     return map_leaves(tree, Tensor, change)
 
 
 def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same nesting in containers of its own, each leaf of a kind replaced by what `change` makes of it.
+    """The same nesting in new containers, with each leaf of a kind replaced by the result of `change`.
 
     Arrays and sets are copied.
     """
@@ -203,12 +203,12 @@ def map_leaves(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A value that goes with a parameter's shard, as a DTensor like it; of a plain parameter, the value itself."""
+    """A value of a parameter's shard, as a DTensor like it; for a plain parameter, the value itself."""
     if not hasattr(parameter, "to_local") or value.shape != local_part(parameter).shape or not value.ndim:
         return value
     from torch.distributed.tensor import DTensor
 
-    # Shards may differ in size by rank, so the size of the whole does not follow from this one.
+    # Shards may differ in size between ranks, so the whole size does not follow from this one.
     return DTensor.from_local(
         value,
         parameter.device_mesh,  # type: ignore[attr-defined]
@@ -218,19 +218,19 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     )
 
 
-def laid_like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
-    """A copy, in memory as torch would lay it out beside its parameter.
+def with_layout_of(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
+    """A copy with the memory layout that torch would use for a parameter's state.
 
-    Copies and files keep no strides, and fused kernels pair what lies at equal places in memory. With channels-last
+    Copies and files keep no strides, and fused kernels pair values at equal positions in memory. With channels-last
     weights these would be the wrong pairs.
     """
-    if lies_like(parameter, saved):
+    if has_layout_of(parameter, saved):
         return saved.to(device, copy=True)
     return torch.empty_like(local_part(parameter), dtype=saved.dtype, device=device).copy_(saved)
 
 
-def lies_like(parameter: Tensor, value: Tensor) -> bool:
-    """Whether a value has the strides that torch gives to what belongs to a parameter, or is of another shape."""
+def has_layout_of(parameter: Tensor, value: Tensor) -> bool:
+    """Whether a value has the strides that torch gives to the state of a parameter, or has another shape."""
     here = local_part(parameter)
     if value.shape != here.shape or value.layout is not torch.strided or here.layout is not torch.strided:
         return True
@@ -238,14 +238,14 @@ def lies_like(parameter: Tensor, value: Tensor) -> bool:
 
 
 def bytes_of(tree: Any) -> int:
-    """How much memory a copy takes."""
+    """The size of a copy in bytes."""
     live = _Collector()
     live.outline(tree)
     return _plan_for(live.tensors).bytes
 
 
 class _Plan:
-    """Which tensors are copied into one block: those of one device and dtype, as many as torch concatenates."""
+    """The tensors that are copied into one block: those of one device and dtype, as many as torch concatenates."""
 
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
@@ -271,7 +271,7 @@ _LAST_PLAN = [_Plan(())]
 
 
 def _plan_for(tensors: Sequence[Tensor]) -> _Plan:
-    """The plan for these tensors. The states of one run are of one layout, so that it is made once."""
+    """The plan for these tensors. The states of one run have one layout, so it is made once."""
     layout = [(tensor.device, tensor.dtype, tensor.shape) for tensor in tensors]
     plan = _LAST_PLAN[0]
     if plan.layout != layout:
@@ -280,7 +280,7 @@ def _plan_for(tensors: Sequence[Tensor]) -> _Plan:
 
 
 class _Copies:
-    """The memory of a copy: one block for many tensors, since a thousand allocations take a thousand times one."""
+    """The memory of a copy: one block for many tensors, because a thousand allocations would be slow."""
 
     def __init__(self, place: Place, plan: _Plan) -> None:
         self.place, self.plan = place, plan
@@ -291,12 +291,12 @@ class _Copies:
         return self.place == place and (self.plan is plan or self.plan.layout == plan.layout)
 
     def add(self, block: Tensor, members: Sequence[int]) -> None:
-        """Take in a block with the copies of the tensors of these numbers, one after the other."""
+        """Add a block with the copies of these tensors, one after the other."""
         self._blocks.append((block, members))
 
     @cached_property
     def tensors(self) -> dict[int, Tensor]:
-        """The copies by number. They are made when they are asked for: by the thread that writes them, as a rule."""
+        """The copies by number, created on first access, usually by the writing thread."""
         found: dict[int, Tensor] = {}
         for block, members in self._blocks:
             parts = torch.split_with_sizes(block, [self.plan.sizes[i] for i in members])
@@ -307,7 +307,7 @@ class _Copies:
 
 
 def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
-    """Copy into new memory, in as few calls as there are kinds of tensors; returns the streams that copy."""
+    """Copy into new memory, with one call per kind of tensor; returns the streams that copy."""
     streams = _Streams()
     for device, dtype, members in copies.plan.blocks:
         own = [live[i] for i in members]
@@ -329,13 +329,13 @@ def _fill(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
     """The values of all tensors in new memory, one after the other."""
-    if len(tensors) == 1:  # of which torch would return a view
+    if len(tensors) == 1:  # torch would return a view
         return tensors[0].clone(memory_format=torch.contiguous_format).view(-1)
     return _flatten_dense_tensors(tensors)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _overwrite(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
-    """Copy into memory that is there; returns the streams that copy."""
+    """Copy into existing memory; returns the streams that copy."""
     streams = _Streams()
     for device, _, members in copies.plan.blocks:
         targets, sources = [copies.tensors[i] for i in members], [live[i] for i in members]
@@ -349,7 +349,7 @@ def _overwrite(copies: _Copies, live: Sequence[Tensor]) -> _Streams:
 
 
 def _events(streams: _Streams) -> list[torch.Event]:
-    """What to wait for until everything launched on the streams so far is done."""
+    """Events that show that everything launched on the streams so far is done."""
     events = []
     for device, stream in streams.items():
         with device_context(device):
@@ -362,7 +362,7 @@ _LEAVING: dict[torch.device, torch.Stream] = {}
 
 
 def _leave(device: torch.device, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> torch.Stream:
-    """Copy to pinned memory on a stream of its own."""
+    """Copy to pinned memory on a separate stream."""
     stream = _LEAVING.setdefault(device, new_stream(device))
     steady = [source.clone() if source.numel() <= SMALL else source for source in sources]
     stream.wait_stream(current_stream(device))

@@ -1,13 +1,13 @@
-"""Running statistics of batch norm that are not finite: noticed, and put back to the last ones that were.
+"""Detects running statistics of batch norm that are not finite, and restores the last finite ones.
 
-A step on a batch that is not finite is refused, and its buffers are put back (`buffers.py`). But any forward in
-training mode writes statistics: one over validation data, a second one for logging, one whose loss is never used. In
-training mode nothing reads them, so the loss stays finite, and the model is broken wherever it is evaluated or saved.
+A step on a non-finite batch is refused, and its buffers are restored (`buffers.py`). But any forward in training mode
+writes statistics: over validation data, for logging, or with a loss that is never used. Nothing reads them in training
+mode, so the loss stays finite, but the model is broken wherever it is evaluated or saved.
 
-So every `CHECK_STEPS` steps the statistics are copied and one number says whether all are finite. On a CPU it is read
-at once, on a GPU at a later step, without waiting. While it says yes, the copy is the last sound one.
+So every `CHECK_STEPS` steps the statistics are copied, and one number shows whether all are finite. On a CPU it is read
+immediately, on a GPU at a later step, without waiting. If they are finite, the copy becomes the last finite one.
 
-Left out: statistics that were broken before the first check (there is nothing to put back), and norms that are not
+Not covered: statistics that were broken before the first check (there is nothing to restore), and norms other than
 torch's batch norm.
 """
 
@@ -43,12 +43,12 @@ class RunningStatistics:
             if is_batch_norm(module) and module.running_mean is not None
         ]
         self._sound: tuple[int, dict[str, Tensor]] | None = None
-        """The last copy that was finite, with its step."""
+        """The last finite copy, with its step."""
         self._read: tuple[int, dict[str, Tensor], ArrivingNumber | KnownNumber] | None = None
-        """A copy whose verdict is still out."""
+        """A copy that has not been judged yet."""
 
     def check(self, step: int) -> str | None:
-        """`step` steps are done. Puts back what is not finite, and returns a sentence about it; else `None`."""
+        """`step` steps are done. Restores what is not finite and returns a sentence about it; otherwise `None`."""
         if self._read is None and step % CHECK_STEPS == 0:
             self._begin(step)
         if self._read is None or not self._read[2].has_arrived():
@@ -81,7 +81,7 @@ class RunningStatistics:
     def _put_back(self) -> str | None:
         """Restore the last finite copy of those that are not finite."""
         broken = {name: tensor for name, tensor in self._current().items() if not bool(tensor.isfinite().all())}
-        if not broken:  # a load or a return has mended them since
+        if not broken:  # a load or a return has repaired them since
             return None
         first = next(iter(broken))
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""

@@ -1,15 +1,15 @@
-"""Signals that ask a run to stop: complete the step, save, exit. A second signal exits immediately.
+"""Signals that request a run to stop: complete the step, save, exit. A second signal exits immediately.
 
 Handlers are installed only while batches are being drawn from `stabilizer.resume(loader)`, or in a loop over
 `stabilizer.epochs(total)`, in the main thread, and only in place of Python's own: a program that handles a signal
-itself keeps doing so. The exit status is 128 + the signal's number, as after a death by that signal, so that whoever
-started the run knows that it is not finished.
+itself continues to do so. The exit status is 128 + the signal's number, as after a death by that signal, so that the
+launcher knows that the run is not finished.
 
-A terminal and a scheduler send their signal to every process of the run. Data loading workers that it ends are no
-reason to fail in the middle of a step, as torch's own handler would: the run saves what it has.
+A terminal and a scheduler send their signal to every process of the run. Torch's own handler would fail in the middle
+of a step when data loading workers end; here the run saves its state.
 
-A loader may wait for a long time, or indefinitely. While the run does nothing but wait for the next batch, its state is
-whole, and there is no step to finish: the signal ends the waiting with `StopWaiting`, raised from the handler.
+A loader may wait for a long time, or indefinitely. While the run only waits for the next batch, its state is complete,
+and there is no step to finish: the signal ends the wait with `StopWaiting`, raised from the handler.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-_HAND_OVER = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")
-"""Where tensors of a worker are received."""
+_RECEIVING = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")
+"""The function in which tensors of a worker are received."""
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class StopWaiting(SystemExit):
-    """Raised out of whatever the loader does. Caught by the draw, which saves and exits."""
+    """Raised inside the loader. Caught by the draw, which saves and exits."""
 
 
 class StopSignals:
-    """Notes the first signal that asks the run to stop."""
+    """Records the first signal that requests the run to stop."""
 
     def __init__(self, signals: Sequence[int]) -> None:
         self._signals = tuple(signals)
@@ -45,18 +45,18 @@ class StopSignals:
         self._waiting = False
 
     def begin_waiting(self) -> None:
-        """From here on, a signal raises `StopWaiting` in the main thread, including one that has already arrived."""
+        """From now on, a signal raises `StopWaiting` in the main thread, including one that has already arrived."""
         self._waiting = True
         if self.received is not None:
             raise StopWaiting(128 + self.received)
 
     def end_waiting(self) -> None:
-        """There is a batch, or an error: signals are noted again, and no more."""
+        """A batch or an error has arrived: from now on, signals are only recorded."""
         self._waiting = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals for as long as this lasts."""
+        """Handle the signals during the body."""
         before: dict[int, Any] = {}
         self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():
@@ -72,7 +72,7 @@ class StopSignals:
                     signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        forked = os.getpid() != self._process  # a child that has these handlers with the rest of its memory
+        forked = os.getpid() != self._process  # a child process that inherited these handlers
         if self.received is not None or (forked and number == signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -81,7 +81,7 @@ class StopSignals:
         if forked:
             return
         _ignore_ended_workers()
-        # Straight to the descriptor: the handler may have interrupted a `print` or the logger.
+        # Write to the descriptor: the handler may have interrupted a `print` or the logger.
         name = signal.Signals(number).name
         stops_now = self._waiting and not _is_receiving(frame)
         when = "" if stops_now else " after this step"
@@ -93,21 +93,21 @@ class StopSignals:
 
 
 def _is_receiving(frame: FrameType | None) -> bool:
-    """Whether a worker is handing over a batch right now.
+    """Whether a worker is sending a batch right now.
 
-    To leave in the middle of that would make the worker fail on its side of the connection. The batch is about to
-    arrive, so the run stops after the step with it.
+    An interruption would make the worker fail on its side of the connection. The batch is about to arrive, so the run
+    stops after the step with it.
     """
     while frame is not None:
         name = frame.f_globals.get("__name__")
-        if name in _HAND_OVER or (name == "multiprocessing.connection" and "recv" in frame.f_code.co_name):
+        if name in _RECEIVING or (name == "multiprocessing.connection" and "recv" in frame.f_code.co_name):
             return True
         frame = frame.f_back
     return False
 
 
 def _ignore_ended_workers() -> None:
-    """The run ends: that data loading workers do, too, is no error any more."""
+    """The run ends: the end of data loading workers is no longer an error."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if is_workers_handler(handler):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

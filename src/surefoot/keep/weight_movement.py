@@ -1,11 +1,12 @@
-"""Whether the weights have moved further than training usually takes them: the sign that they are damaged.
+"""Detects weights that have moved further than training usually moves them, which shows that they are damaged.
 
-Each snapshot has how far every parameter moved in a step on the way to it, which is what is usual. When trouble begins,
-the same is measured since the last sound snapshot, and the two are compared when a return is considered.
+Each snapshot contains the distance that every parameter moved per step since the previous one, which defines what is
+usual. When a problem begins, the same is measured since the last good snapshot, and the two are compared when a return
+is considered.
 
-`MovementJumps` compares each interval between two snapshots with all before it, whatever the loss does: a learning rate
-that is a hundred times too high moves the weights a hundred times as far, also in a run whose loss says nothing about
-progress. In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3.
+`MovementJumps` compares each interval between two snapshots with all before it, independent of the loss: a learning
+rate that is a hundred times too high moves the weights a hundred times as far, even if the loss does not show progress.
+In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from surefoot.keep.snapshots import Snapshot, TrainedState
 
 UNUSUAL = 2.0
-"""How many times further than usual the weights must have moved, all together, to be damaged rather than trained …"""
+"""The factor by which the movement of all weights must exceed the usual one to count as damage …"""
 UNUSUAL_ALONE = 20.0
-"""… or one of them, since a single one moves less evenly."""
+"""… or that of a single weight, which moves less evenly."""
 GROWTH = 10.0
-"""How many times further than usual the weights may move at most because the gradients are larger."""
+"""The maximum factor by which larger gradients may explain a larger movement."""
 LEAST = 1e-3
-"""… and how far each step, as a share of the norm of all weights: where they hardly ever moved, any move is unusual."""
+"""… and the movement per step as a share of the norm of all weights: after almost none, any movement is unusual."""
 
 
 JUMP = 10.0
-"""How many times further than in every interval before it the weights must have moved in one to be reported …"""
+"""The factor by which the movement in an interval must exceed all earlier ones to be reported …"""
 JUMP_LEAST = 0.05
-"""… and how far each step, as a share of the norm of all weights: a rate that is raised after a slow start moves them
-many times further than before, and by a few percent at most …"""
+"""… and the movement per step as a share of the norm of all weights: a learning rate that is raised after a slow start
+moves them many times further than before, but by a few percent at most …"""
 JUMP_AFTER = 3
-"""… and how many intervals there must have been."""
+"""… and the minimum number of earlier intervals."""
 
 
 class MovementJump(NamedTuple):
@@ -48,9 +49,9 @@ class MovementJump(NamedTuple):
     first: int
     last: int
     times: float
-    """How many times further, each step, than in any interval before."""
+    """The factor by which the movement per step exceeds that of any earlier interval."""
     share: float
-    """How far each step, as a share of the norm that all weights had before."""
+    """The movement per step as a share of the previous norm of all weights."""
 
     def __str__(self) -> str:
         return (
@@ -63,7 +64,7 @@ class _Interval(NamedTuple):
     first: int
     last: int
     numbers: AsyncCopy
-    """How far the weights moved in a step, and their norm."""
+    """The movement of the weights per step, and their norm."""
 
 
 class MovementJumps:
@@ -75,18 +76,18 @@ class MovementJumps:
         self._largest, self._norm, self._count = 0.0, 0.0, 0
 
     def take(self, first: int, last: int, moved: Tensor, norm: Tensor) -> None:
-        """The parameters moved so far in each step of an interval, to weights of this norm. Waits for no device."""
+        """Add an interval: the parameters' movement per step, and the weights' norm. Does not wait for a device."""
         self._read()
         numbers = torch.stack([torch.linalg.vector_norm(moved), norm.to(moved)])
         self._pending = _Interval(first, last, begin_reading(numbers))
 
     def _read(self) -> None:
-        """Judge the interval that was measured last, if its numbers have arrived."""
+        """Judge the last measured interval, if its numbers have arrived."""
         if self._pending is None or not self._pending.numbers.has_arrived():
             return
         (first, last, numbers), self._pending = self._pending, None
         moved, norm = numbers.wait().tolist()
-        if not moved < float("inf"):  # weights that are not finite are noticed elsewhere
+        if not moved < float("inf"):  # non-finite weights are detected elsewhere
             return
         known = self._count >= JUMP_AFTER and self._largest > 0
         if known and moved > JUMP * self._largest and moved > JUMP_LEAST * self._norm > 0:
@@ -94,26 +95,26 @@ class MovementJumps:
         self._largest, self._norm, self._count = max(self._largest, moved), norm, self._count + 1
 
     def found(self) -> MovementJump | None:
-        """The last jump that was found and not asked for yet."""
+        """The last jump that was found and not returned yet."""
         self._read()
         found, self._found = self._found, None
         return found
 
 
 class _Onset(NamedTuple):
-    """How far the weights had moved when the current problem began."""
+    """The movement of the weights when the current problem began."""
 
     last: Snapshot
     """The snapshot that they are compared with."""
     step: int
     moved: Tensor
-    """How far each parameter moved in a step since."""
+    """The movement of each parameter per step since."""
     outline: list[Any]
-    """What the state was made of."""
+    """The structure of the state."""
 
 
 class WeightMovement:
-    """How far the weights of one run move."""
+    """Measures the movement of the weights of one run."""
 
     def __init__(self, state: TrainedState, every_steps: int) -> None:
         """Measure the weights in `state`, of which a snapshot is taken every `every_steps`."""
@@ -121,20 +122,20 @@ class WeightMovement:
         self._onset: _Onset | None = None
 
     def to(self, step: int, last: Snapshot | None, is_slow: bool) -> Tensor | None:
-        """How far each parameter moved in a step since the last snapshot; `None` if there is none before `step`.
+        """The movement of each parameter per step since the last snapshot; `None` if there is none before `step`.
 
-        Where measuring is slow, what was usual once is given again.
+        If measuring is slow, the usual movement measured earlier is returned again.
         """
         if last is None or step <= last.step:
             return None
-        if is_slow:  # a copy of all weights over the bus
+        if is_slow:  # would copy all weights over the bus
             if last.moved is not None:
                 return last.moved
             last.staged.wait()
         return self._state.moved_since(last.staged.tree) / (step - last.step)
 
     def note_onset(self, step: int, last: Snapshot) -> None:
-        """The run is not healthy: if it was until now, note how far the weights have moved since `last`."""
+        """The run is not healthy: if it was until now, record how far the weights have moved since `last`."""
         if self._onset is None:
             moved = self._state.moved_since(last.staged.tree) / max(step - last.step, 1)
             self._onset = _Onset(last, step, moved, self._state.outline())
@@ -146,10 +147,10 @@ class WeightMovement:
     def was_unusual(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
         """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
-        What is usual is what they moved before, and more where the gradients have grown since, up to `GROWTH` times: a
-        task that has just begun to teach something moves them further. `typical_gradient` tells the norm over a range
-        of steps. Where nobody measured what is usual, as in the first steps after a restart, it is `if_unknown`: a loss
-        that is high is no proof of damage, and the state to return to would be the one of the restart.
+        The usual movement is the earlier one, or more if the gradients have grown since, up to `GROWTH` times: a task
+        that the model begins to learn moves them further. `typical_gradient` returns the norm over a range of steps. If
+        no usual movement was measured, as in the first steps after a restart, the result is `if_unknown`: a high loss
+        alone does not prove damage, and the state to return to would be that of the restart.
         """
         if self._onset is None or self._onset.outline != self._state.outline():
             return if_unknown
@@ -162,6 +163,6 @@ class WeightMovement:
         all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
         if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
             return False
-        # One that hardly ever moves, such as a row that is seldom used, is measured by the others.
+        # A parameter that hardly ever moves, such as a rarely used row, is compared with the others.
         alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
         return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())

@@ -1,1 +1,1 @@
-"""tensors -> Signals: what the gradients, parameters and losses look like, measured without a host sync."""
+"""tensors -> Signals: measures gradients, parameters and losses without a host sync."""

@@ -1,15 +1,15 @@
-"""What the layers of a model put out, seen through forward hooks that are on for one forward pass.
+"""Observes the outputs of a model's layers, through forward hooks that are on for one forward pass.
 
-`ActivationWatch.begin` puts a hook on every leaf module, `end` takes them off again and hands over what they saw: for
-each call a sample of the output (`observe/histograms.py`) and its mean, variance and largest value; for ReLU-like
-layers how many units are dead, that is zero for the whole batch; for sigmoid, tanh and their piecewise linear forms
-which share of the values is at a bound. A hook computes beside the graph, returns nothing and so changes no bit.
+`ActivationWatch.begin` puts a hook on every leaf module; `end` removes them and returns what they recorded: for each
+call a sample of the output (`observe/histograms.py`) and its mean, variance and largest value; for ReLU-like layers the
+number of dead units, which are zero for the whole batch; for sigmoid, tanh and their piecewise linear forms the share
+of values at a bound. A hook computes outside the graph and returns nothing, so it changes no bit.
 
-It keeps quiet wherever looking could be noticed: in other threads (`DataParallel`'s replicas among them), in evaluation
-(`eval()` and no gradients), while a checkpointed part is computed again, while torch compiles, traces, transforms or
-captures a CUDA graph, and under a dispatch mode. Left alone altogether: compiled and scripted modules; torch's own
-transformer encoders and attention, which take another path through evaluation when anything inside has a hook; modules
-that only pass on, drop or reshape; activations that are called as functions (`F.relu`), which no hook sees.
+It does nothing where it could have an effect: in other threads (such as `DataParallel`'s replicas), in evaluation
+(`eval()` and no gradients), while a checkpointed part is recomputed, while torch compiles, traces, transforms or
+captures a CUDA graph, and under a dispatch mode. Not observed at all: compiled and scripted modules; torch's own
+transformer encoders and attention, which take another path in evaluation if anything inside has a hook; modules that
+only pass on, drop or reshape; activations that are called as functions (`F.relu`), which have no hook.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 MOST_MODULES = 1000
 MOST_CALLS = 4
-"""A module that is called more often in one step, such as a recurrent cell, is looked at so many times."""
+"""The maximum number of recorded calls of one module in a step, such as a recurrent cell."""
 FEWEST_VALUES = 16
-"""A unit is called dead by at least so many of its values: a small batch is zero by chance."""
+"""The minimum number of values for a unit to count as dead: a small batch is zero by chance."""
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _PASS_ON = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 _RELUS = (nn.ReLU, nn.ReLU6, nn.Threshold)
 _LEAKY = ("leakyrelu", "prelu", "rrelu")
-"""Named like a ReLU, but never stuck at zero."""
+"""Named like a ReLU, but never constantly zero."""
 SATURATED_WITHIN = 0.01
-"""An output of a sigmoid or tanh is saturated if it is so close to one of the bounds."""
+"""An output of a sigmoid or tanh is saturated if it is this close to one of the bounds."""
 
 
 class LayerOutput(NamedTuple):
@@ -52,7 +52,7 @@ class LayerOutput(NamedTuple):
     name: str
     sample: Sample
     dead: Tensor | None
-    """How many of its units are dead; `None` for layers that are not ReLU-like."""
+    """The number of its dead units; `None` for layers that are not ReLU-like."""
     units: int
     moments: Tensor
     """Mean and variance of the sample, the largest absolute value of the whole output, and the saturated share of the
@@ -62,28 +62,28 @@ class LayerOutput(NamedTuple):
 
 
 class ActivationWatch:
-    """Looks at what the leaf modules of some models put out, during one step."""
+    """Observes the outputs of the leaf modules of some models, during one step."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
         self.error: Exception | None = None
-        """What went wrong inside a hook. The model never sees it."""
+        """The error inside a hook. It is never raised in the model."""
         self._handles: list[Any] = []
         self._seen: list[LayerOutput] = []
         self._calls: dict[str, int] = {}
         self._thread = get_ident()
         self._units: tuple[int, int] | None = None
-        """Where the last layer with weights had its units, and how many: dimension and width."""
+        """The dimension of the units in the last layer with weights, and their number."""
 
     def begin(self) -> None:
-        """Put the hooks on, for the forward pass that comes."""
+        """Add the hooks, for the next forward pass."""
         self.end()
         self._thread = get_ident()
         for name, module in list(watched_modules(self._models))[:MOST_MODULES]:
             self._handles.append(module.register_forward_hook(ForwardHook(self, name)))
 
     def end(self) -> list[LayerOutput]:
-        """Take the hooks off; what they have seen, in the order of the calls."""
+        """Remove the hooks; returns what they recorded, in the order of the calls."""
         for handle in self._handles:
             handle.remove()
         seen, self._seen = self._seen, []
@@ -91,7 +91,7 @@ class ActivationWatch:
         return seen
 
     def look(self, name: str, module: nn.Module, output: Any) -> None:
-        """A module was called. Whatever happens here stays here."""
+        """A module was called. Never raises."""
         if get_ident() != self._thread or not runs_eagerly() or self._in_evaluation() or in_backward():
             return
         try:
@@ -120,12 +120,12 @@ class ActivationWatch:
         self._seen.append(LayerOutput(name, sample, dead, units, moments, bounds is not None))
 
     def _count_dead(self, values: Tensor) -> tuple[Tensor | None, int]:
-        """How many units are zero all over the batch, and how many there are."""
+        """The number of units that are zero for the whole batch, and the number of units."""
         if type(values) is not Tensor or values.ndim < 2 or not values.numel() or values.is_complex():
             return None, 0
         dim, width = self._units or (0, 0)
         if not -values.ndim <= dim < values.ndim or values.shape[dim] != width:
-            dim = 1 if values.ndim >= 4 else -1  # reshaped since, or no layer with weights before it: as is customary
+            dim = 1 if values.ndim >= 4 else -1  # reshaped since, or no layer with weights: the usual convention
         units = values.shape[dim]
         if values.numel() // units < FEWEST_VALUES:
             return None, 0
@@ -137,14 +137,14 @@ class ActivationWatch:
 
 
 class OutputObserver(Protocol):
-    """Looks at what a module put out."""
+    """Receives the outputs of a module."""
 
     def look(self, name: str, module: nn.Module, output: Any) -> None:
         """The module was called."""
 
 
 class ForwardHook:
-    """A forward hook. A copy of a model gets one that does nothing, and that a file needs no surefoot for."""
+    """A forward hook. In a copied or unpickled model it does nothing, and a file with it needs no surefoot."""
 
     __slots__ = ("_name", "_watch")
 
@@ -153,7 +153,7 @@ class ForwardHook:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """The module was called."""
-        if torch.compiler.is_compiling():  # known when it is compiled, so that nothing of this is
+        if torch.compiler.is_compiling():  # a constant during compilation, so that none of this is compiled
             return
         self._watch.look(self._name, module, output)
 
@@ -161,7 +161,7 @@ class ForwardHook:
         return _take_off
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # takes anything and returns nothing, in every Python
+        return getattr, (nullcontext(), "__exit__")  # accepts anything and returns nothing, in every version of Python
 
 
 def _take_off(module: nn.Module, args: Any, output: Any) -> None:
@@ -171,7 +171,7 @@ def _take_off(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def watched_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """The leaf modules that are looked at, each once, under the names their parameters have."""
+    """The observed leaf modules, each once, with the names of their parameters."""
     done: set[int] = set()
     for i, model in enumerate(models):
         yield from _leaves(model, f"{i}." if len(models) > 1 else "", done)
@@ -194,7 +194,7 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 
 def _has_compiled_code(module: nn.Module) -> bool:
-    """Whether torch has compiled the forward of this class: the user calls a compiled twin of the module."""
+    """Whether torch has compiled the forward of this class: the user calls a compiled copy of the module."""
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     entries = getattr(dynamo, "_debug_get_cache_entry_list", None)
     code = getattr(type(module).forward, "__code__", None)
@@ -202,13 +202,13 @@ def _has_compiled_code(module: nn.Module) -> bool:
 
 
 def is_relu_like(module: nn.Module) -> bool:
-    """Whether a unit of this module can get stuck at zero: torch's ReLUs, and what people name after them."""
+    """Whether a unit of this module can be stuck at zero: torch's ReLUs, and classes named after them."""
     name = type(module).__name__.lower()
     return isinstance(module, _RELUS) or ("relu" in name and not any(other in name for other in _LEAKY))
 
 
 def _bounds(module: nn.Module) -> tuple[float, float] | None:
-    """At or below the first, and at or above the second, an output is saturated; `None` for layers without bounds."""
+    """The bounds at or beyond which an output is saturated; `None` for layers without bounds."""
     if isinstance(module, nn.Sigmoid):
         return SATURATED_WITHIN, 1 - SATURATED_WITHIN
     if isinstance(module, nn.Tanh):
@@ -231,7 +231,7 @@ def _moments(sample: Tensor, largest: Tensor | None, bounds: tuple[float, float]
 
 
 def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:
-    """The dimension a layer with weights has its units in; `None` if the module is none."""
+    """The dimension of the units in a layer with weights; `None` for other modules."""
     if isinstance(module, nn.modules.conv._ConvNd):
         dim = -1 - len(module.kernel_size)
     elif isinstance(module, (nn.modules.batchnorm._NormBase, nn.GroupNorm)):
@@ -248,12 +248,12 @@ def _first_tensor(output: Any) -> Tensor | None:
 
 
 def in_backward() -> bool:
-    """Whether autograd is at work: then a forward is the second run of a checkpointed part."""
+    """Whether a backward is running: then a forward is the recomputation of a checkpointed part."""
     return torch._C._current_graph_task_id() != -1
 
 
 def calls_by_module(names: Sequence[str]) -> Mapping[str, list[int]]:
-    """Which calls belong to each module, by position, in the order of the first calls."""
+    """The positions of each module's calls, in the order of the first calls."""
     found: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         found.setdefault(name, []).append(i)

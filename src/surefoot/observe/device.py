@@ -1,9 +1,9 @@
 """`DeviceMonitor`: one reading of the host and of every GPU this process computes on, every few seconds.
 
 For the thread that writes the run log, never for the one that trains. A GPU is read once the process has a context on
-it: reading never creates one, never waits for the device, and takes no memory there. torch knows what its allocator
-holds, the driver the rest (`observe/nvml.py`), and `/proc` the memory of the host (`observe/host.py`). Absent hardware
-has no readings. `DeviceAlarms` decides which readings are reported.
+it: reading never creates one, never waits for the device, and uses no memory there. torch provides the numbers of its
+allocator, the driver the rest (`observe/nvml.py`), and `/proc` the memory of the host (`observe/host.py`). Missing
+hardware has no readings. `DeviceAlarms` decides which readings are reported.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class DeviceReading(NamedTuple):
     time: float
     """Seconds since the epoch."""
     source: str
-    """`host`, or the name of a device such as torch prints it."""
+    """`host`, or the name of a device as torch prints it."""
     step: int | None
     numbers: Mapping[str, float]
     xids: tuple[int, ...] = ()
-    """Critical errors the driver has reported since the last reading."""
+    """Critical errors that the driver has reported since the last reading."""
 
 
 class DeviceMonitor:
-    """Reads host and devices. Not meant to be called from two threads at once.
+    """Reads host and devices. Not thread-safe.
 
     >>> host, *devices = DeviceMonitor().read(step=0)
     >>> host.source
@@ -78,7 +78,7 @@ class DeviceMonitor:
 
 
 def _devices_in_use() -> list[torch.device]:
-    """The devices this process computes on; none before torch is imported and uses one."""
+    """The devices that this process computes on; none before torch is imported and uses one."""
     if "torch" not in sys.modules:
         return []
     from surefoot.core.device import devices_in_use

@@ -1,8 +1,8 @@
 """Which device readings are reported: memory errors, driver errors, lasting throttling, full memory.
 
-An alarm is about something that changed while the run was watched. Errors a card had counted before the run, a power
-cap (how most data-centre cards run all day), clocks that fall while nothing is computed: none of them is reported.
-What lasts is said once; it is said again only after it was over.
+An alarm is about a change during the run. Errors that a card had counted before the run, a power cap (normal for most
+data-centre cards), and clocks that fall while nothing is computed are not reported. A lasting condition is reported
+once, and again only after it has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from surefoot.types import Severity
 
 LASTING_READINGS = 3
-"""Throttling in so many readings in a row is worth a warning; it comes and goes for seconds on healthy machines."""
+"""The number of consecutive throttled readings before a warning; on healthy machines it lasts for seconds."""
 NEARLY_FULL, NO_LONGER_FULL = 0.97, 0.90
 
 THROTTLING = {
@@ -24,8 +24,8 @@ THROTTLING = {
     0x40: "the hardware halves the clocks because the card is too hot",
     0x80: "the power supply asks the card to brake",
 }
-"""NVML's reasons that are reported. Left out: idle, clock settings, power caps, sync boost, and the general hardware
-slowdown, which also shows for a moment whenever clocks change."""
+"""NVML's reasons that are reported. Not included: idle, clock settings, power caps, sync boost, and the general
+hardware slowdown, which also appears briefly whenever clocks change."""
 
 XIDS = {
     13: "a kernel failed, most often by an access outside its memory",
@@ -46,11 +46,11 @@ XIDS = {
     120: "the card's system processor failed: reset the card",
 }
 OF_A_PROGRAM = frozenset({13, 31, 43, 45, 68, 69, 109})
-"""Errors a program causes, this one or another on the same card; the card itself is well."""
+"""Errors that a program causes, this one or another on the same card; the card itself works."""
 
 
 class Notice(NamedTuple):
-    """One thing to tell; the fields of an `Event`."""
+    """One message; the fields of an `Event`."""
 
     summary: str
     severity: Severity
@@ -67,7 +67,7 @@ class DeviceAlarms:
         self._full: set[str] = set()
 
     def take(self, readings: Sequence[DeviceReading]) -> list[Notice]:
-        """What is reported after these readings."""
+        """The messages for these readings."""
         found: list[Notice] = []
         for reading in readings:
             found += self._driver_errors(reading)

@@ -1,12 +1,11 @@
-"""A 64-bit fingerprint of a tensor's bits: equal tensors share it on every rank, whatever device or kernel computed it.
+"""A 64-bit fingerprint of a tensor's bits: equal for equal tensors on every rank, device and kernel.
 
-The bits are read as whole numbers, each is multiplied by an odd weight that depends on its place, and the products are
-added modulo 2**64. Addition of whole numbers has no rounding, so the order in which a device adds does not matter, and
-one changed element always changes the sum. Nothing waits for the device: the result stays where the tensor is.
+The bits are read as integers, each is multiplied by an odd weight that depends on its position, and the products are
+added modulo 2**64. Integer addition has no rounding, so the order of the additions does not matter, and one changed
+element always changes the sum. Nothing waits for the device: the result stays on it.
 
-Floating-point sums would not do: two devices may round them differently. A cryptographic hash would do, but needs the
-bytes on the host. What is left out: places count modulo 65,536, so two elements that swap places that far apart are not
-noticed.
+Floating-point sums are not suitable: two devices may round them differently. A cryptographic hash would need the bytes
+on the host. Not covered: positions count modulo 65,536, so swapping two elements at such a distance is not detected.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PERIOD = 1 << 16
-"""After so many elements the weights repeat."""
+"""The number of elements after which the weights repeat."""
 _AT_ONCE = 1 << 22
-"""So many elements are read at once: the whole numbers they are turned into take 8 bytes each."""
+"""The number of elements read at once: each becomes an integer of 8 bytes."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MULTIPLIER, _STEP = 6364136223846793005, 1442695040888963407
-"""Knuth's linear congruential generator (MMIX), which makes the weights."""
+"""Knuth's linear congruential generator (MMIX), which generates the weights."""
 
 
 @torch.no_grad()
 def fingerprint(tensor: Tensor) -> Tensor:
-    """One whole number on the tensor's device. The tensor must be plain, dense and readable."""
+    """One integer on the tensor's device. The tensor must be plain, dense and readable."""
     words = _words(tensor)
     if not words.numel():
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -51,8 +50,8 @@ def fingerprint(tensor: Tensor) -> Tensor:
 def fingerprints(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """The fingerprints of several tensors in one vector on `device`.
 
-    What cannot be compared between ranks counts as 0: `None`, sharded and sparse tensors, and those whose memory is
-    gone.
+    Tensors that cannot be compared between ranks count as 0: `None`, sharded and sparse tensors, and those whose memory
+    was freed.
     """
     nothing = torch.zeros((), dtype=torch.int64, device=device)
     found = []
@@ -67,7 +66,7 @@ def fingerprints(tensors: Sequence[Tensor | None], device: torch.device) -> Tens
 
 @torch.no_grad()
 def state_fingerprints(optimizer: Any, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One number per parameter in one vector on `device`: for all that an optimizer keeps about it with dimensions."""
+    """One number per parameter in one vector on `device`: for all optimizer state of it that has dimensions."""
     found = torch.zeros(len(parameters), dtype=torch.int64, device=device)
     states: list[dict[Any, Any]] = [optimizer.state.get(each, {}) for each in parameters]
     names = {str(key) for state in states for key, value in state.items() if _has_dimensions(value)}
@@ -82,7 +81,7 @@ def _has_dimensions(value: object) -> bool:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bits as a vector of whole numbers."""
+    """The bits as a vector of integers."""
     local = tensor.detach()
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())

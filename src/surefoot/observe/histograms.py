@@ -1,12 +1,13 @@
-"""How the values of tensors are spread over bins that are powers of two, counted where the tensors lie.
+"""Counts the values of tensors in bins that are powers of two, on the device of the tensors.
 
-A value's bin is its exponent, which is read off its bits: exact for every finite number, subnormal ones included, in a
-few operations on whole numbers. `take_sample` copies an even sample of one tensor and counts its NaN and Inf over all
-of it; `count` sorts many samples into bins at one go, into one matrix that travels to the host in one copy. Nothing
-waits for the device, draws random numbers or is recorded by autograd.
+A value's bin is its exponent, which is read from its bits: exact for every finite number, including subnormal ones, in
+a few integer operations. `take_sample` copies an even sample of one tensor and counts the NaN and Inf in all of it;
+`count` sorts many samples into bins at once, into one matrix that is copied to the host in one copy. Nothing waits for
+the device, draws random numbers or is recorded by autograd.
 
-Sparse tensors are judged by the values they store, sharded ones by the shard of this rank, complex ones by absolute
-values. Left out: tensors without values (meta, fake, lazy), nested and quantized ones, and wrappers of other libraries.
+Sparse tensors are represented by their stored values, sharded ones by the shard of this rank, complex ones by absolute
+values. Not covered: tensors without values (meta, fake, lazy), nested and quantized ones, and wrappers of other
+libraries.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 SAMPLE = 1 << 13
-"""A larger tensor is judged by so many of its values, evenly spaced: shares are right to half a percent."""
+"""A larger tensor is represented by this many evenly spaced values: shares are correct to half a percent."""
 _AT_ONCE = 1 << 22
-"""How many values are sorted into bins together, and how many are looked at for NaN together: bounds what is needed
-in memory meanwhile, to some tens of megabytes."""
+"""The number of values sorted into bins together, and checked for NaN together: bounds the memory needed, to some tens
+of megabytes."""
 _PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Sample(NamedTuple):
-    """Some values of one tensor, and what is broken in all of it. Both lie on its device."""
+    """Some values of one tensor, and the non-finite counts of all of it. Both are on its device."""
 
     values: Tensor
     """fp32 or float64, one dimension; a copy."""
@@ -43,7 +44,7 @@ class Sample(NamedTuple):
 
 
 def take_sample(tensor: Tensor) -> Sample | None:
-    """A sample of a tensor as it is now; `None` for one whose values cannot be looked at."""
+    """A sample of a tensor's current values; `None` if they cannot be read."""
     with WithoutHooks():
         plain = _plain(tensor)
         if plain is None:
@@ -53,7 +54,7 @@ def take_sample(tensor: Tensor) -> Sample | None:
 
 
 def largest_of(tensor: Tensor) -> Tensor | None:
-    """The largest absolute value of a tensor, NaN if one is; `None` for one that is empty or cannot be looked at."""
+    """The largest absolute value of a tensor, NaN if there is one; `None` if it is empty or cannot be read."""
     with WithoutHooks():
         plain = _plain(tensor)
         if plain is None or not plain.numel():
@@ -63,7 +64,7 @@ def largest_of(tensor: Tensor) -> Tensor | None:
 
 
 def sample_again(tensor: Tensor) -> Tensor | None:
-    """The values a sample of the tensor has now, without a look at the rest."""
+    """The current values of a sample of the tensor, without reading the rest."""
     with WithoutHooks():
         plain = _plain(tensor)
         return None if plain is None else _copied(thinned(_flat(plain), SAMPLE))
@@ -77,7 +78,7 @@ def _copied(values: Tensor) -> Tensor:
 def thinned(flat: Tensor, most: int) -> Tensor:
     """At most `most` values of a flat tensor, evenly spaced.
 
-    The distance shares no factor with the size: it would hit the same few columns of a matrix again and again.
+    The distance has no common factor with the size: otherwise only a few columns of a matrix would be sampled.
     """
     size = flat.numel()
     if size <= most:
@@ -97,16 +98,16 @@ class Bins:
 
     @property
     def side(self) -> int:
-        """Bins on one side of zero: the powers, and one for what is smaller."""
+        """The number of bins on one side of zero: the powers, and one for smaller values."""
         return self.largest_power - self.smallest_power + 1
 
     @property
     def count(self) -> int:
-        """Bins in all."""
+        """The number of all bins."""
         return 2 * self.side + 1
 
     def places(self, values: Tensor) -> Tensor:
-        """The bin of each value of an fp32 or float64 tensor; `count` for what is not finite."""
+        """The bin of each value of an fp32 or float64 tensor; `count` for non-finite values."""
         wide = values.dtype == torch.float64
         bits = values.view(torch.int64 if wide else torch.int32)
         mantissa, bias = (52, 1023) if wide else (23, 127)
@@ -138,7 +139,7 @@ def count(samples: Sequence[Sample], bins: Bins, divide: Tensor | float | None =
 
 
 def _together(values: Sequence[Tensor]) -> Iterable[list[int]]:
-    """Which tensors can be sorted in one pass: of one device and type, and not too many."""
+    """The groups of tensors that can be sorted in one pass: of one device and type, with a limited total size."""
     kinds: dict[Any, list[int]] = {}
     for i, each in enumerate(values):
         kinds.setdefault((each.device, each.dtype), []).append(i)
@@ -159,15 +160,15 @@ def _count_together(values: list[Tensor], bins: Bins, divide: Tensor | float | N
     if divide is not None:
         together = together / (divide.to(together) if isinstance(divide, Tensor) else divide)
     places = bins.places(together)
-    width = bins.count + 1  # the last column takes what is in no bin
+    width = bins.count + 1  # the last column counts values that are in no bin
     sizes = [each.numel() for each in values]
-    # The rows of the table, one after the other, are one vector: each tensor's places are moved to its own row.
+    # The rows of the table are one vector: each tensor's bins are shifted to its own row.
     torch._foreach_add_(list(torch.split(places, sizes)), [row * width for row in range(len(values))])
     return _occurrences(places, len(values) * width).view(len(values), width)[:, : bins.count]
 
 
 def _occurrences(places: Tensor, size: int) -> Tensor:
-    """How often each number below `size` occurs. Elsewhere than on a CPU, `bincount` would wait for the device."""
+    """How often each number below `size` occurs. Except on a CPU, `bincount` would wait for the device."""
     if places.device.type == "cpu":
         return torch.bincount(places, minlength=size)
     table = torch.zeros(size, dtype=torch.int64, device=places.device)
@@ -191,13 +192,13 @@ def _broken(flat: Tensor) -> Tensor:
 def _triton_kernel() -> Callable[[Tensor], Tensor] | None:
     try:
         from surefoot.observe.triton_nonfinite import count_broken
-    except ImportError:  # a torch build without Triton: the plain operations serve
+    except ImportError:  # a torch build without Triton: use plain operations
         return None
     return count_broken
 
 
 def _surely_finite(flat: Tensor) -> bool:
-    """On a CPU, where a look is free: the two ends tell. Elsewhere nobody knows without waiting."""
+    """Whether all values are known to be finite, from minimum and maximum on a CPU. On a device, reading would wait."""
     if flat.device.type != "cpu" or flat.dtype not in _PLAIN_FLOATS:
         return False
     low, high = torch.aminmax(flat)
@@ -205,13 +206,13 @@ def _surely_finite(flat: Tensor) -> bool:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """The strided, real memory behind a tensor on this rank; `None` if there is none to look at."""
+    """The strided, real memory of a tensor on this rank; `None` if there is none to read."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
         return None
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # a wrapper: its own memory is not the values
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # a wrapper, which does not hold the values
         return None
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
@@ -226,7 +227,7 @@ def _plain(tensor: Tensor) -> Tensor | None:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """All values in the order of memory, without a copy where they lie densely, transposed or not."""
+    """All values in memory order, without a copy if they are dense, transposed or not."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     strides = tensor.stride()
@@ -235,6 +236,6 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _wide_enough(values: Tensor) -> torch.dtype:
-    """fp32 holds halves, bytes and truth values exactly; whole numbers need float64 where there is one."""
+    """fp32 represents halves, bytes and booleans exactly; integers need float64 where it is supported."""
     narrow = values.dtype == torch.float32 or values.dtype.itemsize < 4 or values.device.type == "mps"
     return torch.float32 if narrow else torch.float64

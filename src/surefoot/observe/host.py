@@ -1,8 +1,8 @@
-"""Memory of this process and of the machine it runs on, from `/proc`; what another platform does not tell is left out.
+"""Memory of this process and of its machine, from `/proc`; numbers that a platform does not provide are left out.
 
-In a container the machine's memory is not the bound: the control group's limit is, and the kernel ends the process
-there. `host_total` is whichever of the two is smaller, and `host_used` is counted against it, without file pages that
-the kernel would give up first.
+In a container the machine's memory is not the limit, but that of the control group, where the kernel ends the process.
+`host_total` is the smaller of the two, and `host_used` is counted against it, without file pages that the kernel would
+free first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _NO_LIMIT = 1 << 60
-"""A control group without a limit says `max`, or, in version 1, a number nearly as large as an address."""
+"""A control group without a limit has `max` or, in version 1, a number nearly as large as an address."""
 
 
 class HostMemory:
@@ -45,7 +45,7 @@ class HostMemory:
 
 
 def _largest_so_far() -> float | None:
-    """Where there is no `/proc`: the most the process has had in memory so far."""
+    """Without `/proc`: the maximum memory of the process so far."""
     try:
         import resource
     except ImportError:
@@ -62,7 +62,7 @@ class _Group:
         self._current, self._statistics, self._reclaimable = current, statistics, reclaimable
 
     def read(self, host_total: float) -> dict[str, float]:
-        """Use and limit, if that is less than the machine has."""
+        """Use and limit, if the limit is below the machine's memory."""
         used = _number(self._current)
         if used is None or self.limit >= host_total:
             return {}
@@ -71,13 +71,13 @@ class _Group:
 
 
 def _tightest_group(proc: Path, groups: Path) -> _Group | None:
-    """The group with the smallest limit among the process's own and those around it."""
+    """The group with the smallest limit among the process's own and its parents."""
     found = [group for own in _own_groups(proc, groups) for group in _around(own, groups)]
     return min(found, key=lambda group: group.limit, default=None)
 
 
 def _own_groups(proc: Path, groups: Path) -> list[Path]:
-    """Where the groups of the process lie, in version 2 (`0::/path`) and in version 1 (`4:memory:/path`)."""
+    """The paths of the process's groups, in version 2 (`0::/path`) and in version 1 (`4:memory:/path`)."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def _own_groups(proc: Path, groups: Path) -> list[Path]:
 
 def _around(own: Path, groups: Path) -> list[_Group]:
     found = []
-    # Inside a container the path may be the one outside, and only the root exists.
+    # Inside a container the path may be the one outside, where only the root exists.
     for folder in (own, *own.parents):
         for limit_file, current, reclaimable in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -111,7 +111,7 @@ def _around(own: Path, groups: Path) -> list[_Group]:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # `max` is no number: no limit
+    except (OSError, ValueError):  # `max` is not a number: no limit
         return None
 
 

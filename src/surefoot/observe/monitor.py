@@ -1,4 +1,4 @@
-"""`GradientMonitor`: per-layer statistics of any loop, without the stabilizer."""
+"""`GradientMonitor`: per-layer statistics for any loop, without the stabilizer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class GradientReport:
 
 
 class UpdateRatios(dict[str, float]):
-    """Update-to-weight ratio of each parameter, by name: how far the step moved it, relative to its norm before."""
+    """Update-to-weight ratio of each parameter, by name: the size of its change relative to its norm before."""
 
     def __init__(self, ratios: dict[str, float], total: float) -> None:
         super().__init__(ratios)
@@ -72,7 +72,7 @@ class UpdateRatios(dict[str, float]):
 class GradientMonitor:
     """Measures gradients, parameters and updates of a model in one pass each.
 
-    Call `observe()` after backward. To see updates too, call `before_step()` before the step and `observe_update()`
+    Call `observe()` after backward. To measure updates too, call `before_step()` before the step and `observe_update()`
     after it.
     """
 
@@ -83,7 +83,7 @@ class GradientMonitor:
 
     @torch.no_grad()
     def observe(self) -> GradientReport:
-        """Measure the gradients and parameters as they are now."""
+        """Measure the current gradients and parameters."""
         named = self._with_gradient()
         gradients = [parameter.grad for _, parameter in named]
         statistics = self._meter.measure([gradient for gradient in gradients if gradient is not None])
@@ -98,14 +98,14 @@ class GradientMonitor:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Keep a copy of the parameters, to see how far the coming step moves them."""
+        """Copy the parameters, to measure the change in the next step."""
         self._before = [parameter.detach().clone() for _, parameter in self._named]
 
     @torch.no_grad()
     def observe_update(self) -> UpdateRatios:
         """Update-to-weight ratio per parameter and in total, after the step. Call `before_step()` before it."""
         if self._before is None:
-            raise UsageError("`observe_update()` came without `before_step()`: there is nothing to compare with.")
+            raise UsageError("call `before_step()` before the step: `observe_update()` has nothing to compare with.")
         before, self._before = self._before, None
         now = dense_views([parameter.detach() for _, parameter in self._named])
         moved = [after - old for after, old in zip(now, dense_views(before), strict=True)]
@@ -140,7 +140,7 @@ class GradientMonitor:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """The quotient as a tensor has it: Inf or NaN where the divisor is zero."""
+    """The quotient with the rules of tensors: Inf or NaN if the divisor is zero."""
     if whole:
         return part / whole
     return math.inf if part > 0 else math.nan

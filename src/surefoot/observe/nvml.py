@@ -1,9 +1,9 @@
-"""What the NVIDIA driver says about a GPU: memory, temperature, power, clocks, ECC errors, throttling, XID errors.
+"""Readings of the NVIDIA driver: memory, temperature, power, clocks, ECC errors, throttling, XID errors.
 
-Through `nvidia-ml-py` (`pip install surefoot[nvml]`), which asks the driver and never the CUDA context: nothing here
-waits for the device or takes memory on it. Where the package, the driver, the permission or the sensor is missing, the
-reading is missing, and nothing is logged. A device is found by the UUID torch has for it, so that index 0 is the right
-card whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say. A MIG slice tells its memory and little else.
+They come from `nvidia-ml-py` (`pip install surefoot[nvml]`), which queries the driver and never the CUDA context:
+nothing here waits for the device or uses its memory. If the package, the driver, the permission or the sensor is
+missing, the reading is missing, and nothing is logged. A device is found by its UUID in torch, so that index 0 is the
+right card for any `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`. A MIG slice provides its memory and little else.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOST_XIDS = 64
-"""A device that is lost may go on reporting; the rest is taken next time."""
+"""The maximum number of errors read at once: a lost device may report indefinitely."""
 
 
 class Nvml:
-    """The driver's library, if it can be had; `device` gives a card by UUID."""
+    """The driver's library, if it is available; `device` returns a card by UUID."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -31,7 +31,7 @@ class Nvml:
             return
 
     def device(self, uuid: str) -> NvmlDevice | None:
-        """The card with this UUID, as torch writes it (without `GPU-`)."""
+        """The card with this UUID, in torch's format (without `GPU-`)."""
         if self._library is None:
             return None
         for prefix in ("GPU-", "MIG-"):
@@ -60,7 +60,7 @@ class NvmlDevice:
         self._events = self._listen()
 
     def numbers(self) -> dict[str, float]:
-        """Everything the card tells. What it does not support is not asked again."""
+        """All numbers that the card provides. Unsupported ones are not queried again."""
         found: dict[str, float] = {}
         for name, ask in list(self._questions.items()):
             try:
@@ -78,7 +78,7 @@ class NvmlDevice:
         while len(found) < _MOST_XIDS:
             try:
                 event = self._library.nvmlEventSetWait_v2(self._events, 0)
-            except self._library.NVMLError:  # a timeout, as a rule: there is none
+            except self._library.NVMLError:  # usually a timeout: there is none
                 break
             if event.eventType & self._library.nvmlEventTypeXidCriticalError:
                 found.append(int(event.eventData))
@@ -107,7 +107,7 @@ class NvmlDevice:
 
 
 def _questions(library: Any, handle: Any) -> dict[str, Callable[[], dict[str, float]]]:
-    """Each asked on its own, so that one that fails takes no other along. Units as in `DeviceRow`."""
+    """Queries each number separately, so that one failure does not affect the others. Units as in `DeviceRow`."""
     reasons = getattr(library, "nvmlDeviceGetCurrentClocksEventReasons", None)
     reasons = reasons or library.nvmlDeviceGetCurrentClocksThrottleReasons
 
@@ -137,5 +137,5 @@ def _questions(library: Any, handle: Any) -> dict[str, Callable[[], dict[str, fl
 
 
 def _final(library: Any) -> tuple[int, ...]:
-    """Answers that will not change while the run lasts."""
+    """Error codes that will not change during the run."""
     return (library.NVML_ERROR_NOT_SUPPORTED, library.NVML_ERROR_NO_PERMISSION, library.NVML_ERROR_FUNCTION_NOT_FOUND)

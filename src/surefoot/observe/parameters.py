@@ -1,7 +1,7 @@
-"""The parameters of models and optimizers: their names, which have a gradient now, the order backward reaches them.
+"""The parameters of models and optimizers: their names, which have a gradient, and the order in backward.
 
-`Layout` maps an optimizer's parameters to the names of the models they belong to, `BackwardOrder` learns which gradient
-is ready first, and `parameter_report` describes every parameter of a model.
+`Layout` maps an optimizer's parameters to the names of their models, `BackwardOrder` records which gradient is computed
+first, and `parameter_report` describes every parameter of a model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""What DDP, torch.compile, FSDP and activation checkpointing put into names; the user never wrote it."""
+"""Parts that DDP, torch.compile, FSDP and activation checkpointing add to names."""
 
 
 def plain_name(name: str) -> str:
-    """The name as the user's own code has it, without what wrappers added.
+    """The name in the user's own code, without the parts that wrappers add.
 
     >>> plain_name("_orig_mod.module.layers.0.weight")
     'layers.0.weight'
@@ -35,7 +35,7 @@ def plain_name(name: str) -> str:
 
 
 def named_parameters(models: Sequence[nn.Module]) -> list[NamedParameter]:
-    """Every parameter once, in order of registration; numbered by model where there are several."""
+    """Every parameter once, in order of registration; prefixed with the number of the model if there are several."""
     found: dict[int, NamedParameter] = {}
     for i, model in enumerate(models):
         prefix = f"{i}." if len(models) > 1 else ""
@@ -45,7 +45,7 @@ def named_parameters(models: Sequence[nn.Module]) -> list[NamedParameter]:
 
 
 def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int, str]) -> list[NamedParameter]:
-    """The parameters an optimizer updates, named as in the model, or by group and place if it does not know them."""
+    """The parameters of an optimizer, named as in the model, or by group and position if the model lacks them."""
     return [
         NamedParameter(names.get(id(parameter), f"optimizer.group{g}.{i}"), parameter)
         for g, group in enumerate(param_groups)
@@ -56,7 +56,7 @@ def optimizer_parameters(param_groups: Iterable[dict[str, Any]], names: dict[int
 def learning_rate(group: dict[str, Any]) -> Tensor | float | None:
     """The learning rate of a parameter group: a tensor if it is on a device, where reading it would wait.
 
-    `None` if there is no number, as in Adafactor with `lr=None`, which finds its own.
+    `None` if there is no number, as in Adafactor with `lr=None`, which computes its own.
     """
     rate = group.get("lr")
     if isinstance(rate, Tensor):
@@ -67,7 +67,7 @@ def learning_rate(group: dict[str, Any]) -> Tensor | float | None:
 
 
 class Layout:
-    """The parameters of one optimizer, under the names of the models they belong to."""
+    """The parameters of one optimizer, with the names in their models."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Layout:
         optimizer: Any,
         name_of: Callable[[Tensor], str | None] = lambda parameter: None,
     ) -> None:
-        """Look at the parameters of `optimizer`. Neither it nor the models are kept alive.
+        """Read the parameters of `optimizer`. Neither it nor the models are kept alive.
 
         `name_of` names parameters that belong to none of the models.
         """
@@ -93,7 +93,7 @@ class Layout:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Look again if the optimizer has been given other parameters, as when layers are unfrozen one by one."""
+        """Read the parameters again if the optimizer has others now, as when layers are unfrozen one by one."""
         groups = self._optimizer().param_groups
         seen = list(chain.from_iterable(map(id, group["params"]) for group in groups))
         if seen == self._seen:
@@ -110,13 +110,13 @@ class Layout:
 
     @property
     def home(self) -> torch.device:
-        """The device of the first parameter, also once all are taken out; small results are gathered there."""
+        """The device of the first parameter, even if all are removed later; small results are gathered there."""
         if self.parameters:
             self._home = self.parameters[0].parameter.device
         return self._home
 
     def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
-        """The parameters that have a gradient now, and the gradients."""
+        """The parameters that currently have a gradient, and the gradients."""
         found = [parameter.grad for _, parameter in self.parameters]
         present = tuple([i for i, gradient in enumerate(found) if gradient is not None])
         gradients = [gradient for gradient in found if gradient is not None]
@@ -127,13 +127,13 @@ class Layout:
         return [self.parameters[i] for i in present], gradients
 
     def drop_gradients(self) -> None:
-        """Set every gradient to `None`: `optimizer.zero_grad()` without its bookkeeping."""
+        """Set every gradient to `None`: `optimizer.zero_grad()` without its overhead."""
         for _, parameter in self.parameters:
             parameter.grad = None
 
     @property
     def positions(self) -> Tensor | None:
-        """Where the gradients of the last call stand among all parameters; `None` if all had one."""
+        """The positions of the last call's gradients among all parameters; `None` if all had one."""
         if len(self._present) == len(self.parameters):
             return None
         if self._positions is None:
@@ -142,10 +142,10 @@ class Layout:
 
 
 class BackwardOrder:
-    """Learns, over one backward pass, in which order gradients become ready.
+    """Records the order in which gradients are computed, in one backward pass.
 
-    The gradient that is ready first lies nearest the loss, so among several broken gradients it is the one that broke
-    first. Hooks are on for the first backward only.
+    The first gradient is the nearest to the loss, so among several broken gradients it is the one that broke first. The
+    hooks are on for the first backward only.
     """
 
     def __init__(self, parameters: Sequence[NamedParameter]) -> None:
@@ -163,7 +163,7 @@ class BackwardOrder:
         return hook
 
     def stop(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -188,7 +188,7 @@ class ParameterReport:
 
 @torch.no_grad()
 def parameter_report(model: nn.Module) -> ParameterReport:
-    """Describe every parameter of a model as it is now. Reads the device once."""
+    """Describe the current state of every parameter of a model. Reads the device once."""
     parameters = named_parameters([model])
     if not parameters:
         return ParameterReport(())
@@ -207,7 +207,7 @@ def _describe(parameter: Tensor) -> Tensor:
     data, grad = _parts(parameter.detach()), parameter.grad
     nan = data.new_full((), torch.nan)
     grad_norm = nan if grad is None else torch.linalg.vector_norm(_parts(grad.to_dense()))
-    std = data.std(correction=0) if data.numel() else nan  # torch warns about the spread of nothing
+    std = data.std(correction=0) if data.numel() else nan  # torch warns about the deviation of an empty tensor
     return torch.stack([data.mean(), std, torch.linalg.vector_norm(data), grad_norm])
 
 

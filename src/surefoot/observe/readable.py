@@ -1,9 +1,9 @@
-"""What may be read of a tensor, now and in this process alone. Every observation that reads values asks here first.
+"""Decides what can be read of a tensor in this process. Every observation that reads values uses it.
 
-The memory of a tensor may be gone while the tensor is not: FSDP frees the gathered parameters after the forward, and
+The memory of a tensor may be freed while the tensor exists: FSDP frees the gathered parameters after the forward, and
 the graph still refers to them. Reading one would end the process. A DTensor has values on other ranks too; computing on
-it as a whole starts a collective, which one rank alone would wait in forever. Of those the local shard is read. Other
-tensors that only wrap some (quantized ones, results of a collective under way, classes of the script's own with a
+it as a whole starts a collective, in which one rank alone would wait indefinitely: its local shard is read. Other
+tensors that only wrap some (quantized ones, results of a collective in progress, classes of the script with a
 `__torch_dispatch__`) are not read at all. Nor is anything on a device that has failed.
 """
 
@@ -20,9 +20,9 @@ _dispatch = Tensor.__torch_dispatch__
 
 
 def readable(tensor: Tensor) -> Tensor | None:
-    """The values of a tensor that lie in this process; `None` if there are none to read. Call it with gradients off.
+    """The local values of a tensor; `None` if there are none to read. Call it with gradients disabled.
 
-    A plain tensor whose memory is there is returned as it is.
+    A plain tensor with allocated memory is returned unchanged.
     """
     if type(tensor) not in _PLAIN:
         to_local = getattr(tensor, "to_local", None)
@@ -34,7 +34,7 @@ def readable(tensor: Tensor) -> Tensor | None:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether a tensor can be read and computed with as it is, here and now."""
+    """Whether a tensor can be read and used in computations directly."""
     known = type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is _dispatch
     return known and _is_there(tensor)
 
@@ -44,8 +44,8 @@ def is_sharded(tensor: Tensor) -> bool:
     return type(tensor) not in _PLAIN and hasattr(tensor, "to_local")
 
 
-def has_company() -> bool:
-    """Whether other processes train along. Then nothing is done here that they might not do at the same step."""
+def has_other_ranks() -> bool:
+    """Whether other processes train together with this one. Then nothing is done here that they might not do."""
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 

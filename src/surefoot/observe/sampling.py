@@ -1,4 +1,4 @@
-"""Which steps get a close look: many at the start, where most goes wrong, then ever fewer."""
+"""Selects the steps that are observed in detail: many at the start, where most problems occur, then fewer and fewer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from surefoot.errors import require
 
 @dataclass(frozen=True)
 class Sampling:
-    """Looks at steps 0, 1, 2, 3, 5, 8, 12, 18, …, each `growth` times the one before, and later every `every_steps`.
+    """Selects steps 0, 1, 2, 3, 5, 8, 12, 18, …, each `growth` times the one before, and later every `every_steps`.
 
-    Goes by the number of the step alone, so that a resumed run looks at the same steps. By default 22 looks in the
-    first 5,000 steps and 221 in a million.
+    Depends on the number of the step alone, so that a resumed run selects the same steps. By default, 22 of the first
+    5,000 steps and 221 of a million are selected.
 
     >>> [step for step in range(100) if Sampling().due(step)]
     [0, 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]
     """
 
     growth: float = 1.5
-    """How much farther out each look is than the one before."""
+    """The factor between two selected steps."""
     every_steps: int = 4_999
-    """The longest way between two looks. A prime, so that looks do not meet the round numbers people save at."""
+    """The maximum distance between two selected steps. A prime, to avoid the round numbers at which scripts save."""
 
     def __post_init__(self) -> None:
-        require(self.growth > 1, f"`growth` must be more than 1, or looks never get fewer; got {self.growth}.")
+        require(self.growth > 1, f"`growth` must be more than 1, or every step is sampled; got {self.growth}.")
         require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
 
     def due(self, step: int) -> bool:
-        """Whether this step is looked at."""
+        """Whether this step is selected."""
         return step in self._early if step < self.every_steps else step % self.every_steps == 0
 
     @cached_property
@@ -43,4 +43,4 @@ class Sampling:
 
 
 RANK_STEPS = Sampling(growth=1.4, every_steps=997)
-"""The steps at which ranks are compared, the same on every rank. A look costs about as much as an optimizer's step."""
+"""The steps at which ranks are compared, equal on every rank. Each costs about as much as an optimizer's step."""

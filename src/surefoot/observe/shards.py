@@ -1,4 +1,4 @@
-"""Statistics of gradients that are spread over ranks (DTensor, FSDP2): from the local shards to the whole tensor."""
+"""Statistics of gradients that are sharded over ranks (DTensor, FSDP2): from the local shards to the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def combine_shards(local: TensorStatistics, gradients: Sequence[Tensor]) -> TensorStatistics:
     """The statistics of whole gradients from those of this rank's shards.
 
-    Two small collectives per mesh dimension that shards anything; plain tensors are left as they are.
+    Uses two small collectives per mesh dimension with shards; plain tensors are unchanged.
     """
     if all(type(gradient) is torch.Tensor for gradient in gradients):
         return local

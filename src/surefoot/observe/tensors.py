@@ -1,17 +1,17 @@
 """Norm, largest value and non-finite count of many tensors, measured together.
 
-This is the one place that reads gradients. Everything stays on the device; nothing here waits for it.
+Only this module reads gradients. Everything stays on the device; nothing here waits for it.
 
 - CUDA: one Triton pass over the memory (`observe/triton_pass.py`).
-- CPU: `torch._foreach_norm` and `torch.aminmax`, each one pass; entries are counted only in a tensor whose norm says
-  that something is wrong, since looking at a CPU scalar costs nothing.
+- CPU: `torch._foreach_norm` and `torch.aminmax`, one pass each; entries are counted only in a tensor whose norm is not
+  finite, because reading a CPU scalar costs nothing.
 - Elsewhere: plain torch operations, three passes.
 
 Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an Inf gets the norm NaN; a finite tensor
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
 
-`LayerMetrics` asks for more than gradients: `updates.py` measures parameter norms, and how far a step moved them.
+`LayerMetrics` adds to gradients: `updates.py` measures parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class TensorStatistics(NamedTuple):
 
 
 def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The strided memory behind each tensor on this rank, to be scaled in place.
+    """The strided memory of each tensor on this rank, to be scaled in place.
 
-    The values of a sparse one, the local shard of a DTensor, real and imaginary parts of a complex one.
+    These are the values of a sparse tensor, the local shard of a DTensor, real and imaginary parts of a complex tensor.
     """
     return [tensor if is_plain(tensor) else _dense_view(tensor) for tensor in tensors]
 
 
 def measurable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same, to be measured: entries of a sparse tensor that add up are added up first, in a copy."""
+    """The same, to be measured: duplicate entries of a sparse tensor are summed first, in a copy."""
     return dense_views([t.coalesce() if t.layout is torch.sparse_coo else t for t in tensors])
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is its own strided memory: not sparse, not sharded, not complex."""
+    """Whether a tensor is plain strided memory: not sparse, not sharded, not complex."""
     known = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
     return known and tensor.layout is torch.strided and not tensor.dtype.is_complex
 
@@ -80,7 +80,7 @@ def _dense_view(tensor: Tensor) -> Tensor:
 def total_norm(norms: Tensor) -> Tensor:
     """The global norm from the norms of the parts, exactly as `torch.nn.utils.clip_grad_norm_` combines them.
 
-    Where that overflows though every part is finite, it is combined in float64.
+    If that overflows although every part is finite, they are combined in float64.
     """
     total: Tensor = torch.linalg.vector_norm(norms)
     if norms.dtype != torch.float32 or norms.device.type == "mps":
@@ -92,7 +92,7 @@ def total_norm(norms: Tensor) -> Tensor:
 def finite_norm(tensors: list[Tensor]) -> float | None:
     """The global norm of tensors on the CPU, the same number as `total_norm` of what `TensorMeter` measures.
 
-    Takes a fraction of its time. `None` if they must be measured one by one: something is not finite, squares overflow,
+    Takes a fraction of the time. `None` if they must be measured one by one: a value is not finite, squares overflow,
     or a tensor is sparse, sharded, complex or on a device.
     """
     for each in tensors:
@@ -110,7 +110,7 @@ class TensorMeter:
 
     @without_gradients
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
-        """Measure every tensor; the result lies on the device of the first."""
+        """Measure every tensor; the result is on the device of the first."""
         return self.measure_views(list(tensors) if all(map(is_plain, tensors)) else measurable(tensors))
 
     @without_gradients
@@ -138,7 +138,7 @@ class TensorMeter:
             by_device.setdefault(view.device, []).append(i)
         order = torch.tensor([i for members in by_device.values() for i in members])
         parts = [TensorMeter()._measure_on(device, [views[i] for i in m]) for device, m in by_device.items()]
-        # Plain copies: one that does not wait may be read on the host before it has arrived.
+        # Plain copies: one that does not wait could be read on the host before it has arrived.
         back = torch.argsort(order).to(home)
         columns = zip(*parts, strict=True)
         return TensorStatistics(*(torch.cat([part.to(home) for part in column])[back] for column in columns))
@@ -147,7 +147,7 @@ class TensorMeter:
 def _load_triton_pass() -> TritonPass | None:
     try:
         from surefoot.observe.triton_pass import TritonPass
-    except ImportError:  # a torch build without Triton: the plain operations serve
+    except ImportError:  # a torch build without Triton: use plain operations
         return None
     return TritonPass()
 
@@ -157,14 +157,14 @@ def _measure_dtype(views: Sequence[Tensor]) -> torch.dtype:
 
 
 def _norms(views: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """L2 norms in at least fp32. fp32 tensors take the very call `clip_grad_norm_` takes, for the same bits."""
+    """L2 norms in at least fp32. For fp32 tensors, the same call as in `clip_grad_norm_`, for equal bits."""
     if {view.dtype for view in views} == {dtype}:
         return torch.stack(torch._foreach_norm(views, 2))
     return torch.stack(torch._foreach_norm(views, 2, dtype=dtype))
 
 
 def _largest(views: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Largest absolute value of each; NaN where there is a NaN."""
+    """The largest absolute value of each; NaN if there is a NaN."""
     ends = [torch.aminmax(view) if view.numel() else (view.new_zeros(()),) * 2 for view in views]
     same = all(view.dtype == dtype for view in views)
     low, high = (torch.stack([end if same else end.to(dtype) for end in side]) for side in zip(*ends, strict=True))
@@ -183,7 +183,7 @@ def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
 
 
 def _look_closer(view: Tensor, i: int, norm: Tensor, largest: Tensor, nonfinite: Tensor) -> None:
-    """A norm that is not finite: count what is broken, or find the norm of what merely overflowed."""
+    """For a non-finite norm: count the non-finite entries, or compute the norm if it only overflowed."""
     finite = torch.isfinite(view)
     nonfinite[i] = (~finite).sum()
     largest[i] = torch.where(finite, view, 0).abs().amax()
@@ -191,7 +191,7 @@ def _look_closer(view: Tensor, i: int, norm: Tensor, largest: Tensor, nonfinite:
 
 
 def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
-    """Plain operations for any device, with no look at a value."""
+    """Plain operations for any device, without reading a value."""
     dtype = _measure_dtype(views)
     finite = [torch.isfinite(view) for view in views]
     nonfinite = torch.stack([(~mask).sum() for mask in finite]).to(dtype)
@@ -216,14 +216,14 @@ class LayerMetrics:
     and state; otherwise the parameters of a watched step are copied.
     """
     every_steps: int = 1
-    """Every how many steps parameters and updates are measured."""
+    """The number of steps between two measurements of parameters and updates."""
     activations: bool = True
     """Mean, deviation, largest value, dead and saturated share of each layer's outputs, with a histogram.
 
-    They are taken on the sampled steps of a run with a log. Forward hooks are on the layers during those steps alone.
+    They are measured at the sampled steps of a run with a log. The layers have forward hooks during those steps only.
     """
     sample_every_steps: int = 4_999
-    """The longest distance between two sampled steps, of which the log has activations and histograms. The first ones
+    """The maximum distance between two sampled steps, for which the log has activations and histograms. The first ones
     are steps 0, 1, 2, 3, 5, 8, 12, 18 and so on, each 1.5 times the one before."""
 
     def __post_init__(self) -> None:

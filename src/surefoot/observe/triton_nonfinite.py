@@ -1,7 +1,7 @@
 """NaN, +Inf and -Inf in a CUDA tensor, counted in one kernel instead of seven.
 
-A close look asks this of hundreds of tensors, and the launches are what costs. Blocks in which nothing is broken, as a
-rule all of them, write nothing.
+A sampled step needs this for hundreds of tensors, and the launches dominate the cost. Blocks without non-finite values,
+usually all of them, write nothing.
 """
 
 from __future__ import annotations

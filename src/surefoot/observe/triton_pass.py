@@ -122,7 +122,7 @@ class TritonPass:
         self._tables: dict[tuple[torch.device, torch.dtype], BlockTables] = {}
 
     def can_measure(self, views: list[Tensor]) -> bool:
-        """Whether every tensor has a dtype the kernel reads."""
+        """Whether every tensor has a dtype that the kernel supports."""
         return all(view.dtype in _DTYPES for view in views)
 
     def measure(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

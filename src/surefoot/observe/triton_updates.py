@@ -1,10 +1,10 @@
-"""Norms of parameters before a step and of what the step did to them, in one pass after it, without a copy of them.
+"""Norms of parameters before a step and of their changes, in one pass after it, without a copy of them.
 
-What a fused Adam, AdamW or SGD has done follows from what it leaves behind. Adam moves a weight by the quotient of its
-two moments, SGD by its momentum, or by the gradient; AdamW and SGD shrink it by a share of itself as well. Adding that
-to the weight and rounding, in the order in which the optimizer rounded, gives the weight as it was before, so that an
-update too small to change a weight counts as none. Only where a step has moved a weight across a power of two may the
-result be off by one unit in the last place of the weight. fp32 alone: in bf16 the moments have lost too much.
+The change by a fused Adam, AdamW or SGD follows from the state after the step. Adam moves a weight by the quotient of
+its two moments, SGD by its momentum, or by the gradient; AdamW and SGD also shrink it by a share of itself. Adding that
+to the weight and rounding, in the order in which the optimizer rounded, gives the previous weight, so that an update
+too small to change a weight counts as none. Only if a step has moved a weight across a power of two may the result
+differ by one unit in the last place of the weight. fp32 only: in bf16 the moments have lost too much precision.
 
 A table lists the blocks of all tensors; each program reads one block of the parameter and of its state once. A second,
 tiny kernel adds the blocks of each tensor up.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _step_of(first, second, rate, correction2, eps, ADAM: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    """What the optimizer has subtracted, weight decay aside."""
+    """The amount that the optimizer has subtracted, without weight decay."""
     if ADAM:
         return rate * first / (tl.sqrt(second) / correction2 + eps)
     return rate * first
@@ -52,7 +52,7 @@ def _settings_of(own, step, ADAM: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _base(addresses, tensor, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    """Where a tensor begins."""
+    """The address of a tensor."""
     base = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))
     if ALIGNED:
         base = tl.multiple_of(base, 16)
@@ -61,7 +61,7 @@ def _base(addresses, tensor, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _read(base, offsets, size, full, OTHER: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    """Values of a tensor, `OTHER` behind its end. A full block needs no mask, and only then are loads 16 bytes wide."""
+    """Values of a tensor, `OTHER` after its end. A full block needs no mask, and only then are loads 16 bytes wide."""
     if full:  # noqa: SIM108 (Triton evaluates both sides of a ternary)
         values = tl.load(base + offsets)
     else:

@@ -1,12 +1,12 @@
-"""Norms of the parameters before a step, and of what the step did to each of them.
+"""Norms of the parameters before a step, and of the change of each parameter.
 
-Two ways:
+There are two methods:
 
-- After the step of a fused Adam, AdamW or SGD on CUDA in fp32: from the state that the step left behind, in one pass
+- After the step of a fused Adam, AdamW or SGD on CUDA in fp32: from the state after the step, in one pass
   (`triton_updates.py`). The parameters are not copied.
 - Any other step: the parameters are copied before it and compared after it.
 
-The tables of the pass are kept while the tensors stay where they are.
+The tables of the pass are kept while the tensors keep their addresses.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 class UpdateSettings(NamedTuple):
-    """What the updates of a parameter group follow from, beside the state of its parameters."""
+    """The settings that determine the updates of a parameter group, together with the state of its parameters."""
 
     rate: float
     decay: float
-    """What share of a weight is to be added to it to undo the weight decay."""
+    """The share of a weight to add to undo the weight decay."""
     eps: float = 0.0
     log_beta1: float = 0.0
     log_beta2: float = 0.0
 
 
 def group_settings(optimizer: Any) -> list[UpdateSettings] | None:
-    """The settings of each group; `None` where the updates do not follow from state and settings alone."""
+    """The settings of each group; `None` if the updates do not follow from state and settings alone."""
     found = [_settings(optimizer, group) for group in optimizer.param_groups]
     return None if any(each is None for each in found) else [each for each in found if each is not None]
 
@@ -51,7 +51,7 @@ def group_settings(optimizer: Any) -> list[UpdateSettings] | None:
 def _settings(optimizer: Any, group: Mapping[str, Any]) -> UpdateSettings | None:
     lr, weight_decay = group["lr"], group["weight_decay"]
     if type(lr) is not float or type(weight_decay) not in (float, int) or not 0 <= lr * weight_decay < 0.5:
-        return None  # a tensor, which only the device knows, or a decay that leaves nothing to go back from
+        return None  # a tensor on the device, or a decay that leaves nothing to restore from
     shrinks = lr * weight_decay / (1 - lr * weight_decay)
     if isinstance(optimizer, torch.optim.SGD):
         if group["nesterov"] or group["maximize"]:
@@ -74,10 +74,10 @@ class UpdateMeter:
 
     @without_gradients
     def before(self, optimizer: Any, parameters: Sequence[NamedParameter], *, derive: bool) -> ColumnsAfterStep:
-        """A step is about to be taken. With `derive` it is the optimizer's own fused step and nothing else.
+        """A step is about to be taken. With `derive`, it is the optimizer's own fused step and nothing else.
 
-        Returns a function that gives the norms. It is to be called after the step, before anything that was changed
-        for the step is put back, with the optimizer and whether the host has refused the step.
+        Returns a function that computes the norms. Call it after the step, before anything that was changed for the
+        step is restored, with the optimizer and whether the host has refused the step.
         """
         if self._updates and derive and self._derived.prepare(optimizer, [parameter for _, parameter in parameters]):
             return self._derived.columns
@@ -96,7 +96,7 @@ class UpdateMeter:
 
 
 class DerivedUpdates:
-    """Updates that follow from what a fused optimizer leaves behind."""
+    """Updates that are derived from the state of a fused optimizer."""
 
     def __init__(self) -> None:
         self._tables: BlockTables | None = None
@@ -108,7 +108,7 @@ class DerivedUpdates:
         self._no: Tensor | None = None
 
     def prepare(self, optimizer: Any, parameters: list[Tensor]) -> bool:
-        """Whether the next step can be measured this way; lays the tables if they are not there yet."""
+        """Whether the next step can be measured this way; builds the tables if necessary."""
         if _load_measure(parameters[0].device) is None or group_settings(optimizer) is None:
             return False
         place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -142,7 +142,7 @@ class DerivedUpdates:
         assert self._group_of is not None
         assert self._no is not None
         settings = group_settings(optimizer)
-        if settings is None:  # they were changed during the step, to what only the device knows
+        if settings is None:  # they were changed to device tensors during the step
             return {}
         if settings != self._settings or self._settings_table is None:
             flat = [number for each in settings for number in each]
@@ -156,7 +156,7 @@ class DerivedUpdates:
 
 
 def _load_measure(device: torch.device) -> Any:
-    """The function that launches the pass; `None` where Triton does not run."""
+    """The function that launches the pass; `None` if Triton is not available."""
     if not runs_triton(device):
         return None
     try:
@@ -167,7 +167,7 @@ def _load_measure(device: torch.device) -> Any:
 
 
 def _state_of(optimizer: Any, parameter: Tensor, has_momentum: bool) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """The parameter and what its update follows from; `None` if there is nothing yet."""
+    """The parameter and the state that determines its update; `None` if there is none yet."""
     state = optimizer.state.get(parameter)
     if isinstance(optimizer, torch.optim.SGD):
         momentum = None if state is None else state.get("momentum_buffer")
@@ -180,7 +180,7 @@ def _state_of(optimizer: Any, parameter: Tensor, has_momentum: bool) -> tuple[Te
 
 
 def _fit(columns: list[list[Tensor]], *, adam: bool) -> bool:
-    """Whether the kernel can read these: fp32, on one device, the state laid out in memory like its parameter."""
+    """Whether the kernel can read these: fp32, on one device, with the state in the memory layout of its parameter."""
     parameters, states, steps = columns[0], columns[1:3], columns[3]
     device = parameters[0].device
     if not all(is_plain(p) and p.dtype is torch.float32 and p.device == device and is_dense(p) for p in parameters):

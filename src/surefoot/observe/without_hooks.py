@@ -1,4 +1,4 @@
-"""When it is safe to compute something about the user's tensors, and how to do it without calling their hooks."""
+"""Detects when it is safe to compute with the user's tensors, and computes without calling their hooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 without_torch_function = torch._C.DisableTorchFunction
-"""A context in which neither a function mode nor a tensor subclass, ours or the script's, is called."""
+"""A context in which no function mode and no tensor subclass is called."""
 
 _level = torch._C._functorch.maybe_current_level
 _tracing = torch._C._get_tracing_state
@@ -25,7 +25,7 @@ _intercepts: dict[type, bool] = {Tensor: False}
 
 
 def intercepts_operations(tensor: Tensor) -> bool:
-    """Whether a tensor's class, one that is not torch's, intercepts every operation on it: then none is done."""
+    """Whether a tensor's class, outside torch, intercepts every operation: then no operation is used."""
     kind = type(tensor)
     known = _intercepts.get(kind)
     if known is None:
@@ -36,7 +36,7 @@ def intercepts_operations(tensor: Tensor) -> bool:
 
 
 class WithoutHooks:
-    """What is computed inside calls neither a mode nor a subclass, and autograd records it only if asked to."""
+    """Computations inside call neither a mode nor a subclass, and autograd records them only on request."""
 
     __slots__ = ("_before", "_grad", "_guard")
 

@@ -1,1 +1,1 @@
-"""What happened: the run log, the sinks beside it, and how it is read back."""
+"""The run log, its sinks, and how it is read."""

@@ -1,7 +1,7 @@
-"""Arrow arrays from numpy arrays and words, and back, by way of their buffers.
+"""Converts numpy arrays and strings to Arrow arrays and back, through their buffers.
 
-`pyarrow.array` and `Array.to_numpy` import pandas wherever it is installed: a second or more, and tens of megabytes, in
-a program that may have no use for it. The run log is written while a script trains, so it converts its arrays here.
+`pyarrow.array` and `Array.to_numpy` import pandas if it is installed: a second or more, and tens of megabytes, in a
+program that may not use it. The run log is written while a script trains, so it converts its arrays here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def from_words(words: Sequence[str]) -> pa.Array:
 
 
 def to_numpy(values: pa.Array, null: float) -> Array:
-    """The numbers of an Arrow array, with `null` where it has none."""
+    """The numbers of an Arrow array, with `null` for missing ones."""
     valid, data = values.buffers()
     end = values.offset + len(values)
     numbers: Array = np.frombuffer(data, values.type.to_pandas_dtype(), end)[values.offset :]

@@ -1,8 +1,8 @@
-"""Put a table together from the pieces that its segments hold: sorted, each row once, nothing that was superseded.
+"""Assembles a table from the pieces in its segments: sorted, without duplicates, and without superseded rows.
 
-A row may be there twice, in two levels, when it is near an event or when a process died while thinning; of several with
-the same keys the one that was written last is kept. Rows of an earlier session at or beyond the first step of a later
-one are left out, for each part by itself: the run was resumed from before them.
+A row may occur twice, in two levels, if it is near an event or if a process died while thinning; of several with the
+same keys, the last written one is kept. Rows of an earlier session at or after the first step of a later one are left
+out, for each part separately: the run was resumed from an earlier step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _KEYS: dict[TableName, tuple[str, ...]] = {
     "histograms": ("step", "part", "kind", "layer"),
     "device": ("time", "source"),
 }
-"""What tells one row of a table from another; the first is what it is sorted by."""
+"""The columns that identify a row of a table; it is sorted by the first."""
 
 
 def assemble(pieces: Mapping[TableName, Sequence[pa.Table]], first: FirstSteps) -> dict[TableName, pa.Table]:
-    """The tables, from their pieces in the order in which they were written, and from where each session began."""
+    """The tables, from their pieces in the order in which they were written, and the first step of each session."""
     joined = {table: _joined(pieces[table]) for table in TABLES}
     began = dict(first)
     for table in ("scalars", "layers", "histograms"):
@@ -55,7 +55,7 @@ def _joined(pieces: Sequence[pa.Table]) -> pa.Table | None:
 
 
 def _note_first_steps(rows: pa.Table | None, began: FirstSteps) -> None:
-    """Sessions tell where they began; where that was lost, their rows do."""
+    """Sessions record their first step; if that was lost, it is taken from their rows."""
     if rows is None:
         return
     steps, sessions, parts = (numbers(rows, name) for name in ("step", "session", "part"))
@@ -88,7 +88,7 @@ def _tidy(table: TableName, rows: pa.Table | None, began: FirstSteps) -> pa.Tabl
 
 
 def _superseded(rows: pa.Table, began: FirstSteps) -> Array:
-    """Which rows a later session has written again, or would have."""
+    """The rows that a later session has written again, or would have."""
     steps, sessions, parts = (numbers(rows, name) for name in ("step", "session", "part"))
     gone = np.zeros(len(steps), dtype=bool)
     for session in _distinct(sessions):
@@ -115,7 +115,7 @@ def _in_order(rows: pa.Table, keys: tuple[str, ...], keep: Array) -> Array:
 
 
 def _combined(columns: list[Array]) -> Array | None:
-    """Several whole numbers as one that sorts like them, where they fit: much quicker to sort."""
+    """Several integers combined into one with the same order, if they fit: much faster to sort."""
     if any(column.dtype.kind != "i" for column in columns) or not len(columns[0]):
         return None
     combined, room = np.zeros(len(columns[0]), dtype=np.int64), 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def numbers(rows: pa.Table, column: str) -> Array:
-    """A column as numbers: words by their place in the dictionary, which all chunks must share; null as -1."""
+    """A column as numbers: words by their index in the dictionary, which all chunks must share; null as -1."""
     chunks = [_plain(chunk) for chunk in rows[column].chunks]
     return np.concatenate(chunks) if chunks else np.zeros(0, np.int64)
 

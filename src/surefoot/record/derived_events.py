@@ -1,6 +1,6 @@
-"""Events that follow from the numbers alone: the learning rate jumps, clipping sets in.
+"""Events that are derived from the numbers: the learning rate jumps, clipping begins.
 
-Found by the log's own thread, so that they cost the training loop nothing and mean the same whoever feeds the log.
+The log's own thread finds them, so they cost the training loop nothing and are the same for every source.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from surefoot.record.messages import StepRow
 
 LR_JUMP = 2.5
-"""How many times larger or smaller a learning rate must be than the step before. A warm-up's first steps double it."""
+"""The factor between the learning rates of two steps that counts as a jump. The first steps of a warm-up double it."""
 SMALLEST_LR = 1e-30
-"""Below this a rate is as good as zero, and a warm-up or a pause rather than a jump."""
+"""A smaller rate counts as zero: a warm-up or a pause rather than a jump."""
 SMALLEST_MOVE = 1e-3
-"""Of the highest rate so far: a cosine's last steps fall by large factors, and move nothing."""
+"""A share of the highest rate so far: the last steps of a cosine fall by large factors without effect."""
 BURST_STEPS, BURST_CLIPPED = 10, 8
-"""Clipping sets in when so many of so many steps are clipped,"""
+"""Clipping begins when this many of this many steps are clipped,"""
 BEFORE_STEPS, BEFORE_SHARE = 100, 0.25
-"""and less than this share of those before them were."""
+"""and less than this share of the steps before them were."""
 
 
 class Derived:
@@ -37,7 +37,7 @@ class Derived:
         self._bursting = False
 
     def take(self, row: StepRow) -> list[Event]:
-        """What is to be said about a step."""
+        """The events for a step."""
         return [*self._lr_jump(row), *self._clip_burst(row)]
 
     def _lr_jump(self, row: StepRow) -> list[Event]:
@@ -54,7 +54,7 @@ class Derived:
         if 1 / LR_JUMP <= ratio <= LR_JUMP or abs(row.lr - before) < SMALLEST_MOVE * self._highest_lr:
             return []
         way = f"{ratio:,.3g} times" if ratio > 1 else f"1/{1 / ratio:,.3g} of"
-        summary = f"the learning rate is {row.lr:.3g}, {way} the {before:.3g} of the step before"
+        summary = f"the learning rate is {row.lr:.3g}, {way} the {before:.3g} of the previous step"
         return [_event("lr-change", row, summary, {"before": before, "after": row.lr})]
 
     def _clip_burst(self, row: StepRow) -> list[Event]:

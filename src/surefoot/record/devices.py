@@ -1,4 +1,4 @@
-"""The readings of host and devices, as rows and events of the run log. Asked by the log's own thread."""
+"""The readings of host and devices, as rows and events of the run log. Called by the log's own thread."""
 
 from __future__ import annotations
 

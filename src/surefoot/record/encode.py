@@ -1,11 +1,11 @@
-"""Turn messages into Arrow record batches, many at a time.
+"""Converts messages into Arrow record batches, many at a time.
 
-Columns are gathered by list comprehension and handed to Arrow in one piece; layers stay arrays from beginning to end.
-Names (parts, layers, kinds) become numbers into a dictionary that keeps the order of first appearance, which for layers
-is the order of the model.
+Columns are gathered by list comprehension and passed to Arrow in one piece; layers remain arrays throughout. Names
+(parts, layers, kinds) become numbers in a dictionary that keeps the order of first appearance, which for layers is the
+order of the model.
 
-One strange message must not cost the others: when Arrow refuses a column its values are looked at one by one, and what
-is no number becomes null. A message that makes no sense at all is left out and counted.
+One invalid message must not affect the others: if Arrow refuses a column, its values are checked one by one, and
+anything that is not a number becomes null. A message that cannot be encoded is left out and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, Any]
 
 MOST_EXTRA_COLUMNS = 256
-"""Signals (or device readings) under more names than this are left out: a name per step would be a column per step."""
+"""Signals (or device readings) with more names than this are left out: a name per step would be a column per step."""
 LONGEST_NAME = 512
 """Names are cut to this many characters."""
 
@@ -46,7 +46,7 @@ class Words:
         return self.encoded(np.array([self._code(word) for word in words], dtype=np.int32))
 
     def codes(self, words: Sequence[str]) -> Array:
-        """The numbers of words that come again and again in the same order, like the layers of a model."""
+        """The numbers of words that recur in the same order, like the layers of a model."""
         key = words if isinstance(words, tuple) else tuple(words)
         codes = self._known.get(key)
         if codes is None:
@@ -56,7 +56,7 @@ class Words:
         return codes
 
     def encoded(self, codes: Array) -> pa.DictionaryArray:
-        """A column of words that are numbers already."""
+        """A column of words that are already numbers."""
         import pyarrow as pa
 
         if self._array is None or len(self._array) != len(self._codes):
@@ -68,18 +68,18 @@ class Words:
         return self._new_code(word) if code is None else code
 
     def _new_code(self, word: str) -> int:
-        # a lone surrogate (from a file name, say) cannot be UTF-8
+        # a lone surrogate (for example, from a file name) cannot be encoded as UTF-8
         plain = str(word)[:LONGEST_NAME].encode("utf-8", "replace").decode("utf-8")
         return self._codes.setdefault(plain, len(self._codes))
 
 
 class Encoder:
-    """Makes the batches of one session: knows its number, and the names seen so far."""
+    """Makes the batches of one session. Has its number, and the names so far."""
 
     def __init__(self, session: int) -> None:
         self.session = session
         self.refused = 0
-        """Messages that made no sense: a column of another length than the names, a step that is no number."""
+        """The number of invalid messages: a column of another length than the names, a step that is not a number."""
         self.columns_left_out = False
         """Whether there were more names of signals than `MOST_EXTRA_COLUMNS`."""
         self._parts, self._names, self._kinds, self._sources = Words(), Words(), Words(), Words()
@@ -92,12 +92,12 @@ class Encoder:
         }
 
     def encode(self, table: TableName, messages: Sequence[Any]) -> pa.RecordBatch | None:
-        """The rows of these messages; `None` where there are none."""
+        """The rows of these messages; `None` if there are none."""
         if not messages:
             return None
         try:
             return self._makers[table](messages)
-        except Exception:  # one of them is the culprit: the others need not go with it
+        except Exception:  # one of them is invalid: encode the others without it
             if len(messages) == 1:
                 self.refused += 1
                 return None
@@ -173,7 +173,7 @@ class Encoder:
         return pa.record_batch([*columns, session, *extra], schema=schema_of(table, names))
 
     def _extra_names(self, table: TableName, mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Every extra column so far, in order of first appearance, those of these rows among them."""
+        """Every extra column so far, including those of these rows, in order of first appearance."""
         known = self._extra[table]
         for mapping in mappings:
             for name in mapping:
@@ -195,7 +195,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _array(column: Any, kind: Any = np.float32) -> Array:
-    """An array of a tensor (bfloat16 too, which numpy does not know), an array or a list, where `None` is masked."""
+    """An array from a tensor (including bfloat16, which numpy lacks), an array or a list; `None` is masked."""
     if hasattr(column, "detach"):
         column = column.detach().cpu()
         column = (column.float() if kind is np.float32 else column).numpy()
@@ -207,7 +207,7 @@ def _array(column: Any, kind: Any = np.float32) -> Array:
 
 
 def _stacked(arrays: list[Array | None], counts: list[int]) -> pa.Array:
-    """One column from the pieces of many messages; a piece, or a value of one, that is missing is null."""
+    """One column from the pieces of many messages; missing pieces and values are null."""
     import pyarrow as pa
 
     if all(array is None for array in arrays):

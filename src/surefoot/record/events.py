@@ -1,11 +1,11 @@
-"""`events.jsonl`: what happened, one JSON object per line, written as it happens.
+"""`events.jsonl`: the events of a run, one JSON object per line, written immediately.
 
-A line reaches the file in one call; a process that dies leaves at most a torn last line, which the reader skips and the
-next session does not append to. What is not finite is a word (`"nan"`, `"inf"`), since JSON has no such numbers.
+A line is written in one call; a process that dies leaves at most an incomplete last line, which the reader skips and
+the next session does not append to. Non-finite numbers are words (`"nan"`, `"inf"`), because JSON has no such numbers.
 
-Floods are thinned: of each kind (the event and its cause) the first thousand are written, then every tenth up to ten
-thousand, every hundredth up to a hundred thousand, and so on: a million make 3,700 lines. What is written then carries
-in its evidence how many there have been (`count`), and a line of the event `drops` says that it is so.
+Very frequent events are thinned: of each kind (the event and its cause) the first thousand are written, then every
+tenth up to ten thousand, every hundredth up to a hundred thousand, and so on: a million make 3,700 lines. Those lines
+contain the number of occurrences so far (`count` in their evidence), and an event `drops` records the thinning.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 NAME = "events.jsonl"
 WRITTEN_IN_FULL = 1000
-"""How many of each kind are written before they are thinned."""
+"""The number of events of each kind that are written before they are thinned."""
 MOST_KINDS = 500
-"""Kinds beyond this many are counted together: a cause per step would be a kind per step."""
+"""Further kinds are counted together: a cause per step would be a kind per step."""
 LONGEST_LINE = 32768
-"""A line longer than this is written without its evidence."""
+"""A longer line is written without its evidence."""
 MOST_UNSAVED = 1000
-"""How many events wait, while the disk fails, for it to work again; the oldest are lost first."""
+"""The number of events that wait while the disk fails; the oldest are lost first."""
 _FIELDS = tuple(field.name for field in fields(Event))
 _WORDS = tuple(name for name in _FIELDS if name not in ("step", "time", "evidence"))
 
 
-class Flood:
+class EventThinning:
     """Decides which events are written when there are very many."""
 
     def __init__(self, earlier: Iterable[Event] = ()) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._silent: Counter[tuple[str, str]] = Counter()  # since the last one that was written
+        self._silent: Counter[tuple[str, str]] = Counter()  # since the last written one
         for event in earlier:
             kind = self._kind(event)
             self._counts[kind] = max(self._counts[kind] + 1, _count(event))
@@ -62,7 +62,7 @@ class Flood:
             return
         if count == WRITTEN_IN_FULL + 1:
             yield _notice(
-                event, f"more than {WRITTEN_IN_FULL:,} of {_said(kind)}: only some of the further ones are written"
+                event, f"more than {WRITTEN_IN_FULL:,} of {_kind_text(kind)}: only some of the further ones are written"
             )
         self._silent[kind] += 1
         if count % 10 ** (len(str(count - 1)) - 3) == 0:
@@ -70,11 +70,11 @@ class Flood:
             yield replace(event, evidence={**_evidence(event), "count": count})
 
     def final_events(self) -> Iterator[Event]:
-        """How many there were in the end, where the last ones were not written."""
+        """The total counts, for kinds whose last events were not written."""
         for kind, silent in self._silent.items():
             if silent:
                 event = Event("drops", None, "", time.time(), cause=kind[1], evidence={"of": kind[0]})
-                yield _notice(event, f"{self._counts[kind]:,} of {_said(kind)} in all", count=self._counts[kind])
+                yield _notice(event, f"{self._counts[kind]:,} of {_kind_text(kind)} in all", count=self._counts[kind])
         self._silent.clear()
 
     def _kind(self, event: Event) -> tuple[str, str]:
@@ -82,7 +82,7 @@ class Flood:
         return kind if kind in self._counts or len(self._counts) < MOST_KINDS else ("others", "")
 
 
-def _said(kind: tuple[str, str]) -> str:
+def _kind_text(kind: tuple[str, str]) -> str:
     return f"`{kind[0]}`" + (f" ({kind[1]})" if kind[1] else "")
 
 
@@ -101,26 +101,26 @@ def _notice(event: Event, summary: str, **evidence: object) -> Event:
 
 
 class EventFile:
-    """Appends events to the file of a run. Raises `OSError` where that fails, and keeps them for the next time."""
+    """Appends events to the file of a run. Raises `OSError` on failure, and keeps them for the next attempt."""
 
     def __init__(self, folder: Path, session: int = 0) -> None:
         self.path, self._session = folder / NAME, session
         self.earlier = self._read()
-        """What earlier sessions wrote."""
-        self._flood = Flood(self.earlier)
+        """The events that earlier sessions wrote."""
+        self._thinning = EventThinning(self.earlier)
         self._unsaved: list[Event] = []
         self._end_is_known = False
 
     def keep(self, events: Iterable[Event]) -> int:
-        """Hold these until the next `append`; how many of the oldest had to be given up for that."""
-        self._unsaved += [each for event in events for each in _admitted(self._flood, event)]
+        """Keep these until the next `append`; returns how many of the oldest had to be dropped."""
+        self._unsaved += [each for event in events for each in _admitted(self._thinning, event)]
         too_many = max(0, len(self._unsaved) - MOST_UNSAVED)
         del self._unsaved[:too_many]
         return too_many
 
     def append(self, events: Iterable[Event]) -> None:
         """Write these, in order, after those that could not be written before."""
-        admitted = [each for event in events for each in _admitted(self._flood, event)]
+        admitted = [each for event in events for each in _admitted(self._thinning, event)]
         waiting = [*self._unsaved, *admitted]
         if waiting:
             try:
@@ -132,8 +132,8 @@ class EventFile:
         self._unsaved = []
 
     def final_events(self) -> Iterator[Event]:
-        """What is to be said at the end."""
-        return self._flood.final_events()
+        """The events at the end of the run."""
+        return self._thinning.final_events()
 
     def _read(self) -> list[Event]:
         try:
@@ -155,17 +155,17 @@ class EventFile:
 
 
 def _check_plain(file: int) -> None:
-    """A pipe or a device in the place of the file is not waited for."""
+    """Refuse a pipe or a device in place of the file, which could block."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         raise OSError(errno.EINVAL, f"{NAME} is not a plain file")
 
 
-def _admitted(flood: Flood, event: Event) -> Iterable[Event]:
+def _admitted(flood: EventThinning, event: Event) -> Iterable[Event]:
     return (event,) if event.event == "drops" else flood.admit(event)
 
 
 def _is_torn(file: int) -> bool:
-    """Whether the last line of a file has no end."""
+    """Whether the last line of a file is incomplete."""
     if os.fstat(file).st_size == 0:
         return False
     os.lseek(file, -1, os.SEEK_END)
@@ -173,14 +173,14 @@ def _is_torn(file: int) -> bool:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """Write everything or, as far as it can be taken back, nothing."""
+    """Write everything, or undo what was written as far as possible."""
     size, rest = os.fstat(file).st_size, memoryview(data)
     try:
         while rest:
             rest = rest[os.write(file, rest) :]
     except OSError:
         with suppress(OSError):
-            if os.fstat(file).st_size == size + len(data) - len(rest):  # nobody else has written meanwhile
+            if os.fstat(file).st_size == size + len(data) - len(rest):  # no other process has written in the meantime
                 os.ftruncate(file, size)
         raise
 
@@ -203,13 +203,13 @@ def _line(event: Event, session: int) -> str:
 
 
 def parse_events(data: bytes) -> tuple[list[Event], int]:
-    """The events of these lines, and how many lines are none."""
+    """The events of these lines, and the number of invalid lines."""
     said, bad = parse_sessions(data)
     return [event for event, _ in said], bad
 
 
 def parse_sessions(data: bytes) -> tuple[list[tuple[Event, int]], int]:
-    """The events of these lines, each with the session that wrote it, and how many lines are none."""
+    """The events of these lines, each with the session that wrote it, and the number of invalid lines."""
     lines = [_event(line) for line in data.split(b"\n") if line.strip()]
     events = [line for line in lines if line is not None]
     return events, len(lines) - len(events)
@@ -232,5 +232,5 @@ def _event(line: bytes) -> tuple[Event, int] | None:
 
 
 def _word(value: Any) -> str:
-    """Text, whoever wrote the file: readers count by it, and cut it to length."""
+    """Convert to text: readers use it as a key and truncate it, and the file is untrusted."""
     return value if isinstance(value, str) else "" if value is None else str(value)

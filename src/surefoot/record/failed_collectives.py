@@ -1,6 +1,6 @@
 """The event of a collective of several ranks (NCCL, gloo) that failed.
 
-Left out: a process that NCCL's watchdog aborts. No Python runs in it any more.
+Not covered: a process that NCCL's watchdog aborts, in which no Python code runs any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST = 400
 
 
 def failed_collective(error: BaseException | None) -> BaseException | None:
-    """The error of a collective among an error and those that it was raised from; `None` if there is none.
+    """The error of a collective among an error and its causes; `None` if there is none.
 
     >>> failed_collective(RuntimeError("NCCL error in: ProcessGroupNCCL.cpp")) is not None
     True
@@ -41,7 +41,7 @@ def failed_collective(error: BaseException | None) -> BaseException | None:
 
 
 def collective_event(error: BaseException, step: int | None) -> Event:
-    """The event that a collective raised an error."""
+    """The event for a collective that raised an error."""
     kind, words = type(error).__name__, " ".join(str(error).split())[:_LONGEST]
     evidence = {"error": kind}
     return Event(

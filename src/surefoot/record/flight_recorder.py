@@ -1,8 +1,8 @@
-"""The last collectives of this process, as torch's flight recorder holds them.
+"""The last collectives of this process, from torch's flight recorder.
 
 torch keeps a ring of the collectives that were started, for NCCL and, in newer versions, for gloo. It is read from
-another thread and needs neither the device nor the other ranks. Where torch has no recorder, or it is switched off
-(`TORCH_FR_BUFFER_SIZE=0`, `TORCH_NCCL_TRACE_BUFFER_SIZE=0`), nothing is found.
+another thread and needs neither the device nor the other ranks. If torch has no recorder, or it is disabled
+(`TORCH_FR_BUFFER_SIZE=0`, `TORCH_NCCL_TRACE_BUFFER_SIZE=0`), the result is empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Of NCCL, and of the other backends."""
+"""The functions for NCCL, and for the other backends."""
 MOST_ENTRIES = 64
 
 
@@ -24,11 +24,11 @@ class Collective:
     name: str
     """With its backend, such as `nccl:all_reduce`."""
     number: int
-    """It counts the collectives of its process group."""
+    """The number of the collective in its process group."""
     group: str
     sizes: str
     is_complete: bool
-    """Whether the recorder knows that it has ended."""
+    """Whether the recorder has recorded its end."""
 
     def __str__(self) -> str:
         state = "" if self.is_complete else ", not complete"
@@ -36,14 +36,14 @@ class Collective:
 
 
 def recorded_collectives() -> list[Collective]:
-    """The last collectives of this process, the oldest first; empty where they are not recorded."""
+    """The last collectives of this process, oldest first; empty if they are not recorded."""
     module: Any = sys.modules.get("torch._C._distributed_c10d")
     found: list[Collective] = []
     for reader in (getattr(module, name, None) for name in _READERS):
         if reader is not None:
             try:
                 found += collectives_of(json.loads(reader(includeCollectives=True, onlyActive=False)))
-            except (RuntimeError, TypeError, ValueError):  # other arguments in this version, or no recorder
+            except (RuntimeError, TypeError, ValueError):  # this version takes other arguments, or has no recorder
                 continue
     return found
 

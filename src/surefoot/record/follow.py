@@ -1,6 +1,6 @@
-"""Follow a run while it is being written: what is new since the last look.
+"""Follows a run while it is being written: returns what is new since the last poll.
 
-`surefoot watch` and `surefoot serve` call `poll` now and then:
+`surefoot watch` and `surefoot serve` call `poll` at intervals:
 
     follower = RunFollower("runs/exp1")
     while True:
@@ -8,14 +8,14 @@
         if news.restarted: forget everything shown so far
         show(news)
 
-The first poll gives everything there is (as `load_run` would), later ones only what came since. `restarted` is true on
-the first poll that finds a run, and whenever what was given before no longer holds: a resumed session has superseded
-some of it, the folder was emptied and filled again, or so much time has passed that rows were thinned away unseen; then
-everything is given anew. A folder that does not exist yet has no news.
+The first poll returns everything (like `load_run`), later ones only what is new. `restarted` is true on the first poll
+that finds a run, and whenever earlier results are no longer valid: a resumed session has superseded some of them, the
+folder was emptied and filled again, or rows were thinned before they were read; then everything is returned again. A
+folder that does not exist yet has no news.
 
-How: new rows arrive in level 0 only, at the end of the newest file, so that it is enough to read those files again
-whose size has changed and to leave out as many rows as were seen. When a full file is written anew in one batch, its
-name and its rows stay the same.
+New rows arrive in level 0 only, at the end of the newest file, so it is enough to read the files whose size has changed
+and to leave out the rows that were already read. When a full file is rewritten as one batch, its name and its rows stay
+the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class News:
-    """Rows and events that came since the last poll, in the columns of `RunTables`. False if there is nothing new."""
+    """Rows and events since the last poll, in the columns of `RunTables`. False if there is nothing new."""
 
     scalars: pa.Table
     layers: pa.Table
@@ -48,7 +48,7 @@ class News:
     device: pa.Table
     events: list[Event] = field(default_factory=list)
     restarted: bool = False
-    """Forget what was given before: this is everything."""
+    """Whether to discard earlier results: this is everything."""
 
     def __bool__(self) -> bool:
         tables = (self.scalars, self.layers, self.histograms, self.device)
@@ -62,22 +62,22 @@ class _Seen:
 
 
 class RunFollower:
-    """Looks at one run folder again and again. Not for several threads at once."""
+    """Polls one run folder. Not thread-safe."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._forget()
 
     def poll(self) -> News:
-        """What is new since the last poll. Of the state of the files only a newer version raises, a `UsageError`."""
+        """The news since the last poll. Only files of a newer version raise an error, a `UsageError`."""
         if not is_run_folder(self.folder):
-            return self._gone()
+            return self._reset_missing()
         sizes = self._sizes()
-        if not self._began or self._broken_off(sizes):
+        if not self._began or self._is_discontinued(sizes):
             return self._everything()
         try:
             pieces = self._new_rows(sizes)
-        except FileNotFoundError:  # thinned away in this very moment
+        except FileNotFoundError:  # deleted by thinning in the meantime
             return self._everything()
         tables = assemble(by_table(pieces), {})
         return News(**tables, events=self._new_events())
@@ -87,8 +87,8 @@ class RunFollower:
         self._seen: dict[SegmentName, _Seen] = {}
         self._events_at, self._events_file = 0, 0
 
-    def _gone(self) -> News:
-        """There is no run here, or no longer."""
+    def _reset_missing(self) -> News:
+        """There is no run here, or it was deleted."""
         was_there = self._began
         self._forget()
         return News(**{table: empty(table) for table in TABLES}, restarted=was_there)
@@ -97,14 +97,14 @@ class RunFollower:
         self._forget()
         check_versions(self.folder)
         self._began = True
-        sizes = self._sizes()  # before reading: what comes in between is read again, and its rows left out
+        sizes = self._sizes()  # before reading: later rows are read again next time, and left out
         pieces = read_pieces(self.folder, [])
         self._seen = {name: _Seen(sizes.get(name, 0), rows.num_rows) for name, rows in pieces.items()}
         tables = assemble(by_table(pieces), first_steps(self.folder))
         return News(**tables, events=self._new_events(), restarted=True)
 
     def _sizes(self) -> dict[SegmentName, int]:
-        """The files of level 0 and how large they are."""
+        """The files of level 0 and their sizes."""
         sizes = {}
         for name in segments_in(self.folder):
             if name.level == "0":
@@ -114,8 +114,8 @@ class RunFollower:
                     continue
         return sizes
 
-    def _broken_off(self, sizes: dict[SegmentName, int]) -> bool:
-        """Whether what is there now does not continue what was seen."""
+    def _is_discontinued(self, sizes: dict[SegmentName, int]) -> bool:
+        """Whether the current files do not continue the earlier ones."""
         if self._events_restarted():
             return True
         known = {name.session for name in self._seen}
@@ -156,7 +156,7 @@ class RunFollower:
                 data = file.read()
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be on its way
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         self._events_at += len(whole)
         return event_file.parse_events(whole)[0]
 

@@ -1,12 +1,12 @@
-"""`alive.json`: one rank's own account of how far it is and whether it moves, for the other ranks to read.
+"""`alive.json`: the progress of one rank and whether it moves, for the other ranks to read.
 
-The file is written again every few seconds, in place and with a fixed length: a reader that opens it sees the newest
-content on a network file system too, where a renamed file may stay hidden for a minute. A reader that comes in the
-middle of a write finds something that is no JSON, and reads again later.
+The file is written again every few seconds, in place and with a fixed length, so that a reader sees the newest content
+on a network file system too, where a renamed file may stay hidden for a minute. A reader that reads during a write
+finds invalid JSON, and reads again later.
 
-Each writing has a number. Readers look whether it grows, by their own clock: no clocks are compared.
+Each write has a number. Readers check by their own clock whether it grows: no clocks are compared.
 
-`ended.json`, beside the folders of the ranks, is made by the rank that ends first.
+The rank that ends first writes `ended.json`, next to the folders of the ranks.
 """
 
 from __future__ import annotations
@@ -34,57 +34,57 @@ _LENGTH = 2048
 _LONGEST_WORD = 300
 
 Movement = Literal["moves", "waits", "stands", "busy", "debugged", "unwatched", "ended"]
-"""What a rank does: `waits` in a call that waits for other ranks, `stands` in any other line without doing any work,
-works (`busy`) in one line, is held by a debugger, goes on without being watched, or has ended."""
+"""The state of a rank: `waits` in a call that waits for other ranks, `stands` in any other line without doing any work,
+works (`busy`) in one line, is held by a debugger, continues without being observed, or has ended."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What one rank says of itself."""
+    """The state of one rank, as it reports it."""
 
     rank: int
     world_size: int
     launch: str = ""
-    """The same for all ranks that were started together."""
+    """Equal for all ranks that were started together."""
     host: str = ""
     machine: str = ""
-    """The kernel and the space of process numbers; the process can be looked at from where these are the same."""
+    """The kernel and the namespace of process ids; a process is visible if these are equal."""
     process: int = 0
     started: int | None = None
-    """When the process began, in ticks of its machine."""
+    """The start time of the process, in ticks of its machine."""
     began: float = 0.0
-    """When the process began, in seconds since the epoch."""
+    """The start time of the process, in seconds since the epoch."""
     count: int = 0
-    """The number of this writing."""
+    """The number of this write."""
     movement: Movement = "moves"
     seconds: float = 0.0
-    """How long it has not moved."""
+    """The time in seconds since it last moved."""
     step: int = 0
-    """How many steps it has taken."""
+    """The number of steps it has taken."""
     where: str = ""
-    """The line of the script that it is in."""
+    """The current line of the script."""
     function: str = ""
     waits_in: str = ""
-    """The call in which it waits for others."""
+    """The call in which it waits for other ranks."""
     on_device: bool = False
-    """Whether it uses a GPU, whose queue it may wait for with a busy CPU."""
+    """Whether it uses a GPU, for whose queue it may wait with a busy CPU."""
     collective: str = ""
-    """The last collective that torch's flight recorder knows of, with its number."""
+    """The last collective in torch's flight recorder, with its number."""
     own_ms: float | None = None
     """The median time of a step before its backward, in which no rank waits for another."""
     step_ms: float | None = None
     """The median time of a step."""
     measured_steps: int = 0
-    """How many steps these two are about."""
+    """The number of steps for these two medians."""
     ending: str = ""
-    """How it ended, in words."""
+    """A description of its end."""
     code: int | None = None
     """Its exit code."""
     time: float = 0.0
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """A description of its position."""
         inside = f" in {self.function}" if self.function and self.function != "<module>" else ""
         line = f"{self.where}{inside}" if self.where else "a line that is not the script's"
         return f"{self.waits_in} at {line}" if self.waits_in else line
@@ -94,7 +94,7 @@ _TYPES = {field.name: field.type for field in fields(Beat)}
 
 
 def first_beat(rank: int, world_size: int) -> Beat:
-    """What is known of this process when it begins to be watched."""
+    """The state of this process when its observation begins."""
     process = os.getpid()
     return Beat(
         rank,
@@ -109,7 +109,7 @@ def first_beat(rank: int, world_size: int) -> Beat:
 
 
 def launch_name() -> str:
-    """What all ranks of one start have in common, and those of another start have not as far as that is known."""
+    """An identifier that all ranks of one start share, and other starts do not, as far as can be determined."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
     return "/".join(os.environ.get(name, "") for name in names)
 
@@ -123,7 +123,7 @@ class BeatFile:
         self._is_ours = False
 
     def write(self, beat: Beat) -> None:
-        """Write it. Raises `OSError`."""
+        """Write the state. Raises `OSError`."""
         said = {name: value for name, value in asdict(beat).items() if value not in ("", None)}
         short = {name: value[:_LONGEST_WORD] if isinstance(value, str) else value for name, value in said.items()}
         text = as_json(self._redact.inside({HEARTBEAT.key: HEARTBEAT.version, **short})).encode("utf-8", "replace")
@@ -134,9 +134,9 @@ class BeatFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """The file, made anew by the first writing: what is there under its name may be a link to another file."""
+        """The file, created by the first write: an existing one may be a link to another file."""
         if self._is_ours:
-            with suppress(FileNotFoundError):  # somebody has cleaned up
+            with suppress(FileNotFoundError):  # it was already deleted
                 return os.open(self._path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | NO_LINKS)
         with suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -145,9 +145,9 @@ class BeatFile:
 
 
 def read_beat(folder: Path, strict: bool = False) -> Beat | None:
-    """What the rank of this folder says; `None` if there is nothing that can be read now.
+    """The state in this folder; `None` if there is nothing that can be read now.
 
-    With `strict` another version raises `UsageError`; the ranks themselves read as much as they can.
+    With `strict`, another version raises `UsageError`; the ranks themselves read as much as they can.
     """
     return _beat(folder / NAME, strict)
 
@@ -171,7 +171,7 @@ _DEFAULTS: dict[str, Any] = asdict(Beat(0, 1))
 
 
 def _fits(value: Any, default: Any) -> bool:
-    """Whether a value that was read is of the kind that it must be: the file may be anybody's."""
+    """Whether a value has the expected type: the file is untrusted."""
     if default is None:
         return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
     if isinstance(default, float):
@@ -180,13 +180,13 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def mark_end(top: Path, beat: Beat) -> None:
-    """Note which rank of this start ended first. Raises `OSError`."""
+    """Record that this rank was the first of this start to end. Raises `OSError`."""
     path = top / FIRST_ENDED
     text = as_json(Redactor(identity=False).inside({HEARTBEAT.key: HEARTBEAT.version, **asdict(beat)}))
     try:
         descriptor = new_file(path)
     except FileExistsError:
-        if first_ended(top, beat) is None:  # of an earlier run in the same folder
+        if first_ended(top, beat) is None:  # the file is of an earlier run in the same folder
             write_file(path, text)
         return
     try:
@@ -196,12 +196,12 @@ def mark_end(top: Path, beat: Beat) -> None:
 
 
 def read_first_ended(top: Path, strict: bool = False) -> Beat | None:
-    """The last beat of the rank that ended first; `None` if there is no note of it. See `read_beat` for `strict`."""
+    """The last state of the rank that ended first; `None` if there is none. See `read_beat` for `strict`."""
     return _beat(top / FIRST_ENDED, strict)
 
 
 def first_ended(top: Path, mine: Beat) -> Beat | None:
-    """The rank that ended first, if one has since this rank began."""
+    """The rank that ended first, if one has ended since this rank began."""
     found = read_first_ended(top)
     if found is None or found.launch != mine.launch or found.time < mine.began:
         return None
@@ -209,13 +209,13 @@ def first_ended(top: Path, mine: Beat) -> Beat | None:
 
 
 def forget_ends(top: Path, mine: Beat) -> None:
-    """Remove the note of an earlier run in the same folder."""
+    """Remove the file of an earlier run in the same folder."""
     if first_ended(top, mine) is None:
         with suppress(OSError):
             os.unlink(top / FIRST_ENDED)
 
 
 def ended(beat: Beat, code: int, words: str) -> Beat:
-    """The last beat of a rank."""
+    """The last state of a rank."""
     said = {"ending": words[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
     return replace(beat, movement="ended", count=beat.count + 1, seconds=0.0, code=code, time=time.time(), **said)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How large a run log may become, whatever the length of the run."""
+"""Limits for the size of a run log, independent of the length of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALLEST = 1 << 16
 
 @dataclass(frozen=True)
 class LogLimits:
-    """The most bytes that each table takes on the disk. Rows are thinned with age to stay below (`record/thinning.py`).
+    """The maximum size of each table on disk, in bytes. Old rows are thinned to stay below it (`record/thinning.py`).
 
     The figures are those of a run of a million steps with 300 layers, whose layers are sampled at every tenth step.
     """

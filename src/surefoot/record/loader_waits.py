@@ -1,15 +1,14 @@
-"""How long the program waits for its data loaders: a batch that does not come is reported while it is waited for.
+"""Measures how long the program waits for its data loaders, and reports a batch that does not arrive.
 
-The one method through which every iterator of every `DataLoader` hands out its batches is hooked
-(`core.function_hooks`), from the first call of `follow_loaders` on. The hook notes when a batch is asked for and when
-it is there, which costs a few microseconds. The run log's thread looks at the notes once a second. Iterators are held
-weakly.
+The one method through which every iterator of every `DataLoader` returns its batches is hooked (`core.function_hooks`),
+from the first call of `follow_loaders` on. The hook records when a batch is requested and when it arrives, which costs
+a few microseconds. The run log's thread checks these records once a second. Iterators are held weakly.
 
-A wait is reported when it takes longer than `ProgressAlarms.loader_seconds` and than three times the longest wait for
-that loader before: the first batch of an epoch may always take long. Time in which the whole process stood still does
-not count (`AwakeClock`). Batches are a sign of life too (`BatchesDrawn`): an evaluation makes no steps.
+A wait is reported when it takes longer than `ProgressAlarms.loader_seconds` and than three times the longest earlier
+wait for that loader: the first batch of an epoch may always take long. Time in which the whole process was stopped does
+not count (`AwakeClock`). Batches are also a sign of progress (`BatchesDrawn`): an evaluation makes no steps.
 
-Left out: loaders that are not torch's, and the time that a worker needs per batch while others are ahead of it.
+Not covered: loaders other than torch's, and the time per batch of a worker while others are ahead of it.
 """
 
 from __future__ import annotations
@@ -36,35 +35,35 @@ MOST_LOADERS = 64
 
 @dataclass(eq=False)
 class LoaderWait:
-    """A batch that was asked for."""
+    """A batch that was requested."""
 
     iterator: weakref.ref[Any]
     loader: str
-    """Which loader it is, in words."""
+    """A description of the loader."""
     began: float
     """Seconds of `time.monotonic`."""
 
 
 class LoaderNotes:
-    """What the hook notes. Written by the threads that draw batches, read by that of the run log."""
+    """The records of the hook. Written by the threads that draw batches, read by the run log's thread."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        """How many batches were handed out, by all loaders."""
+        """The number of batches that all loaders have returned."""
         self.under_way: dict[int, LoaderWait] = {}
-        """What each thread waits for."""
+        """The current wait of each thread."""
         self.longest: dict[str, float] = {}
-        """The longest wait for each loader that came to an end, in seconds."""
+        """The longest completed wait for each loader, in seconds."""
 
     def asked(self, args: Any, kwargs: Any) -> LoaderWait:
-        """A batch is asked for."""
+        """A batch is requested."""
         iterator = args[0]
         wait = LoaderWait(weakref.ref(iterator), name_of(iterator), time.monotonic())
         self.under_way[threading.get_ident()] = wait
         return wait
 
     def over(self, wait: LoaderWait) -> None:
-        """The batch is there, or the data are at their end, or the loader has failed."""
+        """The batch has arrived, or the data have ended, or the loader has failed."""
         self.drawn += 1
         self.under_way.pop(threading.get_ident(), None)
         if wait.loader in self.longest or len(self.longest) < MOST_LOADERS:
@@ -77,7 +76,7 @@ _followed: weakref.WeakKeyDictionary[object, LoaderStalls] = weakref.WeakKeyDict
 
 
 def follow_loaders(log: RunLog) -> None:
-    """Report data loaders that stall to a log, from here on; once for a log and its parts."""
+    """Report stalled data loaders to a log from now on; once for a log and its parts."""
     global _is_hooked
     whole, _ = part_of(log)
     seconds = None if log.progress is None else log.progress.loader_seconds
@@ -95,18 +94,18 @@ def follow_loaders(log: RunLog) -> None:
 
 
 class LoaderStalls:
-    """Looks at the notes now and then; what is reported. Used by the thread of one run log."""
+    """Checks the records at intervals, and returns events. Used by the thread of one run log."""
 
     def __init__(self, notes: LoaderNotes, after_seconds: float) -> None:
         self._notes, self._after = notes, after_seconds
         self._clock = AwakeClock()
         self._drawn = notes.drawn
         self._waiting: dict[LoaderWait, float] = {}
-        """The waits that were under way at the last look, and since when, in seconds of the clock."""
+        """The waits in progress at the last check, and their start, in seconds of the clock."""
         self._report_at: dict[LoaderWait, float] = {}
 
     def __call__(self) -> Iterable[Event | BatchesDrawn]:
-        """What there is to say now."""
+        """The events to report now."""
         now, drawn = self._clock.tick(), self._notes.drawn
         if drawn != self._drawn:
             yield BatchesDrawn()
@@ -140,7 +139,7 @@ def _event(summary: str, severity: Any, seconds: float, wait: LoaderWait) -> Eve
 
 
 def name_of(iterator: Any) -> str:
-    """Which loader an iterator is of, in words."""
+    """A description of the loader of an iterator."""
     held = vars(iterator)
     data = type(held.get("_dataset")).__name__
     size = getattr(held.get("_index_sampler"), "batch_size", None)
@@ -150,7 +149,7 @@ def name_of(iterator: Any) -> str:
 
 
 def worker_states(iterator: Any) -> list[str]:
-    """What the worker processes of an iterator do. Asks without taking the status away from torch, which needs it."""
+    """The states of an iterator's worker processes. Does not consume the exit status, which torch needs."""
     found = []
     for number, worker in enumerate(getattr(iterator, "_workers", ())):
         pid = worker.pid

@@ -1,4 +1,4 @@
-"""`RunLog`: what happens in a run, kept in a folder. The training loop only appends to a queue; a thread writes.
+"""`RunLog`: writes a run into a folder. The training loop only appends to a queue; a thread writes.
 
 >>> import tempfile, surefoot
 >>> folder = tempfile.mkdtemp()
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 USUAL_ALARMS = ProgressAlarms()
 EXIT_SECONDS = 10.0
-"""How long the end of the program may wait for the log."""
+"""The maximum time that the end of the program waits for the log."""
 
 
 class RunLog:
-    """Writes a run into `folder`. Nothing it does raises into training, waits for the disk or needs the device.
+    """Writes a run into `folder`. No method raises into training, waits for the disk or needs the device.
 
-    `sinks` are other places that everything goes to as well, each in a thread of its own. `limits` says how large the
-    folder may become. A folder that holds a run already is continued: as when a run is resumed from a checkpoint. One
-    that another process is writing into is refused with `FolderInUse`. `progress` says when a run that has stalled, has
-    become slower or writes no checkpoints is reported; `None`: never.
-    Host and devices are read every `device_seconds`, or never.
+    `sinks` are further destinations of all messages, each with its own thread. `limits` bounds the size of the folder.
+    A folder that already contains a run is continued, as when a run is resumed from a checkpoint. A folder that another
+    process is writing into is refused with `FolderInUse`. `progress` sets when a run is reported that has stalled, has
+    become slower or writes no checkpoints; `None` disables this. Host and devices are read every `device_seconds`, or
+    never.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class RunLog:
             raise
         self._writer.close_at_exit = close_at_exit
         self._open = _OpenLog()
-        """Shared with the parts: when nobody holds it any more, nobody can log, and the log ends."""
+        """Shared with the parts: when no reference to it is left, nothing can log, and the log ends."""
         weakref.finalize(self._open, self._writer.end_soon, EXIT_SECONDS).atexit = False
         if device_seconds is not None:
             self.sample(_DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
-        atexit.unregister(_close_all)  # to be the youngest exit handler: it must run before that of a sink's package,
-        atexit.register(_close_all)  # which was loaded as the sink was made and could end the sink before its last rows
+        atexit.unregister(_close_all)  # to be the latest exit handler: it must run before that of a sink's package,
+        atexit.register(_close_all)  # which was loaded with the sink and could end the sink before its last rows
 
     def part(self, name: str) -> RunLog:
-        """The same log for one of several optimizers: what it takes carries this name. Closing it closes nothing."""
+        """The same log for one of several optimizers: its messages have this name. Closing it closes nothing."""
         log = object.__new__(type(self))
         log.folder, log._part, log._writer, log._open = self.folder, name, self._writer, self._open
         log.progress = self.progress
@@ -84,9 +84,10 @@ class RunLog:
     def take(
         self, message: StepRow | LayerRows | Histogram | DeviceRow | Event | SessionBegins | CheckpointsExpected
     ) -> None:
-        """Put one message in line. Never blocks and never raises; what does not fit is dropped and counted.
+        """Append one message to the queue. Never blocks and never raises; if the queue is full, it is dropped and
+        counted.
 
-        What the message refers to (arrays, tensors, evidence) must not be changed afterwards.
+        Objects that the message refers to (arrays, tensors, evidence) must not be changed afterwards.
         """
         writer = self._writer
         is_full = len(writer.waiting) >= writer.room or writer.layer_rows >= WAITING_LAYER_ROWS
@@ -98,9 +99,9 @@ class RunLog:
         writer.waiting.append((self._part, message))
 
     def sample(self, source: Callable[[], Iterable[Any]], every_seconds: float = 5.0) -> None:
-        """Ask `source` for messages now and then, in the writer's thread: for readings of the device.
+        """Call `source` for messages at intervals, in the writer's thread: for readings of the device.
 
-        It must not hang, or the log does. If it raises it is warned about and not asked again.
+        It must not hang, or the log does. If it raises, a warning is logged and it is not called again.
         """
         self._writer.sources.append(RowSource(source, every_seconds))
 
@@ -115,36 +116,36 @@ class RunLog:
         action: str = "",
         evidence: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say that something happened."""
+        """Log an event."""
         self.take(Event(event, step, summary, time.time(), severity, cause, action, self._part, evidence or {}))
 
     def begin_session(self) -> None:
-        """The run has gone back to an earlier step, as if it had been resumed: later rows supersede earlier ones."""
+        """The run has returned to an earlier step: later rows supersede earlier ones, as after a resume."""
         self.take(SessionBegins())
 
     def before_close(self, callback: Callable[[], None]) -> None:
-        """Call a method before the log is closed: what it has to log is the last that is taken.
+        """Call a method before the log is closed: its messages are the last that are taken.
 
-        The log does not keep the method's object alive. What the method raises is not raised into training.
+        The log does not keep the method's object alive. Exceptions of the method are not raised into training.
         """
         self._writer.before_close.append(weakref.WeakMethod(callback))
 
     @property
     def closed(self) -> bool:
-        """Whether it takes nothing any more."""
+        """Whether it accepts no more messages."""
         return self._writer.closed
 
     @property
     def dropped(self) -> int:
-        """How many messages were lost: the queue was full, or the disk was."""
+        """The number of lost messages: the queue was full, or the disk was."""
         return self._writer.dropped
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait until everything taken so far is on the disk, `timeout` seconds at most; whether it is."""
+        """Wait until everything taken so far is on disk, `timeout` seconds at most; returns whether it is."""
         return self._writer.flush(timeout)
 
     def close(self, timeout: float = EXIT_SECONDS) -> None:
-        """Write what is left and end. Happens by itself at the end of the program."""
+        """Write what is left and close. Happens automatically at the end of the program."""
         if not self._part:
             self._writer.close(timeout)
             _WRITERS.discard(self._writer)
@@ -159,11 +160,11 @@ class RunLog:
 
 
 class _OpenLog:
-    """Something to hold."""
+    """An object whose references keep the log open."""
 
 
 class _DeviceReadings:
-    """Made when first asked, in the writer's thread: what it imports takes a while."""
+    """Created when first needed, in the writer's thread: its imports take a while."""
 
     def __init__(self) -> None:
         self._source: Callable[[], Iterable[Any]] | None = None
@@ -179,7 +180,7 @@ class _DeviceReadings:
 def _length(names: Sequence[str]) -> int:
     try:
         return len(names)
-    except TypeError:  # the writer will find that it makes no sense; training is not told
+    except TypeError:  # the writer will find the message invalid; training is not affected
         return 0
 
 
@@ -193,21 +194,21 @@ def _close_all() -> None:
 
 
 def uncaught() -> BaseException | None:
-    """What ended the program. In a notebook or at a prompt it is the last slip of whoever types there: no news."""
+    """The error that ended the program. Ignored in a notebook or at a prompt: it is the last error of the user."""
     error = getattr(sys, "last_value", None)
     is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
     return error if isinstance(error, BaseException) and not is_interactive else None
 
 
-def _silence_all() -> None:
+def _stop_writers() -> None:
     for writer in list(_WRITERS):
         writer.silence()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_silence_all)
+    os.register_at_fork(after_in_child=_stop_writers)
 
 
 def part_of(log: RunLog) -> tuple[object, str]:
-    """What a log and all of its parts have in common, which keeps it open, and the name of this part of it."""
+    """An object that a log and all its parts share and that keeps it open, and the name of this part."""
     return log._open, log._part

@@ -1,6 +1,7 @@
-"""What travels from the training loop to the run log and its sinks: steps, layers, histograms, events.
+"""Messages from the training loop to the run log and its sinks: steps, layers, histograms, events.
 
-Plain data, made in the training thread and never changed afterwards, so that writers may look at it from theirs.
+They are plain data, created in the training thread and never changed afterwards, so that writers may read them in
+theirs.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ EventName: TypeAlias = Literal[
 
 
 SINK_DROPPED = "sink.dropped"
-"""The cause of the event at the end of a run that rows did not reach a sink."""
+"""The cause of the event, at the end of a run, that rows did not reach a sink."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """The numbers of one optimizer step. `None` means that nobody measured it; NaN and Inf are kept as such."""
+    """The numbers of one optimizer step. `None` means not measured; NaN and Inf are kept as such."""
 
     step: int
     time: float
     """Seconds since the epoch."""
     part: str = ""
-    """Which optimizer of the run, where there are several: `generator`."""
+    """The optimizer of the run, if there are several: `generator`."""
     loss: float | None = None
     grad_norm: float | None = None
-    """Before clipping, unscaled."""
+    """The norm before clipping, unscaled."""
     clip_factor: float | None = None
-    """What clipping multiplied the gradient by; 1 when it did nothing."""
+    """The factor by which clipping multiplied the gradient; 1 if it did nothing."""
     lr: float | None = None
     loss_scale: float | None = None
     nonfinite: float | None = None
@@ -62,7 +63,7 @@ class StepRow:
 class LayerRows:
     """Per-layer numbers of one step: in each column one value per name, with NaN and Inf kept.
 
-    `None` in a list means that there was nothing to measure: a parameter without a gradient has no `grad_norm`.
+    `None` in a list means not measured: a parameter without a gradient has no `grad_norm`.
     """
 
     step: int
@@ -70,7 +71,7 @@ class LayerRows:
     columns: Mapping[str, Any]
     """Arrays or CPU tensors.
 
-    Of parameters: `grad_norm`, `grad_largest`, `nonfinite`, `param_norm`, `update_ratio`. Of the outputs of modules:
+    For parameters: `grad_norm`, `grad_largest`, `nonfinite`, `param_norm`, `update_ratio`. For outputs of modules:
     `activation_mean`, `activation_std`, `activation_largest`, `dead_share`, `saturated_share`.
     """
     part: str = ""
@@ -78,7 +79,7 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How the values of one tensor are spread, over the bins that `record.bins` lays down."""
+    """A histogram of the values of one tensor, with the bins of `record.bins`."""
 
     step: int
     kind: Literal["weight", "gradient", "activation"]
@@ -92,18 +93,18 @@ class Histogram:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One reading of a device or of the host. Bytes, degrees Celsius, watts, MHz; `None` where it cannot be read."""
+    """One reading of a device or of the host. Bytes, degrees Celsius, watts, MHz; `None` if it cannot be read."""
 
     time: float
     source: str
-    """`host`, or the name of a device such as torch prints it."""
+    """`host`, or the name of a device as torch prints it."""
     step: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, one line in `events.jsonl`."""
+    """An event, which is one line in `events.jsonl`."""
 
     event: EventName
     step: int | None
@@ -113,19 +114,19 @@ class Event:
     cause: str = ""
     """The detector that raised it (`nonfinite`, `spike`) or a cause code."""
     action: str = ""
-    """What was done about it."""
+    """The response to it."""
     part: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SessionBegins:
-    """The run has gone back to an earlier step: rows from here on supersede those of the same and later steps."""
+    """The run has returned to an earlier step: rows from now on supersede those of the same and later steps."""
 
 
 @dataclass(frozen=True)
 class CheckpointsExpected:
-    """Checkpoints are to be written at these intervals: the log reports when they are not."""
+    """Checkpoints should be written at these intervals: the log reports when they are not."""
 
     every_steps: int | None = None
     every_minutes: float | None = None
@@ -133,12 +134,12 @@ class CheckpointsExpected:
 
 @dataclass(frozen=True)
 class BatchesDrawn:
-    """Data loaders have handed out batches: a sign of life of a run that makes no steps, as in an evaluation."""
+    """Data loaders have returned batches: a sign of progress in a run that makes no steps, as in an evaluation."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the writer hands on to a sink at one go, in order."""
+    """The messages that the writer passes to a sink at one time, in order."""
 
     steps: Sequence[StepRow] = ()
     layers: Sequence[LayerRows] = ()
@@ -149,10 +150,10 @@ class Batch:
 
 @runtime_checkable
 class Sink(Protocol):
-    """Another place that the log goes to. Each runs in a thread of its own: it may be slow, it may raise."""
+    """A further destination of the log. Each runs in its own thread: it may be slow, and it may raise."""
 
     def write(self, batch: Batch) -> None:
-        """Take the next rows and events in."""
+        """Process the next rows and events."""
 
     def close(self) -> None:
-        """The run is over: write what is left."""
+        """The run has ended: write what is left."""

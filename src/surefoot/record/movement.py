@@ -1,13 +1,13 @@
-"""Whether this rank moves, found by looking at its training thread about once a second from another thread.
+"""Determines whether this rank moves, by checking its training thread about once a second from another thread.
 
-A rank has moved if it has taken a step, is in other functions of the user's than before, or was met in many places. It
-works if it uses the CPU or moves bytes, in a child process too. A rank that has neither moved nor worked for the limit
-waits for others, if it is inside of a collective or a backward, or it stands. A loop that sleeps and looks whether a
-file is there stands too. One that works in the very same instruction of the script is busy: a long computation, or on a
-GPU a wait for the device. Everything else moves: evaluations, a first compilation, loading, saving, a slow step.
+A rank has moved if it has taken a step, is in other functions of the user than before, or was found in many places. It
+works if it, or a child process, uses the CPU or transfers bytes. A rank that has neither moved nor worked for the limit
+waits for others, if it is inside a collective or a backward; otherwise it stands. A loop that sleeps and checks for a
+file stands too. A rank that works in the same instruction of the script is busy: a long computation, or on a GPU a wait
+for the device. Everything else moves: evaluations, a first compilation, loading, saving, a slow step.
 
-Time is counted in looks, and a look adds no more than a few times the usual pause: a machine that slept, or a process
-that was stopped, has not waited meanwhile.
+Time is counted in checks, and a check adds no more than a few times the usual pause: a machine that slept, or a process
+that was stopped, has not waited in that time.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from surefoot.record.heartbeat import Movement
 
 IDLE_CPU = 0.05
-"""A process that uses a smaller share of one CPU does no work. Threads that report to a service use 1 % or 2 %."""
+"""A process that uses a smaller share of one CPU does no work. Threads that report to a service use 1% or 2%."""
 MOST_QUEUED = 4.0
-"""On a busy machine a process waits for its turn. That counts as work, up to so many times what it then did: a loop
-that only wakes up to look waits for its turn too."""
+"""On a busy machine a process waits for the CPU. That counts as work, up to this multiple of the CPU time that it then
+used: a loop that only wakes up to check also waits for the CPU."""
 IDLE_BYTES_PER_SECOND = 32 * 1024
-"""A process that reads and writes less does no work."""
+"""A process that reads and writes fewer bytes does no work."""
 MOST_PLACES = 8
-"""A loop that only waits is met in a few places; whoever is met in more has moved."""
+"""A loop that only waits is found in a few places; a thread found in more has moved."""
 LONGEST_PAUSE = 3.0
-"""A look counts for at most so many times the usual pause between looks."""
+"""A check counts for at most this multiple of the usual pause between checks."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What this rank does."""
+class RankState:
+    """The state of this rank."""
 
     movement: Movement
     seconds: float
-    """For how long it has not moved."""
+    """The time since it last moved."""
     step: int
     position: Position | None
 
 
 class MovementMeter:
-    """Looks at one thread."""
+    """Checks one thread."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class MovementMeter:
         self._clock = 0.0
         self._readings: deque[tuple[float, Work]] = deque()
 
-    def look(self, elapsed: float) -> Standing:
-        """Look once, so many seconds after the look before."""
+    def look(self, elapsed: float) -> RankState:
+        """Check once; the argument is the time in seconds since the previous check."""
         elapsed = min(elapsed, LONGEST_PAUSE * self._pause)
         self._clock += elapsed
         position, step = self._look(self._thread()), self._steps()
@@ -90,7 +90,7 @@ class MovementMeter:
             self._readings.clear()
             self._idle = 0.0
         quiet = min(self._unmoved, self._idle)
-        return Standing(self._movement(position, quiet), quiet or self._same_place, step, position)
+        return RankState(self._movement(position, quiet), quiet or self._same_place, step, position)
 
     def _movement(self, position: Position | None, quiet: float) -> Movement:
         if position is None:

@@ -1,8 +1,8 @@
-"""An open file that notices when its number has come to mean another.
+"""An open file that detects when its descriptor belongs to another file.
 
-Scripts that become daemons, or mean well, close every descriptor above 2 (`os.closerange`), and the next file they open
-gets the number that was ours. To write to it, cut it or close it would be to destroy something of theirs, so the
-number is compared with what was opened before each use. What a thread opens in the microsecond between is left out.
+Scripts that become daemons close every descriptor above 2 (`os.closerange`), and the next file that they open gets the
+same number. Writing to it, truncating it or closing it would damage a file of the script, so the descriptor is compared
+with the opened file before each use. Not covered: a file that a thread opens within the microsecond between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OwnedFile:
-    """A file that was opened here, and no link, for as long as its number means it; else it raises `OSError`."""
+    """A file that was opened here and is not a link. Raises `OSError` when its descriptor belongs to another file."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._number = os.open(path, flags | NO_LINKS | getattr(os, "O_BINARY", 0), 0o666)
@@ -26,18 +26,18 @@ class OwnedFile:
 
     @property
     def number(self) -> int:
-        """The descriptor, to be used at once."""
+        """The descriptor, for immediate use."""
         if self._number < 0 or _identity(self._number) != self._identity:
-            raise OSError(errno.EBADF, "the file was closed by somebody else")
+            raise OSError(errno.EBADF, "the file was closed by other code")
         return self._number
 
     def close(self) -> None:
-        """Close it, unless it is closed, or another file has its number by now."""
+        """Close it, unless it is closed, or another file has its descriptor."""
         number, self._number = self._number, -1
         try:
             if number >= 0 and _identity(number) == self._identity:
                 os.close(number)
-        except OSError:  # closed by somebody else
+        except OSError:  # closed by other code
             return
 
 

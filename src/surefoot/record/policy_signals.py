@@ -1,7 +1,7 @@
-"""What trainers log about a policy, by the names that they use, and what such a number says.
+"""The signals that trainers log about a policy, by the names that they use, and their meaning.
 
-The names are those of TRL, which puts words around them: `objective/kl`, `clip_ratio/high_mean`, `kl`. A script that
-passes signals of its own to `observe` uses the same short ones. In the run log a slash is an underscore.
+The names are those of TRL, which adds prefixes and suffixes: `objective/kl`, `clip_ratio/high_mean`, `kl`. A script
+that passes its own signals to `observe` uses the same short names. In the run log a slash is an underscore.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _KINDS = {
     "reward": "reward",
     "kl": "kl",
 }
-"""The words that name a signal, longer ones first, and what each one says.
+"""The words that name a signal, longer ones first, and their meaning.
 
 `kl`: divergence from the old or reference policy per token or action. `entropy`: in nats per token or action.
 `equal_groups`: the share of groups in which every sample has the same reward. `ratio`: importance ratios.
 """
 _WITH_ENDING = ("clip_ratio", "importance_sampling_ratio")
-"""Words that are followed by what was taken over the batch: `clip_ratio/high_mean`."""
+"""Words that are followed by the reduction over the batch: `clip_ratio/high_mean`."""
 _EXACT = {"ratio": "ratio", "val/ratio": "ratio", "objective/kl": "sequence_kl"}
-"""`objective/kl` is a sum over each sequence, whose size depends on its length: it is watched and not judged."""
+"""`objective/kl` is a sum over each sequence, which depends on its length: it is recorded but not judged."""
 
 
 def kind_of(name: str) -> str | None:
-    """What a signal with this name says about a policy; `None` if it is not about one."""
+    """The meaning of a signal with this name for a policy; `None` if it is not about one."""
     name = logged_name(name).removesuffix("_avg").removesuffix("_mean")
     for exact, kind in _EXACT.items():
         if name == logged_name(exact):

@@ -1,25 +1,25 @@
-"""Alarms about the progress of a run: no step for long, slower than before, a checkpoint that does not come.
+"""Alarms about the progress of a run: no step for long, slower than before, a checkpoint that is overdue.
 
-Found by the run log's own thread from what is logged anyway, so that they cost the training loop nothing and mean the
-same whoever feeds the log. Each is an event `alarm` of severity `warning`: nothing is done about it. It is repeated
-after twice the time, and an event of severity `info` says when it is over.
+The run log's own thread derives them from what is logged anyway, so they cost the training loop nothing and are the
+same for every source. Each is an event `alarm` of severity `warning`, without an action. It is repeated after twice the
+time, and an event of severity `info` reports its end.
 
-What a healthy run does is distinguished from what is reported by observable facts:
+Observable facts distinguish a healthy run from one that is reported:
 
 - **A sleeping laptop**, a stopped process, a paused virtual machine: the log's own thread does not run either. Time is
   counted in ticks of that thread, and a tick that comes late counts for `LONGEST_TICK_SECONDS` at most.
-- **Evaluation** draws batches from a data loader, and each is a sign of life (`record/loader_waits.py`). The longest
-  silence that the run has come out of is remembered, and an alarm needs `QUIET_TIMES` that time.
-- **The pace** is judged by stretches of at least `STRETCH_SECONDS` and `STRETCH_STEPS`. An evaluation, a checkpoint,
+- **Evaluation** draws batches from a data loader, and each is a sign of progress (`record/loader_waits.py`). The
+  longest earlier pause of the run is remembered, and an alarm needs `QUIET_TIMES` that time.
+- **Pace** is measured over stretches of at least `STRETCH_SECONDS` and `STRETCH_STEPS`. An evaluation, a checkpoint,
   the start of an epoch and a pause lengthen the stretch they fall into. An alarm needs three quarters of the last
   stretches to be slower than the typical earlier one by the factor `slower_times`, and slower than nine in ten of all
   stretches so far: a run whose pace always varies by that much is not reported.
-- **Checkpoints** are expected where somebody who has a schedule says so (`CheckpointsExpected`). One that is overdue
-  may be under way: it gets another `LATE_SECONDS`, and twice the longest time that one took so far. A script that calls
-  `torch.save` may save its best model only, and a run that stops improving is no fault: nothing is derived from that.
+- **Checkpoints** are expected if a part with a schedule announces them (`CheckpointsExpected`). One that is overdue may
+  be in progress: it gets another `LATE_SECONDS`, and twice the longest time that one took so far. A script that calls
+  `torch.save` may save its best model only, and a run that stops improving is healthy: nothing is derived from that.
 
-Left out: a process that was killed, and one whose threads are all blocked. It cannot report anything; the heartbeat of
-a `WebhookSink` is for that. The pace of an earlier process of the same run is not known: another machine has another.
+Not covered: a process that was killed, and one whose threads are all blocked. It cannot report anything; use the
+heartbeat of a `WebhookSink` for that. The pace of an earlier process of the same run is not used: machines differ.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ QUIET_TIMES = 3.0
 STRETCH_SECONDS = 10.0
 STRETCH_STEPS = 8
 EARLIER_STRETCHES, FEWEST_EARLIER = 64, 12
-"""How many stretches the present pace is compared with, at most and at least."""
+"""The maximum and minimum number of stretches that the present pace is compared with."""
 LAST_STRETCHES = 8
 ALL_STRETCHES = 1000
-"""How many stretches are remembered, to know how much the pace varies."""
+"""The number of stretches that are remembered, to know how much the pace varies."""
 LATE_SECONDS = 600.0
-"""How long a checkpoint that is overdue may still take: it may be under way, and large."""
+"""How long an overdue checkpoint may still take: it may be in progress, and large."""
 FIRST_STRETCHES = 2
-"""Stretches at the start that are not compared with: they compile, warm up and fill caches."""
+"""The number of first stretches that are ignored: they compile, warm up and fill caches."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class ProgressAlarms:
     """
 
     stalled_minutes: float | None = 15.0
-    """Report that nothing has happened for so long: no step, no batch, no checkpoint. `None`: never."""
+    """Report when nothing has happened for this long: no step, no batch, no checkpoint. `None`: never."""
     slower_times: float | None = 1.5
-    """Report steps that take so many times as long as earlier in the run. `None`: never."""
+    """Report steps that take this many times as long as earlier in the run. `None`: never."""
     late_times: float | None = 2.0
-    """Report a checkpoint that is not written after so many of its intervals. `None`: never."""
+    """Report a checkpoint that is not written after this many of its intervals. `None`: never."""
     loader_seconds: float | None = 60.0
-    """Report a data loader that has been asked for a batch for so long. `None`: never."""
+    """Report a wait for a data loader's batch that takes this long. `None`: never."""
 
     def __post_init__(self) -> None:
         for name, lowest in (
@@ -91,19 +91,19 @@ class ProgressAlarms:
 
 
 def is_progress_alarm(event: Event) -> bool:
-    """Whether an event is one of this module's alarms; the event that one is over is not."""
+    """Whether an event is one of this module's alarms; the event for the end of one is not."""
     return event.cause in (STALLED, SLOW, NO_CHECKPOINT, LOADER_STALLED) and event.severity != "info"
 
 
 class AwakeClock:
-    """Seconds in which this process ran: a tick that comes late counts for little."""
+    """Seconds in which this process ran: a late tick counts for little."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._last = time.monotonic()
 
     def tick(self) -> float:
-        """Count the time since the last tick; all seconds so far."""
+        """Count the time since the last tick; returns all seconds so far."""
         now = time.monotonic()
         self.seconds += min(max(0.0, now - self._last), LONGEST_TICK_SECONDS)
         self._last = now
@@ -111,7 +111,7 @@ class AwakeClock:
 
 
 class Silence:
-    """Whether a run that was making steps has stopped."""
+    """Detects that a run that was making steps has stopped."""
 
     def __init__(self, after_seconds: float) -> None:
         self._after = after_seconds
@@ -121,7 +121,7 @@ class Silence:
         self._reported = False
 
     def sign(self, now: float, step: int | None) -> list[Event]:
-        """Something happened."""
+        """A sign of progress: a step, a batch or a checkpoint."""
         quiet = 0.0 if self._last_sign is None else now - self._last_sign
         self._last_sign, self._longest = now, max(self._longest, quiet)
         if not self._reported:
@@ -130,7 +130,7 @@ class Silence:
         return [_event(STALLED, step, f"the run continues after {_duration(quiet)}", "info", {"seconds": quiet})]
 
     def look(self, now: float, step: int | None) -> list[Event]:
-        """What is reported now."""
+        """The events to report now."""
         if self._last_sign is None or step is None:
             return []
         quiet = now - self._last_sign
@@ -149,7 +149,7 @@ class Silence:
 
 
 class StepPace:
-    """Whether steps take longer than earlier in the run. One part of the run; its size is fixed."""
+    """Detects that steps take longer than earlier in one part of the run. Its size is fixed."""
 
     def __init__(self, slower_times: float) -> None:
         self._slower = slower_times
@@ -158,15 +158,15 @@ class StepPace:
         self._earlier: list[float] = []
         """The stretches that the present pace is compared with."""
         self._all: deque[float] = deque(maxlen=ALL_STRETCHES)
-        """What the pace of this run has been: one that always varies is no alarm."""
+        """The earlier paces of this run: a pace that always varies raises no alarm."""
         self._last: deque[float] = deque(maxlen=LAST_STRETCHES)
         self._usual: float | None = None
-        """The pace before the slow one that was reported; `None` if none was."""
+        """The pace before the reported slow one; `None` if none was reported."""
 
     def add(self, row: StepRow) -> list[Event]:
-        """Take a step in; what is reported."""
+        """Add a step; returns the events to report."""
         began = self._began
-        if began is None or row.step <= began.step or row.time < began.time:  # gone back, or the clock was set
+        if began is None or row.step <= began.step or row.time < began.time:  # went back, or clock was set
             self._began = row
             return []
         steps, seconds = row.step - began.step, row.time - began.time  # rows may be missing, step numbers are not
@@ -193,7 +193,7 @@ class StepPace:
             self._last.clear()
             summary = f"a step takes {_seconds(now)} again, as before"
             return [_event(SLOW, row.step, summary, "info", {"seconds": now, "before": before}, row.part)]
-        if ordered[-1 - quarter] < usual / self._slower:  # faster: from here on that is the pace to compare with
+        if ordered[-1 - quarter] < usual / self._slower:  # faster: from now on, compare with this pace
             self._earlier = list(self._last)
             return []
         nine_in_ten = sorted(self._all)[int(0.9 * (len(self._all) - 1))]
@@ -204,14 +204,14 @@ class StepPace:
         summary = (
             f"a step takes {_seconds(now)}, {now / usual:.2g} times as long as earlier in the run ({_seconds(usual)}), "
             f"in {LAST_STRETCHES - quarter} of the last {LAST_STRETCHES} stretches of at least {STRETCH_SECONDS:g} s. "
-            "Look at the device's clocks and memory, at other processes, and at the data loader"
+            "Check the device's clocks and memory, other processes, and the data loader"
         )
         evidence = {"seconds": now, "before": usual, "times": now / usual}
         return [_event(SLOW, row.step, summary, "warning", evidence, row.part)]
 
 
 class CheckpointSchedule:
-    """Whether checkpoints are written as often as they should be. Of one part of the run."""
+    """Detects that checkpoints of one part of the run are not written as often as they should be."""
 
     def __init__(self, expected: CheckpointsExpected, late_times: float, now: float) -> None:
         self._expected, self._late = expected, late_times
@@ -223,7 +223,7 @@ class CheckpointSchedule:
         self._report_at: float | None = None
 
     def saved(self, event: Event, now: float) -> list[Event]:
-        """A checkpoint is written."""
+        """A checkpoint was written."""
         seconds, steps, reported = now - self._since, self._steps, self._report_at is not None
         self._steps, self._since, self._last_step = 0, now, event.step
         self._late_since = self._report_at = None
@@ -234,7 +234,7 @@ class CheckpointSchedule:
         return [_event(NO_CHECKPOINT, event.step, summary, "info", {"steps": steps, "seconds": seconds}, event.part)]
 
     def look(self, row: StepRow, now: float) -> list[Event]:
-        """A step was made; what is reported."""
+        """A step was made; returns the events to report."""
         self._steps += 1
         due = self._overdue(now)
         if not due:
@@ -247,7 +247,7 @@ class CheckpointSchedule:
         quiet = _duration(now - self._since)
         summary = (
             f"no checkpoint for {self._steps:,} steps and {quiet}; one is due {due}, and {last}. "
-            "Look at the disk that checkpoints are written to: a crash now would cost everything since"
+            "Check the disk that checkpoints are written to: a crash now would lose everything since"
         )
         evidence = {"steps": self._steps, "seconds": now - self._since, "last_step": self._last_step}
         return [_event(NO_CHECKPOINT, row.step, summary, "warning", evidence, row.part)]
@@ -265,7 +265,7 @@ class CheckpointSchedule:
 
 
 class RunProgress:
-    """Follows a run for a log. Used by the log's thread alone."""
+    """Follows a run for a log. Used only by the log's thread."""
 
     def __init__(self, settings: ProgressAlarms) -> None:
         self._settings = settings
@@ -276,16 +276,16 @@ class RunProgress:
         self._step: int | None = None
 
     def tick(self) -> float:
-        """Count time; all seconds so far in which this process ran."""
+        """Count time; returns all seconds so far in which this process ran."""
         return self._clock.tick()
 
     def expect(self, part: str, expected: CheckpointsExpected) -> None:
-        """Checkpoints are to be written at these intervals."""
+        """Checkpoints should be written at these intervals."""
         if self._settings.late_times is not None:
             self._schedules[part] = CheckpointSchedule(expected, self._settings.late_times, self._clock.seconds)
 
     def take(self, steps: Sequence[StepRow], events: Sequence[Event], drew: bool = False) -> list[Event]:
-        """What is reported after these rows and events. `drew`: batches were handed out since the last call."""
+        """The events to report after these rows and events. `drew`: batches were drawn since the last call."""
         now, found = self._clock.tick(), list[Event]()
         self._step = steps[-1].step if steps else self._step
         for event in events:
@@ -324,7 +324,7 @@ def _seconds(value: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in the unit that people count them in.
+    """A duration for people.
 
     >>> _duration(75), _duration(720), _duration(9000)
     ('75 s', '12 min', '2.5 h')

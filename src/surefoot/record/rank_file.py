@@ -1,8 +1,8 @@
 """`rank.jsonl`: what one of several ranks records for a comparison with the others, one JSON object per line.
 
-The first line is the rank's setup. A line for each optimizer and each look at it follows, as they come. A line reaches
-the file in one call, so a process that dies leaves at most a torn last line, which the reader leaves out. A file is
-read line by line: a merge of many ranks never holds more than one line of each.
+The first line is the rank's setup. A line for each optimizer and each of its records follows, as they are made. A line
+is written in one call, so a process that dies leaves at most an incomplete last line, which the reader leaves out. A
+file is read line by line: a merge of many ranks never holds more than one line of each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORDS = {kind: word for word, kind in _KINDS.items()}
 
 
 class RankFile:
-    """The file of this rank, made anew when the first line is written. Raises `OSError` where that fails."""
+    """The file of this rank, created when the first line is written. Raises `OSError` on failure."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
@@ -44,7 +44,7 @@ class RankFile:
         """Write one line."""
         if self._file is None:
             with suppress(FileNotFoundError):
-                os.unlink(self._path)  # of an earlier run in the same folder
+                os.unlink(self._path)  # a file of an earlier run in the same folder
             os.close(new_file(self._path))
             self._file = OwnedFile(self._path, os.O_WRONLY | os.O_APPEND)
         marked = {"schema": RANK.version} if isinstance(entry, RankSetup) else {}
@@ -52,13 +52,13 @@ class RankFile:
         os.write(self._file.number, f"{line}\n".encode("utf-8", "replace"))
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def read_rank(folder: Path) -> Iterator[RankEntry]:
-    """The lines of a rank's file, up to the first that is damaged; none if there is no file.
+    """The lines of a rank's file, up to the first damaged one; empty if there is no file.
 
     Raises `UsageError` for a version that cannot be read.
     """
@@ -91,7 +91,7 @@ def _entry(line: bytes, source: str) -> RankEntry | None:
 
 
 def rank_folders(folder: Path) -> list[Path]:
-    """The folders of a run's ranks, in the order of their numbers; none for a run of one process."""
+    """The folders of a run's ranks, in the order of their numbers; empty for a run of one process."""
     if (folder / "run.json").is_file() or (folder / "telemetry").is_dir():
         return []
     found = {}

@@ -1,15 +1,15 @@
-"""What the other ranks of a run do, read from their `alive.json`, and which of them the others wait for.
+"""Reads the states of the other ranks from their `alive.json`, and finds the rank that the others wait for.
 
-Reading is bounded: a rank that does not move looks for the lowest rank that is alive, which is mostly one file. Only
-that rank, the reader, reads the files of all ranks, some hundred per look. What it finds is in `hang.json`, beside the
-folders of the ranks, where the others find it.
+Reading is bounded: a rank that does not move searches for the lowest rank that is alive, which usually means one file.
+Only that rank, the reader, reads the files of all ranks, some hundred per check. It writes its result to `hang.json`,
+next to the folders of the ranks, where the others find it.
 
-A hang is claimed when no rank moves and at least one waits for others. The odd rank is the one that has ended, that is
-gone or silent, or that stands in a line where it does not wait for others. If all of them wait, it is the one that
-waits in another call, another line or another step than most. A rank that works is never called odd, and as long as one
-moves nothing is claimed: the others may well wait for it.
+A hang is reported when no rank moves and at least one waits for others. The odd rank is the one that has ended, that no
+longer exists or responds, or that stands in a line where it does not wait for others. If all of them wait, it is the
+one that waits in another call, another line or another step than most. A rank that works is never odd, and while one
+moves, nothing is reported: the others may be waiting for it.
 
-Left out: ranks without a common folder, whose files are not found.
+Not covered: ranks without a common folder, whose files cannot be found.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 NAME = "hang.json"
 Condition = Literal["alive", "unsure", "silent", "gone", "stopped", "absent"]
-"""What is known of a rank's process: `silent` if its file is no longer written, `absent` if there is none."""
+"""The condition of a rank's process: `silent` if its file is no longer written, `absent` if there is none."""
 HangKind = Literal["ended", "gone", "stopped", "silent", "stands", "apart", "together"]
 _LISTED = 64
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One rank, as another one sees it."""
+class PeerState:
+    """The state of one rank, as read by another."""
 
     rank: int
     beat: Beat | None
@@ -48,50 +48,50 @@ class Seen:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it will never answer again, as far as that can be seen."""
+        """Whether it will never respond again, as far as can be determined."""
         return self.condition in ("gone", "silent", "stopped") or (self.beat is not None and self.has_ended)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has come to its end, and said so."""
+        """Whether it has ended and recorded its end."""
         return self.beat is not None and self.beat.movement == "ended"
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, or on a GPU perhaps does."""
+        """Whether it waits for other ranks, or on a GPU may do so."""
         if self.beat is None or self.condition != "alive":
             return False
         return self.beat.movement == "waits" or (self.beat.movement == "busy" and self.beat.on_device)
 
     @property
     def stands(self) -> bool:
-        """Whether it does nothing, and waits for no other rank."""
+        """Whether it does nothing, and does not wait for other ranks."""
         return self.condition == "alive" and self.beat is not None and self.beat.movement == "stands"
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Ranks that wait for another one, which does not come."""
+    """Ranks that wait for another one."""
 
     kind: HangKind
     ranks: list[int]
-    """The odd ones, the first 64 of them; empty if all ranks wait in the same place."""
+    """The odd ranks, at most 64; empty if all ranks wait in the same place."""
     step: int
-    """How many steps the odd one, or else the reader, has taken."""
+    """The number of steps that the odd rank, or else the reader, has taken."""
     where: str
-    """The line in which the odd one stands."""
+    """The current line of the odd rank."""
     summary: str
     seconds: float
     waiting: int
-    """How many ranks wait."""
+    """The number of waiting ranks."""
     waiting_rank: int
     waiting_where: str
     collectives: dict[str, str] = field(default_factory=dict)
-    """The last collective of some ranks, by torch's flight recorder."""
+    """The last collective of some ranks, from torch's flight recorder."""
     launch: str = ""
     time: float = 0.0
     over_after: float | None = None
-    """After how many seconds the ranks went on."""
+    """The number of seconds after which the ranks continued."""
 
     def evidence(self) -> dict[str, Any]:
         """The figures, for an event or a finding."""
@@ -110,39 +110,39 @@ class Hang:
 
 
 class Peers:
-    """The ranks beside this one."""
+    """The other ranks."""
 
     def __init__(self, top: Path, mine: Beat, silent_seconds: float) -> None:
         self._top, self._mine, self._silent_after = top, mine, silent_seconds
         self._counts: dict[int, tuple[int, float]] = {}
-        """Of each rank that is followed: the number of its last writing, and how long it has not changed."""
+        """For each followed rank, the number of its last write, and the time since it changed."""
         self._work: dict[int, Work | None] = {}
 
-    def look(self, rank: int, elapsed: float) -> Seen:
-        """Look at one rank, so many seconds after the last time."""
+    def look(self, rank: int, elapsed: float) -> PeerState:
+        """Check one rank; the argument is the time in seconds since the last check."""
         beat = read_beat(self._top / f"rank{rank}")
         if beat is None or beat.launch != self._mine.launch or beat.world_size != self._mine.world_size:
-            return Seen(rank, None, "absent")
+            return PeerState(rank, None, "absent")
         if beat.movement == "unwatched":
-            return Seen(rank, beat, "unsure")
+            return PeerState(rank, beat, "unsure")
         known = self._counts.get(rank)
         if known is None or known[0] != beat.count:
             self._counts[rank] = (beat.count, 0.0)
             if known is not None or beat.movement == "ended":
-                return Seen(rank, beat, self._of_process(beat, "alive"))
-            return Seen(rank, beat, self._of_process(beat, "unsure"))
+                return PeerState(rank, beat, self._of_process(beat, "alive"))
+            return PeerState(rank, beat, self._of_process(beat, "unsure"))
         unchanged = known[1] + elapsed
         self._counts[rank] = (beat.count, unchanged)
         is_silent = unchanged >= self._silent_after and beat.movement != "ended"
-        return Seen(rank, beat, self._of_process(beat, "silent" if is_silent else "alive"))
+        return PeerState(rank, beat, self._of_process(beat, "silent" if is_silent else "alive"))
 
     def forget(self) -> None:
-        """Nobody is followed any more."""
+        """Stop following any rank."""
         self._counts.clear()
         self._work.clear()
 
     def _of_process(self, beat: Beat, otherwise: Condition) -> Condition:
-        """What the machine knows of the process, if it is this machine; else what its file shows."""
+        """The condition of the process according to this machine, if it runs here; else according to its file."""
         if beat.movement == "ended" or not beat.machine or beat.machine != self._mine.machine:
             return otherwise
         state = state_of(beat.process, beat.started)
@@ -153,16 +153,16 @@ class Peers:
         return "unsure" if otherwise == "silent" and self._works(beat) else otherwise
 
     def _works(self, beat: Beat) -> bool:
-        """Whether a silent process of this machine uses its CPU: one C function may keep all its threads waiting."""
+        """Whether a silent process of this machine uses its CPU: one C function may block all its threads."""
         before, now = self._work.get(beat.process), work_of(beat.process)
         self._work[beat.process] = now
         return now is None or before is None or now.cpu_seconds - before.cpu_seconds > 0.05
 
 
-def find_hang(seen: Sequence[Seen], mine: Beat, seconds: float, *, is_long: bool) -> Hang | None:
-    """The hang that these ranks are in; `None` if they are in none, or it cannot be told.
+def find_hang(seen: Sequence[PeerState], mine: Beat, seconds: float, *, is_long: bool) -> Hang | None:
+    """The hang of these ranks; `None` if there is none, or it cannot be determined.
 
-    `is_long` says whether all ranks that wait in the same place may be called a hang.
+    `is_long` is whether ranks that all wait in the same place count as a hang.
     """
     if any(each.condition in ("absent", "unsure") and not each.has_ended for each in seen):
         return None
@@ -178,27 +178,29 @@ def find_hang(seen: Sequence[Seen], mine: Beat, seconds: float, *, is_long: bool
     return _described(kind, odd, others, mine, seconds)
 
 
-def _odd(lost: list[Seen], waiting: list[Seen], standing: list[Seen]) -> tuple[HangKind, list[Seen]]:
+def _odd(
+    lost: list[PeerState], waiting: list[PeerState], standing: list[PeerState]
+) -> tuple[HangKind, list[PeerState]]:
     if lost:
         first = min(lost, key=lambda each: (not each.has_ended, each.beat.time if each.beat else 0.0, each.rank))
         kind: HangKind = "ended" if first.has_ended else first.condition  # type: ignore[assignment]
         return kind, [first, *(each for each in lost if each is not first)]
     if standing and len(standing) <= len(waiting):
         return "stands", standing
-    if standing:  # most look for something that one of the few does not do
+    if standing:  # most wait for an action of the few
         return "apart", waiting
     places = Counter(_place(each) for each in waiting)
-    usual = max(places, key=lambda place: places[place])  # of several, the one that the lowest rank is in
+    usual = max(places, key=lambda place: places[place])  # of several, the place of the lowest rank
     odd = [each for each in waiting if _place(each) != usual]
     return ("apart", odd) if odd else ("together", [])
 
 
-def _place(each: Seen) -> tuple[str, str, int]:
+def _place(each: PeerState) -> tuple[str, str, int]:
     assert each.beat is not None
     return each.beat.waits_in, each.beat.where, each.beat.step
 
 
-def _described(kind: HangKind, odd: list[Seen], others: list[Seen], mine: Beat, seconds: float) -> Hang:
+def _described(kind: HangKind, odd: list[PeerState], others: list[PeerState], mine: Beat, seconds: float) -> Hang:
     first = odd[0].beat if odd else None
     other = others[0].beat
     assert other is not None
@@ -218,7 +220,7 @@ def _described(kind: HangKind, odd: list[Seen], others: list[Seen], mine: Beat, 
     )
 
 
-def _summary(kind: HangKind, odd: list[Seen], others: list[Seen], seconds: float) -> str:
+def _summary(kind: HangKind, odd: list[PeerState], others: list[PeerState], seconds: float) -> str:
     other = others[0].beat
     assert other is not None
     have = f" and {len(others) - 1} more have" if len(others) > 1 else " has"
@@ -250,14 +252,14 @@ def write_hang(top: Path, hang: Hang) -> None:
 
 
 def forget_hang(top: Path, mine: Beat) -> None:
-    """Remove what an earlier run in the same folder has found."""
+    """Remove the result of an earlier run in the same folder."""
     if hang_of(top, mine) is None:
         with suppress(OSError):
             os.unlink(top / NAME)
 
 
 def hang_of(top: Path, mine: Beat) -> Hang | None:
-    """The hang that the ranks of this start are in, if one was found and they have not gone on since."""
+    """The hang of the ranks of this start, if one was found and they have not continued since."""
     found = read_hang(top)
     if found is None or found.launch != mine.launch or found.time < mine.began or found.over_after is not None:
         return None
@@ -265,7 +267,7 @@ def hang_of(top: Path, mine: Beat) -> Hang | None:
 
 
 def read_hang(top: Path, strict: bool = False) -> Hang | None:
-    """What the reader has found; `None` if there is nothing. With `strict` another version raises `UsageError`."""
+    """The result of the reader; `None` if there is none. With `strict`, another version raises `UsageError`."""
     try:
         held = json.loads(read_file(top / NAME))
         version = held.pop(HANG.key)

@@ -1,7 +1,7 @@
-"""The ranks of a run side by side: step time, gradient norm and memory of each, in a few hundred stretches of steps.
+"""Compares the ranks of a run: step time, gradient norm and memory of each, in a few hundred stretches of steps.
 
-One rank is read after the other, and of each only a row per number is kept. So the memory grows with the number of
-ranks times the number of columns, not with the steps. The columns are those of the first rank; they end where it ends.
+The ranks are read one after the other, and only one row per number is kept of each. So the memory grows with the number
+of ranks times the number of columns, not with the steps. The columns are those of the first rank, and end with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 200
 _MEMORY = ("allocated", "process_memory")
-"""Columns of the device table, the first that has numbers counts: of the accelerator, or else of the process."""
+"""Columns of the device table, of which the first with numbers is used: of the accelerator, or else of the process."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def read_rank_table(folders: Iterable[Path], most_columns: int = MOST_COLUMNS) -
 
 
 def _rows(folder: Path, table: TableName) -> pa.Table | None:
-    """The rows of one table of a run; what cannot be read is left out."""
+    """The rows of one table of a run; files that cannot be read are left out."""
     pieces = []
     for name in segments_in(folder):
         if name.table == table:
@@ -93,14 +93,14 @@ def _column(table: pa.Table, name: str) -> Numbers:
 
 
 def _edges(steps: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Where columns begin, and the end of the last one."""
+    """The first step of each column, and the end of the last one."""
     low, high = int(steps.min()), int(steps.max()) + 1
     count = min(most, high - low)
     return np.unique(np.linspace(low, high, count + 1).astype(np.int64))
 
 
 def _seconds(steps: npt.NDArray[np.int64], times: Numbers) -> Numbers:
-    """The time per step between two rows, which may be steps apart."""
+    """The time per step between two rows, which may be several steps apart."""
     ahead = np.diff(steps)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.diff(times) / ahead

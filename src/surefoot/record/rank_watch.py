@@ -1,14 +1,13 @@
-"""`RankWatch`: a thread of one of several ranks that says whether the rank moves, and finds out whom it waits for.
+"""`RankWatch`: a thread of each rank that records whether the rank moves, and finds the rank that it waits for.
 
-The thread looks at the training thread about once a second (`movement`) and writes `alive.json` into the rank's folder
-every few seconds (`heartbeat`). When the rank has not moved for half of the limit it looks for the others
-(`rank_peers`). After the limit, 30 seconds unless the environment variable `SUREFOOT_HANG_SECONDS` says otherwise, it
-writes `stacks.txt`, the Python stacks of all its threads, and the last collectives of torch's flight recorder. Whoever
-is named is an event in the log of every rank that waits, and a line on stderr. When the rank moves again, that is an
-event too.
+The thread checks the training thread about once a second (`movement`) and writes `alive.json` into the rank's folder
+every few seconds (`heartbeat`). When the rank has not moved for half of the limit, it checks the others (`rank_peers`).
+After the limit, which is 30 seconds or the environment variable `SUREFOOT_HANG_SECONDS`, it writes `stacks.txt`, the
+Python stacks of all its threads, and the last collectives of torch's flight recorder. Every waiting rank logs an event
+that names the odd rank, and prints a line on stderr. When the rank moves again, that is logged too.
 
-No collective is started, nothing is sent, and nothing is ended: the run is killed by torch's own timeout, by the
-launcher or by the user, and by then the files are there. A disk that fails ends the watch with one warning.
+No collective is started, nothing is sent, and nothing is ended: torch's own timeout, the launcher or the user kills the
+run, and by then the files exist. A failing disk ends the observation with one warning.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from surefoot.record.flight_recorder import recorded_collectives
 from surefoot.record.heartbeat import BeatFile, ended, first_beat, first_ended, forget_ends, mark_end
 from surefoot.record.messages import Event
 from surefoot.record.movement import MovementMeter
-from surefoot.record.rank_peers import Hang, Peers, Seen, find_hang, forget_hang, hang_of, write_hang
+from surefoot.record.rank_peers import Hang, Peers, PeerState, find_hang, forget_hang, hang_of, write_hang
 from surefoot.record.stragglers import StepClock, Straggler, StragglerSearch
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.record.heartbeat import Beat, Movement
-    from surefoot.record.movement import Standing
+    from surefoot.record.movement import RankState
     from surefoot.types import Severity
 
 log = logging.getLogger("surefoot")
@@ -48,22 +47,22 @@ HANG_SECONDS = 30.0
 VARIABLE = "SUREFOOT_HANG_SECONDS"
 STACKS, COLLECTIVES = "stacks.txt", "collectives.txt"
 READ_AT_ONCE = 256
-"""So many files of other ranks are read in one look."""
+"""The number of files of other ranks that are read in one check."""
 ROUND_SECONDS = 30.0
-"""How often the first rank compares the step times of all ranks."""
+"""The time between two comparisons of all ranks' step times, by the first rank."""
 LEFT_ALONE_SECONDS = 60.0
-"""After so long a rank that does not find the others says by itself that it waits."""
+"""The time after which a rank that does not find the others reports by itself that it waits."""
 ANSWER_SECONDS = 5.0
-"""So long a rank whose collective has failed looks for the one that left: that one may still be ending."""
+"""How long a rank whose collective has failed searches for the rank that ended, which may still be ending."""
 FIRST_READERS = 32
-"""So many of the lowest ranks, and every so many-th of the others, may read the files of all."""
+"""This many of the lowest ranks, and each rank at a multiple of this number, may read the files of all."""
 _AT_REST = ("waits", "stands", "busy")
 _ASKED_OF = 64
-"""Of so many ranks each rank may look by itself which one is gone; of more only the first two do."""
+"""With up to this many ranks, each rank checks by itself which one has ended; with more, only the first two do."""
 
 
 class RankWatch:
-    """Watches this rank, and the others through their files."""
+    """Observes this rank, and the others through their files."""
 
     def __init__(
         self,
@@ -78,17 +77,18 @@ class RankWatch:
         is_over: Callable[[], bool] = lambda: False,
         limit_seconds: float | None = None,
     ) -> None:
-        """Watch the process that writes into `folder`, which is named `rank<number>` beside those of the others.
+        """Observe the process that writes into `folder`, which is named `rank<number>`, next to those of the others.
 
-        `clock` follows its steps, `thread` says which thread trains, `notify` takes events, and `say` lines for the
-        user; without it they are warnings of the logger `surefoot`. The watch ends when `is_over` says so.
+        `clock` follows its steps, `thread` returns the training thread, `notify` receives events, and `say` receives
+        lines for the user; without it they are warnings of the logger `surefoot`. The observation ends when `is_over`
+        is true.
         """
         self._folder, self._top = folder, folder.parent
         self._notify, self._say, self._is_over = notify, say or log.warning, is_over
         self.limit = limit = limit_seconds or _limit()
         self._pause, self._beat_every = min(1.0, limit / 10), min(5.0, limit / 4)
         self._patience = limit
-        """How long a rank must stand before it is named: longer, once ranks have gone on after such a stop."""
+        """How long a rank must stand before it is reported: longer, if ranks have continued after such a stop."""
         main = threading.main_thread().ident or 0
         self._meter = MovementMeter(limit, self._pause, lambda: clock.steps, lambda: thread() or main)
         self._clock = clock
@@ -99,16 +99,16 @@ class RankWatch:
         self._process, self._closing = os.getpid(), threading.Event()
         self._unwritten = float("inf")
         """Seconds since the file was written."""
-        self._has_stacks = self._said_that_it_waits = False
+        self._has_stacks = self._has_reported_waiting = False
         self._collective, self._waits_on_device = "", False
         self._hang: Hang | None = None
         """The hang that has been reported,"""
         self._hang_step = 0
-        """and how many steps there were then."""
+        """and the number of steps at that time."""
         self._thread = threading.Thread(target=self._run, name="surefoot-rank-watch", daemon=True)
 
     def start(self) -> RankWatch:
-        """Begin. A rank without room for a file or a thread is not watched."""
+        """Start. A rank that cannot write a file or start a thread is not observed."""
         try:
             make_subfolder(self._folder)
             if self._beat.rank == 0:
@@ -117,28 +117,28 @@ class RankWatch:
             self._file.write(self._beat)
             self._thread.start()
         except (OSError, RuntimeError) as error:
-            self._say(f"surefoot: whether rank {self._beat.rank} hangs is not watched ({error}); training continues")
+            self._say(f"surefoot: hangs of rank {self._beat.rank} are not detected ({error}); training continues")
         return self
 
     def end(self, code: int, words: str, *, where: str = "", follows: bool = False) -> None:
-        """The rank ends, with this exit code, in these words and at this line. `follows`: since another one has."""
+        """The rank ends, with this exit code, description and line. `follows`: because another one has ended."""
         if os.getpid() != self._process or self._beat.movement == "ended":
             return
         self._closing.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         if self._hang is not None and self._clock.steps > self._hang_step:
-            self._moves_again()  # so shortly before the end that nobody has looked since
+            self._report_movement()  # it has moved since the last check
         self._beat = last = ended(replace(self._beat, step=self._clock.steps, where=where), code, words)
-        with suppress(OSError):  # the log says that there is no room
+        with suppress(OSError):  # the log reports a full disk
             self._file.write(last)
             if not follows:
                 mark_end(self._top, last)
 
-    def who_left(self) -> str:
-        """Which rank does not answer any more, in one sentence; empty if that is not known after a few seconds."""
+    def rank_that_ended(self) -> str:
+        """A sentence that names the rank that no longer responds; empty if it is not known after a few seconds."""
         for _ in range(int(ANSWER_SECONDS / 0.1)):
-            if words := who_left(self._top, self._beat):
+            if words := rank_that_ended(self._top, self._beat):
                 return words
             time.sleep(0.1)
         return ""
@@ -153,24 +153,22 @@ class RankWatch:
                     return
                 self.look(now - last)
                 last = now
-        except Exception as error:  # a disk that is full, or a bug: training must not notice more than this line
+        except Exception as error:  # a full disk, or a bug: training must not be affected
             what = f"{type(error).__name__}: {error}"
-            self._say(
-                f"surefoot: whether rank {self._beat.rank} hangs is no longer watched ({what}); training continues"
-            )
+            self._say(f"surefoot: hangs of rank {self._beat.rank} are no longer detected ({what}); training continues")
 
     def look(self, elapsed: float) -> None:
-        """Look once, so many seconds after the look before."""
+        """Check once; the argument is the time in seconds since the previous check."""
         standing = self._meter.look(elapsed)
-        self._tell_others(standing, elapsed)
+        self._notify_others(standing, elapsed)
         if standing.seconds < self.limit / 2:
-            self._moves_again()
+            self._report_movement()
         elif standing.movement != "debugged":
             self._look_for_others(standing, elapsed)
         if standing.movement == "moves":
             self._note_straggler(elapsed)
 
-    def _tell_others(self, standing: Standing, elapsed: float) -> None:
+    def _notify_others(self, standing: RankState, elapsed: float) -> None:
         movement = self._movement(standing)
         self._unwritten += elapsed
         if movement == self._beat.movement and self._unwritten < self._beat_every:
@@ -196,8 +194,8 @@ class RankWatch:
         )
         self._file.write(self._beat)
 
-    def _movement(self, standing: Standing) -> Movement:
-        """What the rank does, once its stacks are kept: on a GPU a busy rank may wait for a collective."""
+    def _movement(self, standing: RankState) -> Movement:
+        """The state of the rank, after its stacks are written: on a GPU a busy rank may wait for a collective."""
         if standing.movement not in _AT_REST:
             return standing.movement
         if not self._has_stacks:
@@ -207,15 +205,15 @@ class RankWatch:
 
     # ---- other ranks ------------------------------------------------------------------------------------------------
 
-    def _look_for_others(self, standing: Standing, elapsed: float) -> None:
+    def _look_for_others(self, standing: RankState, elapsed: float) -> None:
         found = self._search.look(self._beat, standing.seconds, elapsed, self._patience)
         if found is not None and (self._hang is None or self._hang.time != found.time):
             self._hang, self._hang_step = found, self._clock.steps
             self._report(found)
         is_alone = self._search.is_alone and self._beat.movement == "waits"
-        if is_alone and not self._said_that_it_waits and standing.seconds >= max(LEFT_ALONE_SECONDS, self._patience):
-            self._said_that_it_waits = True
-            self._say_that_it_waits(standing)
+        if is_alone and not self._has_reported_waiting and standing.seconds >= max(LEFT_ALONE_SECONDS, self._patience):
+            self._has_reported_waiting = True
+            self._report_waiting(standing)
 
     def _report(self, hang: Hang) -> None:
         severity: Severity = "warning" if hang.kind == "stands" else "error"
@@ -223,7 +221,7 @@ class RankWatch:
         self._notify(event)
         self._say(f"surefoot: {hang.summary}. Stacks: {self._top}/rank*/{STACKS}")
 
-    def _say_that_it_waits(self, standing: Standing) -> None:
+    def _report_waiting(self, standing: RankState) -> None:
         words = (
             f"rank {self._beat.rank} has waited for other ranks for {standing.seconds:.0f} s in {self._beat.place}, "
             f"after {standing.step:,} steps; {self._top} does not hold their files, so nothing is known of them"
@@ -232,14 +230,14 @@ class RankWatch:
         self._notify(Event("alarm", standing.step, words, time.time(), "info", CAUSE, evidence=evidence))
         self._say(f"surefoot: {words}.")
 
-    def _moves_again(self) -> None:
+    def _report_movement(self) -> None:
         hang, self._hang = self._hang, None
-        self._has_stacks = self._said_that_it_waits = False
+        self._has_stacks = self._has_reported_waiting = False
         self._search.stop()
         if hang is None:
             return
         seconds = time.time() - hang.time + hang.seconds
-        self._patience = max(self._patience, 2 * seconds)  # this script does so when it is well
+        self._patience = max(self._patience, 2 * seconds)  # this script pauses like this when it is healthy
         words = f"rank {self._beat.rank} continues after {seconds:.0f} s"
         evidence = {"rank": self._beat.rank, "over_after_seconds": round(seconds, 1)}
         self._notify(Event("alarm", self._beat.step, words, time.time(), "info", CAUSE, evidence=evidence))
@@ -256,19 +254,19 @@ class RankWatch:
 
 
 class HangSearch:
-    """Looks for the rank that the others wait for, from one rank that does not move."""
+    """Searches for the rank that the others wait for, from one rank that does not move."""
 
     def __init__(self, top: Path, mine: Beat, limit: float) -> None:
         self._top, self._limit = top, limit
         self._peers = Peers(top, mine, limit * 2 / 3)
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, PeerState] = {}
         self._ages: dict[int, float] = {}
-        """Seconds since each rank was looked at."""
+        """Seconds since each rank was checked."""
         self._next = 0
         self.is_alone = False
         """Whether no file of another rank has been found."""
         self.wrote_last = False
-        """Whether the last hang that was found was found by this rank."""
+        """Whether this rank found the last hang."""
 
     def stop(self) -> None:
         """The rank moves."""
@@ -279,7 +277,7 @@ class HangSearch:
             self._next = 0
 
     def look(self, mine: Beat, seconds: float, elapsed: float, patience: float) -> Hang | None:
-        """A hang, as this rank finds it, or as the rank that reads all files has, after so many seconds at rest."""
+        """A hang found by this rank, or by the rank that reads all files, after this many seconds without movement."""
         for rank in self._ages:
             self._ages[rank] += elapsed
         reader = self._reader(mine)
@@ -291,7 +289,7 @@ class HangSearch:
             return known
         if seconds < self._limit or len(self._seen) < mine.world_size - 1:
             return None
-        every = sorted([*self._seen.values(), Seen(mine.rank, mine, "alive")], key=lambda each: each.rank)
+        every = sorted([*self._seen.values(), PeerState(mine.rank, mine, "alive")], key=lambda each: each.rank)
         hang = find_hang(every, mine, seconds, is_long=seconds >= 2 * self._limit)
         if hang is None or (hang.kind == "stands" and seconds < patience):
             return None
@@ -301,7 +299,7 @@ class HangSearch:
         return hang
 
     def _reader(self, mine: Beat) -> int:
-        """The lowest rank that is alive, which reads for all. Of many ranks, only some are asked."""
+        """The lowest rank that is alive, which reads for all. With many ranks, only some are checked."""
         asked: list[int] = [*range(min(mine.rank, FIRST_READERS)), *range(FIRST_READERS, mine.rank, FIRST_READERS)]
         for rank in asked:
             seen = self._look_at(rank)
@@ -315,14 +313,14 @@ class HangSearch:
                 self._look_at(self._next)
             self._next = (self._next + 1) % mine.world_size
 
-    def _look_at(self, rank: int) -> Seen:
+    def _look_at(self, rank: int) -> PeerState:
         seen = self._seen[rank] = self._peers.look(rank, self._ages.get(rank, 0.0))
         self._ages[rank] = 0.0
         return seen
 
 
 class StragglerRounds:
-    """Lets the first rank compare the step times of all ranks now and then."""
+    """Compares the step times of all ranks at intervals, on the first rank."""
 
     def __init__(self, top: Path, mine: Beat) -> None:
         self._peers = Peers(top, mine, float("inf"))
@@ -331,7 +329,7 @@ class StragglerRounds:
         self._next, self._waited = 0, 0.0
 
     def look(self, mine: Beat, elapsed: float) -> Straggler | None:
-        """Read some files; at the end of a round, a straggler that is new."""
+        """Read some files; at the end of a round, return a new straggler."""
         self._waited += elapsed
         if mine.rank != 0 or self._waited < ROUND_SECONDS:
             return None
@@ -346,7 +344,7 @@ class StragglerRounds:
 
 
 def keep_evidence(folder: Path) -> tuple[str, bool]:
-    """Write the stacks and the last collectives of this rank; the last one in words, and whether it is under way."""
+    """Write this rank's stacks and last collectives; returns a description of the last, and whether it is active."""
     write_file(folder / STACKS, Redactor(identity=False)(stacks_of_all()))
     collectives = recorded_collectives()
     if not collectives:
@@ -355,8 +353,8 @@ def keep_evidence(folder: Path) -> tuple[str, bool]:
     return str(collectives[-1]), not collectives[-1].is_complete
 
 
-def who_left(top: Path, mine: Beat) -> str:
-    """Which rank does not answer any more, in one sentence; empty if that is not known."""
+def rank_that_ended(top: Path, mine: Beat) -> str:
+    """A sentence that names the rank that no longer responds; empty if it is not known."""
     hang = hang_of(top, mine)
     if hang is not None:
         return hang.summary
@@ -383,7 +381,7 @@ def _limit() -> float:
 
 
 def _uses_device() -> bool:
-    """Whether this process has begun to use a GPU. Starts nothing by itself."""
+    """Whether this process uses a GPU. Does not initialize one."""
     if "torch" not in sys.modules:
         return False
     from surefoot.core.device import is_in_use

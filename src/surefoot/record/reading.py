@@ -1,8 +1,8 @@
-"""`load_run`: a run folder as tables, whatever state its writer left it in.
+"""`load_run`: reads a run folder as tables, in whatever state its writer left it.
 
-A torn last batch or line is dropped, and whatever else cannot be read is told in `problems`; nothing of that raises.
-Files of a newer version of a format are refused with `UsageError`.
-Works while the run is being written, and without torch.
+An incomplete last batch or line is dropped, and everything else that cannot be read is listed in `problems`, without an
+exception. Files of a newer version of a format are refused with `UsageError`. Works while the run is being written, and
+without torch.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 _MARKS = ("run.json", event_file.NAME, FOLDER)
-"""A folder that has none of these is no run folder."""
+"""A folder without any of these is not a run folder."""
 TRIES = 10
-"""How often to begin again when a file is thinned away between being listed and being read."""
+"""The number of attempts when a file is thinned between being listed and being read."""
 
 
 @dataclass(frozen=True)
 class RunTables:
-    """What a run folder holds. A table without rows has its columns all the same."""
+    """The content of a run folder. A table without rows still has its columns."""
 
     folder: Path
     run: dict[str, Any]
     """`run.json`: what was run, where, with which versions, how it ended."""
     events: list[Event]
     findings: dict[str, Any] | None
-    """`findings.json`, where there has been a diagnosis."""
+    """`findings.json`, if there was a diagnosis."""
     scalars: pa.Table
     """One row per optimizer step and part."""
     layers: pa.Table
@@ -55,16 +55,16 @@ class RunTables:
     device: pa.Table
     """Readings of the devices and of the host, sorted by time."""
     dropped: int = 0
-    """How many messages never reached the log: training was faster than the disk, or the disk was full."""
+    """The number of messages that never reached the log: training was faster than the disk, or the disk was full."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read. A batch cut short by a killed process is the usual one."""
+    """What could not be read. A batch that a killed process left incomplete is the usual case."""
 
     def _repr_html_(self) -> str:
         return html_of(self)
 
 
 def load_run(folder: str | os.PathLike[str]) -> RunTables:
-    """Everything a run folder holds, as pyarrow tables."""
+    """The content of a run folder, as pyarrow tables."""
     path = Path(folder)
     _require_run_folder(path)
     check_versions(path)
@@ -89,7 +89,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
-    """The rows of every segment, in the order in which they were written. Thinning may go on meanwhile."""
+    """The rows of every segment, in the order in which they were written. Thinning may happen at the same time."""
     for attempt in range(TRIES):
         wrongs: list[str] = []
         pieces: dict[SegmentName, pa.Table] = {}
@@ -99,7 +99,7 @@ def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
                 wrongs += [wrong] if wrong else []
                 if rows is not None:
                     pieces[name] = rows
-        except FileNotFoundError:  # its rows are in the next level now, which may have been read already
+        except FileNotFoundError:  # its rows are now in the next level, which may have been read already
             continue
         break
     problems += wrongs
@@ -107,7 +107,7 @@ def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
 
 
 def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Table]]:
-    """Pieces that have rows, sorted into tables."""
+    """Pieces with rows, sorted into tables."""
     return {table: [rows for name, rows in pieces.items() if name.table == table and rows.num_rows] for table in TABLES}
 
 
@@ -159,7 +159,7 @@ def _events(path: Path, problems: list[str]) -> list[Event]:
         problems.append(f"{event_file.NAME}: {error}")
         return []
     if bad:
-        problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} no event, or cut short")
+        problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} invalid or incomplete")
     firsts = first_steps(path)
     return [event for event, session in said if not _is_undone(event, session, firsts)]
 

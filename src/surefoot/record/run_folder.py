@@ -1,7 +1,7 @@
-"""The run folder: `run.json` says what ran and how it ended, `facts.json` what was seen, `findings.json` what it means.
+"""The run folder: `run.json` describes the run and its end, `facts.json` the observations, `findings.json` the causes.
 
-Files are written under a temporary name and renamed, so that a reader never sees half of one, and without secrets: see
-`surefoot.core.redaction`.
+Files are written under a temporary name and renamed, so that a reader never sees an incomplete one, and without
+secrets: see `surefoot.core.redaction`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefoot.core.redaction import Redactor
 
 
 def folder_for(wanted: str | None, name: str, here: str, began: float, rank: int, world_size: int) -> Path:
-    """The folder of this process's run: the one that was asked for, or `runs/<script>-<date>-<time>`; per rank."""
+    """The folder of this process's run: the requested one, or `runs/<script>-<date>-<time>`; one per rank."""
     folder = Path(here) / (wanted if wanted is not None else _unused(Path(here), name, began, world_size))
     return folder / f"rank{rank}" if world_size > 1 else folder
 
@@ -38,22 +38,22 @@ def _unused(here: Path, name: str, began: float, world_size: int) -> Path:
     return base
 
 
-def look_closer(folder: Path) -> str:
+def report_command(folder: Path) -> str:
     """The command that shows a run on one page.
 
-    >>> look_closer(Path("runs/exp 1"))
+    >>> report_command(Path("runs/exp 1"))
     "surefoot report 'runs/exp 1'"
     """
     return f"surefoot report {shlex.quote(str(folder))}"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one file whole or not at all, without secrets and without the way to the user's home."""
+    """Write one file completely or not at all, without secrets and without the path of the user's home."""
     write_file(path, as_json(Redactor(identity=False).inside(value)))
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """The text of a value. JSON has no NaN: what is not finite is written as a word."""
+    """The value as JSON text. Non-finite numbers are written as words."""
     separators = (",", ":") if indent is None else None
 
     def text(plain: Any) -> str:
@@ -61,14 +61,14 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
     try:
         return text(value)
-    except (ValueError, TypeError):  # something is not finite, or a key is not a word: rare, and slow to clean up
+    except (ValueError, TypeError):  # a non-finite number, or a key that is not text: rare, and slow to convert
         return text(json_values(value))
 
 
 def describe_run(
     target: str, arguments: tuple[str, ...], is_module: bool, guard: bool, began: float
 ) -> dict[str, object]:
-    """What is run, where, with which versions."""
+    """The description of a run: script, host and versions."""
     return {
         "schema": RUN.version,
         "script": target,
@@ -82,7 +82,7 @@ def describe_run(
 
 
 def json_values(value: Any) -> Any:
-    """The same with words for numbers that are not finite, and with keys that are words."""
+    """The same value with words for non-finite numbers, and with keys that are text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
 """The columns of the run log's tables, in one place for its writer and its readers.
 
 Four tables: `scalars` (one row per optimizer step), `layers` (one row per layer and step), `histograms` and `device`.
-On disk each row also carries the number of the session that wrote it: a resumed run continues in the same folder, and
-the reader needs to know which rows the later session has superseded. `load_run` leaves that column out.
+On disk each row also has the number of the session that wrote it: a resumed run continues in the same folder, and the
+reader needs to know which rows the later session has superseded. `load_run` removes that column.
 
-A number that nobody measured is null; NaN and Inf are values, and stay what they are. A row of `layers` that has a
-`param_norm` and no `grad_norm` is of a parameter that had no gradient.
+A number that was not measured is null; NaN and Inf are values, and are preserved. A row of `layers` that has a
+`param_norm` and no `grad_norm` belongs to a parameter without a gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TableName: TypeAlias = Literal["scalars", "layers", "histograms", "device"]
 TABLES: tuple[TableName, ...] = ("scalars", "layers", "histograms", "device")
 
 SIGNAL = "signal."
-"""What the names of the user's own signals begin with, as columns of `scalars`."""
+"""The prefix of the user's own signals, as columns of `scalars`."""
 STEP_NUMBERS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")
 LAYER_NUMBERS = (
     *("grad_norm", "grad_largest", "nonfinite", "param_norm", "update_ratio", "dead_share"),
@@ -37,7 +37,7 @@ DEVICE_NUMBERS = (
 
 
 def schema_of(table: TableName, extra: Iterable[str] = ()) -> pa.Schema:
-    """The columns of a table as they are on disk; `extra` are further numbers, each a column of its own."""
+    """The columns of a table on disk; `extra` are further numbers, each with its own column."""
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())
@@ -75,15 +75,15 @@ def schema_of(table: TableName, extra: Iterable[str] = ()) -> pa.Schema:
 def fits(table: TableName, schema: pa.Schema) -> bool:
     """Whether a file with this schema can be a piece of the table.
 
-    It has the columns that identify a row; those it has of the table's numbers are of their types, and all others are
-    numbers. A log that was written before a number was added has no column of it: readers get nulls there.
+    It must have the columns that identify a row; its other known columns must have their types, and all further ones
+    must be numbers. A log that was written before a number was added has no column for it: readers get nulls.
     """
     import pyarrow as pa
 
     expected = schema_of(table)
     try:
         found = {field.name: field.type for field in schema}
-    except UnicodeDecodeError:  # a name that has rotted
+    except UnicodeDecodeError:  # a damaged name
         return False
     further = [found[name] for name in found if name not in expected.names]
     may_lack = {"scalars": STEP_NUMBERS, "layers": LAYER_NUMBERS}.get(table, ())
@@ -92,7 +92,7 @@ def fits(table: TableName, schema: pa.Schema) -> bool:
 
 
 def public_schema(table: TableName) -> pa.Schema:
-    """The columns that a reader always gets, in order, whether anything was logged or not."""
+    """The columns that a reader always gets, in order, even if nothing was logged."""
     extra = DEVICE_NUMBERS if table == "device" else ()
     schema = schema_of(table, extra)
     return schema.remove(schema.get_field_index("session"))

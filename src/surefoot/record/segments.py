@@ -1,9 +1,9 @@
 """The files of a table: Arrow IPC streams that are appended to, and readable up to their last complete batch.
 
-A batch is turned into bytes first and written with one call, so that a process that dies leaves at most a torn last
-batch, which the reader drops. A write that fails (a full disk) is taken back by cutting the file to its last good size.
+A batch is serialized first and written with one call, so that a process that dies leaves at most an incomplete last
+batch, which the reader drops. A write that fails (a full disk) is undone by truncating the file to its last valid size.
 
-A name says all there is to know about a file: `scalars-000-0-00012.arrows` is table, session, level and number.
+The name describes a file completely: `scalars-000-0-00012.arrows` is table, session, level and number.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NAME = re.compile(rf"({'|'.join(TABLES)})-(\d{{3,}})-(\d+|{EVENTS})-(\d{{5,}})\
 
 @dataclass(frozen=True)
 class SegmentName:
-    """Which rows a file holds."""
+    """The rows that a file contains."""
 
     table: TableName
     session: int
-    """The process that wrote it."""
+    """The session that wrote it."""
     level: str
-    """How thinned: `0` has every row, `1` every eighth step, `2` every sixty-fourth …; `e` the rows near events."""
+    """The level: `0` has every row, `1` every eighth step, `2` every sixty-fourth …; `e` the rows near events."""
     number: int
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class SegmentName:
 
     @classmethod
     def parse(cls, name: str) -> SegmentName | None:
-        """What a file name says, or `None` if it is not one of ours."""
+        """A parsed file name, or `None` if it is not a segment."""
         match = _NAME.fullmatch(name)
         return match and cls(match[1], int(match[2]), match[3], int(match[4]))  # type: ignore[arg-type]
 
@@ -58,12 +58,12 @@ def segments_in(folder: Path) -> Iterator[SegmentName]:
 
 
 def level_rank(level: str) -> int:
-    """How far a level is from the freshest rows; those near events come after all others."""
+    """The distance of a level from the newest rows; those near events come after all others."""
     return 99 if level == EVENTS else int(level)
 
 
 class Segment:
-    """One file that batches are appended to. Raises `OSError` where that fails, and leaves whole batches behind."""
+    """One file that batches are appended to. Raises `OSError` on failure, and leaves complete batches."""
 
     def __init__(self, path: Path, schema: pa.Schema, compress: bool = False) -> None:
         import pyarrow as pa
@@ -78,13 +78,13 @@ class Segment:
         self._is_open = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Write a batch: all of it or, with an `OSError`, nothing."""
+        """Write a batch completely or, with an `OSError`, not at all."""
         self._stream.write_batch(batch)
         self._write()
         self.rows += batch.num_rows
 
     def close(self) -> None:
-        """No more batches: the end is marked in the file."""
+        """Mark the end in the file and close it."""
         if not self._is_open:
             return
         try:
@@ -94,7 +94,7 @@ class Segment:
             self.abandon()
 
     def abandon(self) -> None:
-        """Leave the file as it is; after a failure nothing may be appended to it."""
+        """Leave the file unchanged; after a failure nothing may be appended to it."""
         self._is_open = False
         self._file.close()
 
@@ -112,7 +112,7 @@ class Segment:
 
 
 class _Pieces:
-    """Collects what Arrow writes, so that it reaches the file in one call."""
+    """Collects Arrow's output, so that it is written to the file in one call."""
 
     closed = False
 
@@ -133,7 +133,7 @@ class _Pieces:
 
 
 def read_segment(path: Path, table: TableName, use_threads: bool = False) -> tuple[pa.Table | None, str]:
-    """The whole batches of a file, and what was wrong with the rest (nothing: an empty string)."""
+    """The complete batches of a file, and a description of the fault in the rest; empty if there is none."""
     import pyarrow as pa
 
     data = path.read_bytes()
@@ -145,7 +145,7 @@ def read_segment(path: Path, table: TableName, use_threads: bool = False) -> tup
             return None, f"{path.name}: its columns are not those of `{table}`"
         schema = stream.schema
         for batch in stream:
-            batch.validate(full=True)  # bytes may have rotted; using a bad one would end the process
+            batch.validate(full=True)  # bytes may be damaged; using an invalid batch would end the process
             batches.append(batch)
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         if data:

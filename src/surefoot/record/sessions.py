@@ -1,9 +1,9 @@
-"""Which processes wrote into a run folder, one after another, and where each of them began.
+"""The processes that wrote into a run folder, one after another, and the first step of each.
 
-A run that is resumed continues in the same folder as another session. `telemetry/session-001.jsonl` claims a number by
-being created, which only one process can do, and is locked for as long as its process lives, so that a later one knows
-whose files it may thin out. Its lines say where the session began: `{"part": "", "first": 1200}`. The reader drops the
-rows of earlier sessions from there on, even when the first rows of the later one have been thinned out since.
+A run that is resumed continues in the same folder as another session. Creating `telemetry/session-001.jsonl`, which
+only one process can do, claims a number. The file is locked while its process lives, so that a later one knows whose
+files it may thin. Its lines contain the first step of the session: `{"part": "", "first": 1200}`. The reader drops the
+rows of earlier sessions from there on, even if the first rows of the later one have been thinned since.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows: sessions are not locked, and nobody thins out another's files
+except ImportError:  # Windows: sessions are not locked, and no process thins another's files
     fcntl = None  # type: ignore[assignment]
 
 ADOPTING = "adopting.lock"
-"""Locked by the process that thins out the files of earlier sessions."""
+"""Locked by the process that thins the files of earlier sessions."""
 FirstSteps = dict[tuple[int, str], int]
 """The first step of each (session, part)."""
 
@@ -48,13 +48,13 @@ class Session:
             raise
 
     def began(self, part: str, step: int) -> None:
-        """Note the first step of a part; later ones change nothing unless they are earlier."""
+        """Record the first step of a part; later calls have an effect only for an earlier step."""
         if step < self._first.get(part, step + 1):
             self._say({"part": part, "first": step})
             self._first[part] = step
 
     def vanished(self) -> bool:
-        """Whether the folder was deleted, another was put in its place, or its files were closed by somebody else."""
+        """Whether the folder was deleted or replaced, or its files were closed by other code."""
         try:
             there, here = os.stat(self._path), os.fstat(self._file.number)
         except OSError:
@@ -62,7 +62,7 @@ class Session:
         return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
     def withdraw(self) -> None:
-        """Give the number back: nothing was written under it."""
+        """Release the number: nothing was written under it."""
         with suppress(OSError):
             self._path.unlink()
         self.close()
@@ -108,7 +108,7 @@ def _lock(file: int) -> bool:
 
 
 class Adopted:
-    """The right to change the files of sessions whose processes are gone: one lock for all of them."""
+    """The permission to change the files of sessions whose processes have ended: one lock for all of them."""
 
     def __init__(self, file: OwnedFile) -> None:
         self._file = file
@@ -119,9 +119,9 @@ class Adopted:
 
 
 def adopt(folder: Path, before: int) -> dict[int, Adopted]:
-    """The earlier sessions whose processes are gone: their files will not change any more, unless we change them.
+    """The earlier sessions whose processes have ended: only this process may change their files.
 
-    One process at a time may adopt. However often a run is resumed, that takes one open file.
+    One process at a time may adopt. This takes one open file, independent of the number of sessions.
     """
     earlier = [number for number in _numbers(folder) if number < before]
     if not earlier:
@@ -136,7 +136,7 @@ def adopt(folder: Path, before: int) -> dict[int, Adopted]:
 
 
 def _is_over(folder: Path, number: int) -> bool:
-    """Whether the process of a session is gone. Its number is never claimed again."""
+    """Whether the process of a session has ended. Its number is never used again."""
     with suppress(OSError):
         file = OwnedFile(_path(folder, number), os.O_RDWR)
         over = _lock(file.number)
@@ -146,7 +146,7 @@ def _is_over(folder: Path, number: int) -> bool:
 
 
 def check_versions(folder: Path) -> None:
-    """Raise `UsageError` if a session was written in a version that cannot be read. Damaged files are passed over."""
+    """Raise `UsageError` if a session was written in a version that cannot be read. Damaged files are skipped."""
     for number in _numbers(folder):
         path = _path(folder, number)
         try:
@@ -155,18 +155,18 @@ def check_versions(folder: Path) -> None:
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(said, dict):
-            RUN_LOG.check(said.get(RUN_LOG.key, 1), str(path))  # the first sessions named no version
+            RUN_LOG.check(said.get(RUN_LOG.key, 1), str(path))  # the first sessions recorded no version
 
 
 def first_steps(folder: Path) -> FirstSteps:
-    """Where each session began, for each part that it wrote."""
+    """The first step of each session, for each part that it wrote."""
     found: FirstSteps = {}
     for number in _numbers(folder):
         with suppress(OSError):
             for line in _path(folder, number).read_text("utf-8", "replace").splitlines():
                 with suppress(
                     ValueError, TypeError, KeyError, OverflowError, RecursionError
-                ):  # a torn line, or the one that names the process
+                ):  # an incomplete line, or the one that names the process
                     said = json.loads(line)
                     key = (number, str(said["part"]))
                     found[key] = min(int(said["first"]), found.get(key, int(said["first"])))

@@ -1,7 +1,7 @@
-"""The run folder as its one writer sees it: takes batches of messages in and appends them to the right files.
+"""Appends batches of messages to the files of a run folder.
 
-Used by the writer thread alone, which imports this module (and pyarrow with it) when it starts. Each table and the
-events fail by themselves: what cannot be written is counted, the rest is written all the same.
+Used only by the writer thread, which imports this module (and pyarrow with it) when it starts. Each table and the
+events fail independently: what cannot be written is counted, and the rest is still written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.record.events import EventFile
 from surefoot.record.schema import TABLES
 from surefoot.record.segments import FOLDER, segments_in
 from surefoot.record.sessions import Session, adopt
-from surefoot.record.thinning import Surroundings, TableThinning
+from surefoot.record.thinning import EventNeighbourhood, TableThinning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
-_SHAKING = {"skip", "spike", "rollback", "lr-change", "resume"}
-"""Events whose surroundings are kept even if they are mere information."""
+_NOTABLE_EVENTS = {"skip", "spike", "rollback", "lr-change", "resume"}
+"""Events whose neighbouring rows are kept even if their severity is `info`."""
 
 
 class Loss(NamedTuple):
-    """What a write could not do."""
+    """The part of a write that failed."""
 
     messages: int = 0
     error: Exception | None = None
 
 
 class Store:
-    """One session in one run folder. The constructor raises `OSError` where the folder cannot be used."""
+    """One session in one run folder. The constructor raises `OSError` if the folder cannot be used."""
 
     def __init__(self, folder: Path, limits: LogLimits) -> None:
         self._session = Session(folder)
@@ -55,7 +55,7 @@ class Store:
 
     def _open(self, folder: Path, limits: LogLimits) -> None:
         self._encoder = Encoder(self._session.number)
-        self._surroundings = Surroundings()
+        self._surroundings = EventNeighbourhood()
         self._events = EventFile(folder, self._session.number)
         for event in self._events.earlier:
             self._note(event)
@@ -71,11 +71,11 @@ class Store:
         self._refused_before, self._warned_columns = 0, False
 
     def vanished(self) -> bool:
-        """Whether the folder was deleted, or another was put in its place."""
+        """Whether the folder was deleted or replaced."""
         return self._session.vanished()
 
     def write(self, batch: Batch) -> Loss:
-        """Append everything in a batch; what could not be written, and why."""
+        """Append everything in a batch; returns what could not be written, and why."""
         for event in batch.events:
             self._note(event)
         losses = [self._write_events(batch.events)]
@@ -92,7 +92,7 @@ class Store:
         return Loss(sum(loss.messages for loss in losses) + refused, error)
 
     def keep_events(self, batch: Batch) -> int:
-        """Do without the disk for now: only the events of a batch are kept; how many messages that loses."""
+        """Skip the disk for now: only the events of a batch are kept; returns the number of lost messages."""
         for event in batch.events:
             self._note(event)
         rows = sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices)))
@@ -100,7 +100,7 @@ class Store:
 
     def close(self) -> Loss:
         """Mark the ends of the files and release the session."""
-        loss = self._write_events(list(self._events.final_events()))  # and those that could not be written before
+        loss = self._write_events(list(self._events.final_events()))  # including those that could not be written before
         for thinned in self._tables.values():
             with suppress(OSError):
                 thinned.files.close()
@@ -108,7 +108,7 @@ class Store:
         return loss
 
     def release(self) -> None:
-        """Leave the files as they are, for whoever comes next."""
+        """Leave the files unchanged, for a later process."""
         for thinned in self._tables.values():
             thinned.files.abandon()
         self._session.close()
@@ -116,8 +116,8 @@ class Store:
             session.close()
 
     def _note(self, event: Event) -> None:
-        """Remember where something happened: the rows around it are kept."""
-        if isinstance(event.step, Integral) and (event.severity != "info" or event.event in _SHAKING):
+        """Remember the steps of events: the rows around them are kept."""
+        if isinstance(event.step, Integral) and (event.severity != "info" or event.event in _NOTABLE_EVENTS):
             self._surroundings.add(int(event.step))
 
     def _write_events(self, events: Sequence[Event]) -> Loss:
@@ -135,7 +135,7 @@ class Store:
             if rows is not None:
                 self._note_beginning(rows)
                 self._tables[table].append(rows)
-        except Exception as error:  # a full disk, most often; whatever it is must not end the writer
+        except Exception as error:  # usually a full disk; no error may end the writer
             return Loss(len(messages), error)
         return Loss()
 

@@ -1,14 +1,14 @@
-"""Ranks that are slower than the others for minutes, from times that each rank measures by itself.
+"""Detects ranks that are slower than the others for minutes, from times that each rank measures by itself.
 
-Ranks that average gradients at every step take equally long for one: the fast ones wait for the slow one. So a rank
-measures the part of a step in which it waits for nobody, from the end of a step to the beginning of the next backward:
-loading data and the forward. The median over the last steps is in its `alive.json`. The first rank reads the files of
-the others now and then and compares. No collective is needed.
+Ranks that average gradients at every step take equally long for one, because the fast ones wait for the slow one. So a
+rank measures the part of a step in which it does not wait, from the end of a step to the beginning of the next
+backward: loading data and the forward. The median over the last steps is in its `alive.json`. The first rank reads the
+files of the others at intervals and compares them. No collective is needed.
 
-The median leaves out what happens in few steps only: evaluations, checkpoints.
+The median ignores what happens in a few steps only: evaluations, checkpoints.
 
-Left out: a slow backward or optimizer of an equally fast forward. On a GPU the host's time is measured, which ends when
-the forward is queued: a slow device shows in it as soon as the queue is full, or the loss is read at every step.
+Not covered: a slow backward or optimizer with an equally fast forward. On a GPU the host's time is measured, which ends
+when the forward is queued: a slow device affects it when the queue is full, or the loss is read at every step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from surefoot.record.heartbeat import Beat
 
 STEPS = 64
-"""So many steps the median is over."""
+"""The number of steps of the median."""
 FEWEST_STEPS = 20
 ROUNDS = 4
-"""So many comparisons in a row must find the same rank."""
+"""The number of consecutive comparisons that must find the same rank."""
 SLOWER = 1.25
-"""A straggler needs so many times the time of the others before its backward,"""
+"""The factor by which a straggler's time before its backward must exceed that of the others,"""
 LOST_SHARE = 0.1
 """and the difference is at least this share of a whole step."""
 SMALLEST_MS = 1.0
@@ -45,7 +45,7 @@ class StepClock:
         self._ended: float | None = None
         self._is_measured = False
         self.steps = 0
-        """How many steps there have been."""
+        """The number of steps so far."""
 
     def backward_begins(self) -> None:
         """A backward is about to run; the first one since the last step counts."""
@@ -54,14 +54,14 @@ class StepClock:
             self._is_measured = True
 
     def stepped(self, steps: int) -> None:
-        """A step is done, and there have been so many."""
+        """A step is done; the argument is their number."""
         now, self.steps = time.perf_counter(), steps
         if self._ended is not None:
             self._whole.append(now - self._ended)
         self._ended, self._is_measured = now, False
 
     def medians(self) -> tuple[float | None, float | None, int]:
-        """Of the time before a backward and of a whole step, in milliseconds, and over how many steps."""
+        """The medians of the time before a backward and of a whole step, in milliseconds, and the number of steps."""
         own, whole = list(self._own), list(self._whole)
         if not own or not whole:
             return None, None, 0
@@ -74,13 +74,13 @@ class Straggler:
 
     rank: int
     own_ms: float
-    """What it takes before its backward."""
+    """Its time before its backward."""
     usual_ms: float
-    """What the others take, by their median."""
+    """The median time of the others."""
     step_ms: float
-    """What a whole step takes."""
+    """The time of a whole step."""
     first_step: int
-    """Since when it is so."""
+    """The step since which it is slow."""
 
     def summary(self) -> str:
         """One sentence with the figures."""
@@ -110,10 +110,10 @@ class StragglerSearch:
         self._candidate: int | None = None
         self._since = self._rounds = 0
         self.known: Straggler | None = None
-        """The one that was reported, as long as it is slow."""
+        """The reported straggler, while it is slow."""
 
     def compare(self, beats: Sequence[Beat]) -> Straggler | None:
-        """One round over all ranks; a straggler that has not been reported yet."""
+        """One round over all ranks; returns a straggler that has not been reported yet."""
         slowest = _slowest(beats)
         rank = None if slowest is None else slowest[0].rank
         if rank != self._candidate:
@@ -133,7 +133,7 @@ class StragglerSearch:
 
 
 def _slowest(beats: Sequence[Beat]) -> tuple[Beat, float] | None:
-    """The slowest rank and what the others take, if it is much slower than they are."""
+    """The slowest rank and the time of the others, if it is much slower."""
     measured = [each for each in beats if each.own_ms is not None and each.measured_steps >= FEWEST_STEPS]
     if len(measured) < 2 or len(measured) < len(beats):
         return None

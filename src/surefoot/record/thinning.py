@@ -1,25 +1,25 @@
-"""Keep a table small for any length of run: rows are thinned with age, but not those near an event.
+"""Bounds the size of a table for any length of run: old rows are thinned, except for those near an event.
 
-A table is kept in levels. Rows arrive in level 0, in segments (files) that are closed when they are full, and then
-written anew as one compressed batch. When a level holds more than its share of the table's limit, its oldest segment
-is read, every eighth step of it is appended to the next level, and the file is deleted; so level 1 has every 8th step
-of an older time, level 2 every 64th of a still older one. The last level is halved in place when it is full.
+A table has levels. Rows arrive in level 0, in segments (files) that are closed when they are full, and then rewritten
+as one compressed batch. When a level exceeds its share of the table's limit, its oldest segment is read, every eighth
+step of it is appended to the next level, and the file is deleted; so level 1 has every 8th step of an older time, level
+2 every 64th of a still older one. The last level is halved in place when it is full.
 
-What leaves level 0 near an event (50 steps before or after) also goes to level `e`, which is not thinned. By then the
-rows on both sides of the event are known. When `e` is full, its first half stays, and the oldest behind it goes.
-The first segment of the run is kept indefinitely: how a run began is asked most often.
+Rows that leave level 0 near an event (50 steps before or after) are also copied to level `e`, which is not thinned. By
+then the rows on both sides of the event are known. When `e` is full, its first half is kept, and the oldest rows after
+it are deleted. The first segment of the run is kept indefinitely, because the beginning of a run is needed most often.
 
 ::
 
     share = limit / 8        levels 0 to 5: a share each      e: a share      first segment: a quarter share
                              a segment: a quarter share       rest: what is being written at the moment
 
-A file takes a few kilobytes before its first row, and more with many columns. Where a share is small, segments are
-larger than a quarter of it; where it could not hold three files without rows, the limit is raised, with a warning.
+A file takes a few kilobytes before its first row, and more with many columns. If a share is small, segments are larger
+than a quarter of it; if it could not hold three files without rows, the limit is raised, with a warning.
 
-A process that dies in the middle leaves some rows in two levels, never in none; the reader sees a row once. Segments
-of earlier sessions, whose processes are gone, take part as if they were our own, so that a run that is resumed five
-hundred times is as small as one that ran through.
+A process that dies in the middle leaves some rows in two levels, never in none; the reader returns a row once. Segments
+of earlier sessions, whose processes have ended, are included, so that a run that is resumed five hundred times is as
+small as one without interruption.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 FACTOR = 8
-"""A level has every so-manieth step of the one below."""
+"""A level contains every nth step of the one below."""
 LAST_LEVEL = 5
 STEPS_AROUND = 50
-"""How many steps before and after an event are near it."""
+"""The number of steps before and after an event that are near it."""
 MOST_SPANS = 10_000
 FIXED_TIMES = 3
-"""A segment may hold so many times the bytes that an empty file takes, even where the limit of the table is small."""
+"""The minimum size of a segment, as a multiple of an empty file, even if the limit of the table is small."""
 
 
-class Surroundings:
+class EventNeighbourhood:
     """The steps near events, as spans that do not overlap."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []
 
     def add(self, step: int) -> None:
-        """Something happened at this step."""
+        """An event happened at this step."""
         spans = self._spans
         first, last = step - STEPS_AROUND, step + STEPS_AROUND
         start = end = bisect_right(spans, (first, first))
@@ -75,7 +75,7 @@ class Surroundings:
         if end > start:
             first, last = min(first, spans[start][0]), max(last, spans[end - 1][1])
         spans[start:end] = [(first, last)]
-        del spans[:-MOST_SPANS]  # rows that old have left level 0 long since
+        del spans[:-MOST_SPANS]  # older rows have left level 0 long ago
 
     def near(self, steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Which of these steps are near an event."""
@@ -88,14 +88,14 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class _Closed:
-    """A file that is not written any more."""
+    """A file that is no longer written."""
 
     name: SegmentName
     size: int
 
 
 class TableFiles:
-    """The files of one table on the disk, by level: those that are closed, and the one that is being written."""
+    """The files of one table on disk, by level: closed ones, and the one that is being written."""
 
     def __init__(self, folder: Path, table: TableName, session: int, share: int) -> None:
         self._folder = folder / FOLDER
@@ -107,7 +107,7 @@ class TableFiles:
         """The first segment of the run, which is never thinned."""
 
     def adopt(self, names: Iterable[SegmentName]) -> None:
-        """Take over the segments of sessions whose processes are gone, oldest first."""
+        """Take over the segments of sessions whose processes have ended, oldest first."""
         for name in names:
             with suppress(FileNotFoundError):
                 closed = _Closed(name, os.stat(self._folder / str(name)).st_size)
@@ -122,16 +122,16 @@ class TableFiles:
         self._open.clear()
 
     def abandon(self) -> None:
-        """Leave the open files as they are."""
+        """Leave the open files unchanged."""
         for segment in self._open.values():
             segment.abandon()
         self._open.clear()
 
     def segment_bytes(self, level: str, rows: pa.RecordBatch) -> int:
-        """How large a segment of a level with such rows may become: several times what an empty one takes.
+        """The maximum size of a segment of a level with such rows: several times the size of an empty one.
 
-        A file that is full with its first rows would push a file out of the level, and that one into the next level,
-        and so on for every few rows.
+        Otherwise a file would be full with its first rows and push a file into the next level, and so on for every few
+        rows.
         """
         usual = self.share // 8 if level == EVENTS else self.share // 4
         return max(usual, min(FIXED_TIMES * fixed_bytes(rows), self.share // 2))
@@ -150,7 +150,7 @@ class TableFiles:
 
     def _segment(self, level: str, schema: pa.Schema) -> Segment:
         segment = self._open.get(level)
-        if segment is not None and segment.schema != schema:  # a new signal: a new column
+        if segment is not None and segment.schema != schema:  # a new signal needs a new column
             self.close_level(level)
             segment = None
         if segment is None:
@@ -161,7 +161,7 @@ class TableFiles:
         return segment
 
     def close_level(self, level: str) -> None:
-        """Close the file of a level that is being written, if there is one."""
+        """Close the open file of a level, if there is one."""
         segment = self._open.pop(level, None)
         if segment is None:
             return
@@ -173,7 +173,7 @@ class TableFiles:
             self._retire(level, segment)
 
     def _retire(self, level: str, segment: Segment) -> None:
-        """Count a file among the closed ones, or delete it if nothing was written to it."""
+        """Add a file to the closed ones, or delete it if it is empty."""
         segment.abandon()
         if segment.rows:
             name = SegmentName.parse(segment.path.name)
@@ -188,7 +188,7 @@ class TableFiles:
         return list(self._closed.get(level, ()))
 
     def thinnable(self, level: str) -> list[_Closed]:
-        """The closed files of a level without the first of the run."""
+        """The closed files of a level except for the first of the run."""
         return [each for each in self._closed.get(level, ()) if each.name != self._first]
 
     def size(self, level: str) -> int:
@@ -196,7 +196,7 @@ class TableFiles:
         return sum(each.size for each in self.thinnable(level)) + (self._open[level].size if level in self._open else 0)
 
     def read(self, closed: _Closed, level: str) -> pa.Table | None:
-        """The rows of a segment. One that cannot be read, or is gone, is not ours to thin any more, nor to delete."""
+        """The rows of a segment. One that cannot be read, or was deleted, is neither thinned nor deleted."""
         try:
             rows, _ = read_segment(self._folder / str(closed.name), self._table)
         except FileNotFoundError:
@@ -208,28 +208,28 @@ class TableFiles:
 
     def delete(self, closed: _Closed, level: str) -> None:
         """Delete a segment."""
-        self._closed[level].remove(closed)  # first: what cannot be deleted must not be copied again and again
+        self._closed[level].remove(closed)  # first, so that a file that cannot be deleted is not copied repeatedly
         with suppress(OSError):
             os.unlink(self._folder / str(closed.name))
 
 
 class TableThinning:
-    """One table, thinned as it grows. Raises `OSError` where the disk fails, and then holds what it held before."""
+    """One table, thinned as it grows. Raises `OSError` if the disk fails, and is then unchanged."""
 
-    def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: Surroundings) -> None:
+    def __init__(self, folder: Path, table: TableName, session: int, limit: int, events: EventNeighbourhood) -> None:
         self._table, self._limit = table, limit
         self._surroundings = events
         self.files = TableFiles(folder, table, session, limit // 8)
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Write new rows, and thin out what has become too much."""
+        """Write new rows, and thin old ones if necessary."""
         self._make_share_fit(rows)
         for piece in self._pieces("0", rows):
             self.files.append("0", piece)
             self._make_room("0")
 
     def _make_share_fit(self, rows: pa.RecordBatch) -> None:
-        """A level must hold a few files without rows, or every row would go through all levels at once."""
+        """Raise the limit if a level cannot hold a few files without rows: every row would go through all levels."""
         needed = 3 * fixed_bytes(rows)
         if self.files.share >= needed:
             return
@@ -245,7 +245,7 @@ class TableThinning:
         )
 
     def _pieces(self, level: str, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces that are not larger than a segment, and do not cut a step in two where that can be helped."""
+        """Rows in pieces that are not larger than a segment, and that do not divide a step if possible."""
         most = max(1, self.files.segment_bytes(level, rows) * rows.num_rows // max(rows.nbytes, 1))
         ends = _step_ends(rows) if self._table in ("layers", "histograms") else None
         start = 0
@@ -305,19 +305,19 @@ class TableThinning:
 
 
 def fixed_bytes(rows: pa.RecordBatch) -> int:
-    """About how many bytes a file with such rows takes before the first row: its columns, and a batch's description."""
+    """The approximate size of a file with such rows before the first row: its columns, and a batch's description."""
     return 2 * int(rows.schema.serialize().size)
 
 
 def _compact(segment: Segment, table: TableName) -> None:
-    """Write a closed file anew as one compressed batch, under the same name: a batch per second has much overhead."""
+    """Rewrite a closed file as one compressed batch, under the same name: a batch per second has much overhead."""
     rows, wrong = read_segment(segment.path, table)
     if rows is None or wrong:
         return
     scratch = segment.path.with_name(f".{segment.path.name}.part")
     with suppress(OSError):
         scratch.unlink()
-    with suppress(OSError):  # on a full disk the old one stays as it is
+    with suppress(OSError):  # on a full disk the old one is kept
         compact = Segment(scratch, rows.schema, compress=True)
         try:
             for batch in rows.unify_dictionaries().combine_chunks().to_batches():
@@ -331,13 +331,13 @@ def _compact(segment: Segment, table: TableName) -> None:
 
 
 def _step_ends(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
-    """Where one step ends and another begins."""
+    """The positions where one step ends and another begins."""
     steps = to_numpy(rows.column("step"), null=-1)
     return np.concatenate([[0], np.flatnonzero(np.diff(steps)) + 1, [len(steps)]])
 
 
 def every_nth_step(rows: pa.Table, n: int) -> np.ndarray[Any, Any]:
-    """Which rows to keep: those of every nth step of each part and session, or of every nth reading of each source."""
+    """The rows to keep: those of every nth step of each part and session, or of every nth reading of each source."""
     if "source" in rows.schema.names:
         groups, units = numbers(rows, "source"), numbers(rows, "time")
     else:

@@ -1,11 +1,11 @@
 """The thread that writes the run log, and the queue that feeds it.
 
-The training thread only appends to a bounded queue. This thread looks ten times a second how much is waiting, and twice
-a second turns all of it into record batches, appends them to the files and offers them to the sinks. What does not fit
-into the queue is dropped and counted, and the count becomes an event.
+The training thread only appends to a bounded queue. This thread checks ten times a second how much is waiting, and
+twice a second converts all of it into record batches, appends them to the files and offers them to the sinks. Messages
+that do not fit into the queue are dropped and counted, and the count becomes an event.
 
-Nothing here raises into training. When the disk fails, one warning is logged; events wait for it to work again, rows
-are dropped and counted, and the writer tries again every ten seconds. Sinks get everything all the while.
+Nothing here raises into training. If the disk fails, one warning is logged; events wait until it works again, rows are
+dropped and counted, and the writer tries again every ten seconds. Sinks still get everything.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 WAITING_MESSAGES = 16384
-"""How many messages may wait."""
+"""The maximum number of waiting messages."""
 WAITING_EVENTS = 1024
-"""How many events may wait beyond that: a crowd of rows must not push out the one line about what happened."""
+"""The number of events that may wait beyond that: many rows must not displace an event."""
 WAITING_LAYER_ROWS = 2_000_000
-"""How many rows of layers may wait, in all messages together: about 50 MB."""
+"""The maximum number of waiting rows of layers, in all messages together: about 50 MB."""
 TICK_SECONDS = 0.1
 CYCLE_SECONDS = 0.5
 SINK_SECONDS = 5.0
-"""How long all sinks together may take to end."""
+"""The maximum time for all sinks together to end."""
 LAST_READING_SECONDS = 0.5
-"""At the end sources are asked once more if their last answer is older: a short run would lack its second half."""
+"""At the end, sources are called again if their last answer is older: a short run would lack its second half."""
 RETRY_SECONDS = 10.0
-"""How long to leave a disk alone that failed."""
+"""The pause after a disk failure."""
 DROPS_SECONDS = 10.0
-"""How long after an event that reports drops the next one may follow; doubled each time, up to an hour."""
+"""The time between two events that report drops; doubled each time, up to an hour."""
 _KINDS: tuple[type, ...] = (StepRow, LayerRows, Histogram, DeviceRow, Event)
 
 
 class RowSource:
-    """Something that is asked for messages now and then, in the writer's thread."""
+    """A source that is called for messages at intervals, in the writer's thread."""
 
     def __init__(self, ask: Callable[[], Iterable[Any]], every_seconds: float) -> None:
         self.ask, self.every_seconds = ask, every_seconds
@@ -85,18 +85,18 @@ class Writer:
     ) -> None:
         self.folder, self._folder_lock = folder, lock
         self.waiting: deque[tuple[str, Any]] = deque()
-        """Messages in line, each with the part that took it."""
+        """Queued messages, each with its part."""
         self.layer_rows = 0
-        """About how many rows of layers are in line."""
+        """The approximate number of queued rows of layers."""
         self.room = WAITING_MESSAGES
-        """How many messages may wait; none once the log is closed."""
+        """The maximum number of waiting messages; 0 after the log is closed."""
         self.dropped = 0
         self.close_at_exit = True
-        """Off where whoever opened the log has more to write at the end of the program."""
+        """False if the owner of the log has more to write at the end of the program."""
         self.sources: list[RowSource] = []
         self.before_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called before the log is closed."""
-        self._counting = threading.RLock()  # a signal handler may log as well, in the middle of counting
+        self._counting = threading.RLock()  # a signal handler may log too, while this is held
         self._process = os.getpid()
         self._disk = Disk(folder, limits)
         self._batches = BatchBuilder(progress)
@@ -104,35 +104,35 @@ class Writer:
         self._flushes: deque[threading.Event] = deque()
         self._closing, self._deadline = False, 0.0
         self._error: BaseException | None = None
-        self._runners = [SinkRunner(sink, folder) for sink in sinks]  # here: what is no sink is refused at once
+        self._runners = [SinkRunner(sink, folder) for sink in sinks]  # here: an invalid sink is refused immediately
         self._thread = threading.Thread(target=self._run, name="surefoot-run-log", daemon=True)
         self._start()
 
     @property
     def closed(self) -> bool:
-        """Whether the end has come or is near."""
+        """Whether the log has ended or is about to."""
         return self._closing
 
     def _start(self) -> None:
         try:
             self._thread.start()
-        except RuntimeError as error:  # the machine or the user may have no more threads
+        except RuntimeError as error:  # the limit on threads may be reached
             self.room, self._closing = 0, True
             self._folder_lock.release()
             self._ended.set()
             log.warning("The run log in %s cannot be written (%s); training continues without it.", self.folder, error)
 
     def has_room_for_event(self) -> bool:
-        """Whether an event may wait although the queue is full of other things."""
+        """Whether an event may wait although the queue is full of other messages."""
         return self.room > 0 and len(self.waiting) < self.room + WAITING_EVENTS
 
     def count_drop(self, messages: int = 1) -> None:
-        """Some messages are lost."""
+        """Count lost messages."""
         with self._counting:
             self.dropped += messages
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was taken so far is on the disk; whether it is."""
+        """Wait until everything taken so far is on disk; returns whether it is."""
         if not self._is_ours() or self._ended.is_set() or threading.current_thread() is self._thread:
             return False
         done = threading.Event()
@@ -141,7 +141,7 @@ class Writer:
         return done.wait(timeout) and self._disk.works
 
     def close(self, timeout: float, error: BaseException | None = None) -> None:
-        """Write what waits and end, within `timeout` seconds; `error` is what the run ended with."""
+        """Write what waits and end, within `timeout` seconds; `error` is the error that ended the run."""
         self._error = self._error or error
         if not self._is_ours() or self._ended.is_set():
             return
@@ -164,14 +164,14 @@ class Writer:
                 )
 
     def end_soon(self, timeout: float) -> None:
-        """The end of `close`, without the wait. Takes no lock: the garbage collector calls it, wherever it is."""
+        """The end of `close`, without waiting. Takes no lock: the garbage collector may call it at any point."""
         if self._is_ours() and not self._closing:
             self.room = 0
             self._deadline = time.monotonic() + timeout
             self._closing = True
 
     def silence(self) -> None:
-        """In a fork (a data loader's worker) there is no thread that would write: take nothing."""
+        """Accept nothing in a fork (a data loader's worker), in which no thread writes."""
         self.room = 0
         self.waiting = deque()
         self._counting = threading.RLock()  # another thread may have held the old one
@@ -183,9 +183,9 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._disk.open()  # imports pyarrow while training prepares itself
+            self._disk.open()  # imports pyarrow while training starts
             self._loop()
-        except BaseException as error:  # a bug, or no memory: training must not notice more than this line
+        except BaseException as error:  # a bug, or no memory: training must not be affected
             what = f"{type(error).__name__}: {error}"
             log.warning("The run log in %s has ended (%s); training continues without it.", self.folder, what)
         finally:
@@ -248,18 +248,18 @@ class Writer:
 
 
 class BatchBuilder:
-    """Puts messages into batches and adds the events that follow from them. Used by the writer's thread alone."""
+    """Puts messages into batches and adds derived events. Used only by the writer's thread."""
 
     def __init__(self, progress: ProgressAlarms | None = None) -> None:
         self._progress = None if progress is None else RunProgress(progress)
         self._step: int | None = None
-        """The step the run is at."""
+        """The current step of the run."""
         self._has_end = self._has_failed_collective = False
         self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._reported, self._report_at, self._report_pause = 0, 0.0, DROPS_SECONDS
 
     def build(self, waiting: Iterable[tuple[str, Any]]) -> tuple[Batch, int]:
-        """A batch of messages, each given with the part that took it; and how many were of no known kind."""
+        """A batch of messages, each given with its part; and the number of messages of unknown kinds."""
         found: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
         unknown, drew = 0, False
         for part, message in waiting:
@@ -286,7 +286,7 @@ class BatchBuilder:
             self._progress.tick()
 
     def _is_known(self, part: str, message: Any) -> bool:
-        """Whether a message that is not written is one about the progress of the run."""
+        """Whether a message that is not written is about the progress of the run."""
         if type(message) is CheckpointsExpected and self._progress is not None:
             self._progress.expect(part, message)
         return type(message) in (CheckpointsExpected, BatchesDrawn)
@@ -294,25 +294,25 @@ class BatchBuilder:
     def _progress_of(self, steps: Sequence[StepRow], events: Sequence[Event], drew: bool) -> list[Event]:
         try:
             return [] if self._progress is None else self._progress.take(steps, events, drew)
-        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
+        except (TypeError, ArithmeticError):  # a custom row with values that are not numbers
             return []
 
     def begin_session(self) -> None:
-        """The run has gone back: what follows from its rows is found anew."""
+        """The run has returned to an earlier step: derived events start again."""
         self._derived.clear()
 
     def _with_step(self, event: Event) -> Event:
-        """What a device has to say happened at the step that the run is at."""
+        """Give a device's event the current step of the run."""
         return replace(event, step=self._step) if event.step is None and event.event == "alarm" else event
 
     def _derive(self, steps: Sequence[StepRow]) -> list[Event]:
         try:
             return [event for row in steps for event in self._derived[row.part].take(row)]
-        except (TypeError, ArithmeticError):  # somebody's own rows, with something else than numbers in them
+        except (TypeError, ArithmeticError):  # a custom row with values that are not numbers
             return []
 
     def with_end(self, batch: Batch, error: BaseException | None) -> Batch:
-        """Add the end of the run, if it is not there: it distinguishes a run that ended from one that was killed."""
+        """Add the end of the run, if it is missing: it distinguishes a run that ended from one that was killed."""
         if self._step is None or self._has_end:
             return batch
         summary, severity = "the log was closed", "info"
@@ -325,12 +325,12 @@ class BatchBuilder:
         return replace(batch, events=events)
 
     def _failed_collective(self, error: BaseException) -> list[Event]:
-        """What the program ended with, if that is a collective that failed and it is not in the log yet."""
+        """The event for a failed collective that ended the program, if it is not in the log yet."""
         failed = None if self._has_failed_collective else failed_collective(error)
         return [] if failed is None else [collective_event(failed, self._step)]
 
     def with_drops(self, batch: Batch, dropped: int, closing: bool) -> Batch:
-        """Add an event if messages were dropped since the last one, of `dropped` in all; at growing intervals."""
+        """Add an event if messages were dropped since the last one, `dropped` in total; at growing intervals."""
         now, lost = time.monotonic(), dropped - self._reported
         if lost == 0 or (now < self._report_at and not closing):
             return batch
@@ -343,7 +343,7 @@ class BatchBuilder:
         return replace(batch, events=[*batch.events, event])
 
     def with_sink_drops(self, batch: Batch, runners: Sequence[SinkRunner]) -> Batch:
-        """Add an event for each sink that lost rows or events; what it loses later is logged as it closes."""
+        """Add an event for each sink that lost rows or events; later losses are logged when it closes."""
         found = [
             Event(
                 "alarm",
@@ -360,24 +360,24 @@ class BatchBuilder:
 
 
 class Disk:
-    """Writes to the run folder: a failure is logged once, retried now and then, and never raised."""
+    """Writes to the run folder: a failure is logged once, retried at intervals, and never raised."""
 
     def __init__(self, folder: Path, limits: LogLimits) -> None:
         self._folder, self._limits = folder, limits
         self._store: Store | None = None
         self.works = True
-        """Whether the last write went well."""
+        """Whether the last write succeeded."""
         self._retry_at = 0.0
 
     def open(self) -> None:
-        """Make the folder, unless that fails."""
+        """Create the folder, unless that fails."""
         try:
             self._opened()
         except Exception as error:
             self._fail(error)
 
     def write(self, batch: Batch, patient: bool) -> int:
-        """Write a batch; how many messages were lost. A disk that failed is left alone for a while, if `patient`."""
+        """Write a batch; returns the number of lost messages. With `patient`, pauses after a disk failure."""
         if patient and not self.works and time.monotonic() < self._retry_at:
             return size_of(batch) if self._store is None else self._store.keep_events(batch)
         try:
@@ -401,7 +401,7 @@ class Disk:
                 self._fail(loss.error)
 
     def begin_session(self) -> None:
-        """Write what comes from here on as another session."""
+        """Start another session for what follows."""
         self.close()
         self._store = None
 
@@ -442,7 +442,7 @@ def _by_session(waiting: Iterable[tuple[str, Any]]) -> list[list[tuple[str, Any]
 
 
 def _redacted(batch: Batch) -> Batch:
-    """The batch without secrets in the texts of its events, for the disk and the sinks alike."""
+    """The batch without secrets in the texts of its events, for the disk and the sinks."""
     if not batch.events:
         return batch
     redact = Redactor(identity=False)

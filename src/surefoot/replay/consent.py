@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SHOWN = 300
 _LONGEST_ASKED = 4_000
-"""The longest question in characters: a user cannot agree to text that nobody reads."""
+"""The maximum length of the question in characters: users do not read longer text before they agree."""
 
 
 def order_for(

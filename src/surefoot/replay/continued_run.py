@@ -98,7 +98,7 @@ class ContinuedRun:
         experiment.wrapping.around(GradScaler, "step", self._around_scaler)
         if not self.has_target:
             self.first_step = first_step = FirstStep(self.incident)
-            first_step.goes_on = True
+            first_step.continues = True
             first_step.begins = self._first_step_begins
             install_hooks(first_step, Path(experiment.order["scratch"]) / "surefoot", **_without_guard())
             if self.guarded:

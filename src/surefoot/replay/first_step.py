@@ -12,7 +12,7 @@ backward and when it steps. `FirstStep` does four things:
 - From then on the script does not continue. It is not stopped by an exception either, which would run its `finally` and
   `except` clauses: `over` is called inside its call of `step` or `backward`, and never returns.
 
-An experiment (`continued_run`) lets the script apply the step and continue (`goes_on`), and may let it keep its own
+An experiment (`continued_run`) lets the script apply the step and continue (`continues`), and may let it keep its own
 batch (`gives`), use another one (`choose`), set other random streams (`place_streams`), or run the step again.
 """
 
@@ -96,7 +96,7 @@ class FirstStep:
         """Called when the step is complete; must not return."""
         self.begins: Callable[[], None] = lambda: None
         """Called when the step begins and the state is in place."""
-        self.goes_on = False
+        self.continues = False
         """Whether the script applies the step and continues after it."""
         self.gives = True
         """Whether the captured batch replaces the script's own."""
@@ -121,7 +121,7 @@ class FirstStep:
         self.ready = False
         """Whether the captured state is in place."""
         self._number = 0  # which microbatch is under way
-        self._given = 0  # how many of its batches have been handed out
+        self._given = 0  # the number of its batches that have been returned
         self._calls = 0
         self._last_fed: Any = None
         self.runs += 1

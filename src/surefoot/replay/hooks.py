@@ -135,12 +135,12 @@ class _GuardedLoop:
         def step(stabilizer: Any, closure: Any = None) -> Any:
             if not self._ours(stabilizer):
                 return original(stabilizer, closure)
-            if self._first_step.ready and not self._first_step.goes_on:
+            if self._first_step.ready and not self._first_step.continues:
                 if closure is not None:
                     run_of(stabilizer).window.evaluate(closure)
                 self._close(stabilizer)
             outcome = original(stabilizer, closure)
-            if self._first_step.ready and self._first_step.goes_on and self._first_step.is_last:
+            if self._first_step.ready and self._first_step.continues and self._first_step.is_last:
                 self._first_step.finish()
             elif self._first_step.ready:
                 self._first_step.next_microbatch()
@@ -153,10 +153,10 @@ class _GuardedLoop:
     def _flush(self, original: Any) -> Any:
         def flush(stabilizer: Any) -> Any:
             ours = self._ours(stabilizer) and self._first_step.ready
-            if ours and not self._first_step.goes_on:
+            if ours and not self._first_step.continues:
                 self._close(stabilizer)
             outcome = original(stabilizer)
-            if ours and self._first_step.goes_on:
+            if ours and self._first_step.continues:
                 self._first_step.finish()
             return outcome
 
@@ -244,7 +244,7 @@ class _BareLoop:
             first_step.use(found)
         if first_step.objects is None or not any(module is model for model in first_step.objects.models):
             return None
-        self._first_call.shut()
+        self._first_call.close()
         first_step.begin()
         replaced = first_step.replace_inputs(module, args, kwargs)  # its own hooks are active from the next call
         if replaced is not None:
@@ -297,7 +297,7 @@ class _BareLoop:
             self._first_step.finish()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._first_call.shut()
+        self._first_call.close()
         if self._first_step.feeds or self._first_step.ready:
             return
         if self._first_step.objects is None and (found := self._find()) is not None:

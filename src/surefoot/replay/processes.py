@@ -56,7 +56,7 @@ class Order:
     writable: tuple[Path, ...] = ()
     """Folders elsewhere that the script may write to."""
     path: tuple[str, ...] = ()
-    """What modules are looked for in, beside what is installed: the allowed part of `PYTHONPATH`."""
+    """The folders searched for modules besides installed packages: the allowed part of `PYTHONPATH`."""
     began: float = field(default_factory=time.time)
     """Files that are older are the user's."""
 

@@ -1,11 +1,11 @@
-"""`prepare` for a loop of your own with Accelerate.
+"""`prepare` for your own loop with Accelerate.
 
     model, optimizer, loader = sf.trainers.accelerate.prepare(accelerator, model, optimizer, loader, log="runs/exp1")
 
-takes the place of `accelerator.prepare`, and returns the same. The guard is attached to the optimizer. It learns the
-loss from `accelerator.backward`, the mean over the microbatches of a step, and does the clipping of
-`accelerator.clip_grad_norm_`. Its state is part of what `save_state` writes and `load_state` reads, and its numbers go
-where `accelerator.log` goes. `accelerator.end_training()` ends it, or the end of the program.
+replaces `accelerator.prepare`, and returns the same. The guard is attached to the optimizer. It gets the loss from
+`accelerator.backward`, the mean over the microbatches of a step, and does the clipping of
+`accelerator.clip_grad_norm_`. `save_state` and `load_state` include its state, and its numbers are logged with
+`accelerator.log`. It ends with `accelerator.end_training()`, or with the program.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def prepare(
 
     Args:
         accelerator: an `accelerate.Accelerator`.
-        things: what `accelerator.prepare` takes; a model and an optimizer are among them.
+        things: the arguments of `accelerator.prepare`, including a model and an optimizer.
         log: the run folder, or a `RunLog`.
-        device_placement: as of `accelerator.prepare`.
+        device_placement: as in `accelerator.prepare`.
         options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
     """
     settings = GuardOptions(log, **options)
@@ -110,7 +110,7 @@ def training_of(accelerator: Any) -> GuardedTraining:
 
 
 def end(accelerator: Any) -> None:
-    """End the guard: detach it, write the log, and say what it shows. Happens by itself at the end of the program."""
+    """End the guard: detach it, write the log, and report the diagnosis. Automatic at the end of the program."""
     found = _TRAININGS.pop(accelerator, None)
     if found is not None:
         found.finish()
@@ -136,7 +136,7 @@ def _after_steps(training: GuardedTraining | WatchedEngine, optimizer: Any, call
 
 
 def _follow_the_rest(training: GuardedTraining, accelerator: Any) -> None:
-    """Add our numbers to what goes to the trackers, and end with `accelerator.end_training()`."""
+    """Add surefoot's numbers to those for the trackers, and end with `accelerator.end_training()`."""
     reference = weakref.ref(accelerator)
 
     def followed_log(own: Callable[..., Any], values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ def _follow_the_rest(training: GuardedTraining, accelerator: Any) -> None:
 
 
 class _Hook:
-    """A hook of an accelerator. A copy of it, or one from a file, carries one that does nothing."""
+    """A hook of an accelerator. In a copied or unpickled one, it does nothing."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -166,7 +166,7 @@ class _Hook:
 def _keep_in_checkpoints(training: GuardedTraining, accelerator: Any) -> None:
     """Save the state of the guard with the accelerator's, and load it when model and optimizer have been loaded.
 
-    It is no custom object of the accelerator's, whose checkpoints could then be loaded with the guard only, or without.
+    It is not a custom object of the accelerator, because its checkpoints could then not be loaded without the guard.
     """
     folders: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""The methods of an `Accelerator` that the guard needs: those that are given the loss, and those that clip.
+"""The methods of an `Accelerator` that the guard needs: those that get the loss, and those that clip.
 
 Shared by the adapters for Accelerate and Transformers, whose Trainer has an Accelerator inside.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from surefoot.trainers.watched_engine import WatchedEngine
 
 ENGINES = {DistributedType.DEEPSPEED: "DeepSpeed", DistributedType.MEGATRON_LM: "Megatron-LM"}
-"""What owns the step, so that there is none of torch's optimizers to guard."""
+"""Engines that run the step themselves, so that there is no torch optimizer to guard."""
 
 
 def engine_of(accelerator: Any) -> str | None:
-    """The name of the engine that owns the step; `None` if torch's optimizer does."""
+    """The name of the engine that runs the step; `None` if torch's optimizer does."""
     return ENGINES.get(accelerator.distributed_type)
 
 
 def follow_losses(training: GuardedTraining | WatchedEngine, accelerator: Any, *, is_share: bool) -> None:
-    """Learn the loss from `accelerator.backward`, until `training` ends.
+    """Read the loss from `accelerator.backward`, until `training` ends.
 
-    `is_share` says whether the losses are divided for accumulation already.
+    `is_share` is whether the losses are already divided for accumulation.
     """
 
     def followed(own: Callable[..., Any], loss: Tensor, **kwargs: Any) -> Any:
@@ -48,15 +48,15 @@ def follow_losses(training: GuardedTraining | WatchedEngine, accelerator: Any, *
 def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
     """Do the clipping of `accelerator.clip_grad_norm_` and `clip_grad_value_`, until `training` ends.
 
-    A method that a subclass has written anew stays as it is. Where nothing may be changed, and for values, Accelerate
-    clips, and the guard notes what it did.
+    A method that a subclass overrides is unchanged. In watch mode, and for clipping by value, Accelerate clips, and the
+    guard records the result.
     """
     reference = weakref.ref(accelerator)
 
     def safe_clip_norm(
         own: Callable[..., Any], parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
     ) -> Any:
-        given = list(parameters)  # of a single tensor the rows, which have no gradients: as Accelerate does
+        given = list(parameters)  # for a single tensor its rows, which have no gradients, as in Accelerate
         accelerator: Any = reference()
         if training.watches or _is_sharded(accelerator, given):
             norm = own(given, max_norm, norm_type=norm_type)
@@ -70,7 +70,7 @@ def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
         given = listed(parameters)
         accelerator: Any = reference()
         if not _is_sharded(accelerator, given):
-            accelerator.unscale_gradients()  # a second time does nothing
+            accelerator.unscale_gradients()  # a second call does nothing
             training.clips_value(given, clip_value)
         own(given, clip_value)
 
@@ -81,7 +81,7 @@ def follow_clipping(training: GuardedTraining, accelerator: Any) -> None:
 
 
 def _is_sharded(accelerator: Any, parameters: list[Tensor]) -> bool:
-    """Whether the norm takes communication that Accelerate knows how to do."""
+    """Whether the norm needs communication that Accelerate implements."""
     plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-    kinds = set(map(type, parameters))  # few: asking every parameter of a large model takes longer than its clipping
+    kinds = set(map(type, parameters))  # checking every parameter of a large model takes longer than clipping it
     return accelerator.distributed_type not in plain or any(hasattr(kind, "to_local") for kind in kinds)

@@ -1,4 +1,4 @@
-"""The deep probes of a training that a callback guards: what `surefoot run` observes on sampled steps, from inside.
+"""The deep probes of a guarded training: what `surefoot run` observes at sampled steps, from inside.
 
 `begin` starts them before the training loop (`watch/training_watch.py`), `follow` once the optimizers are guarded, and
 `end` removes them and writes `facts.json` into the run folder. The diagnosis at the end of the training rests on these
@@ -29,14 +29,14 @@ FACTS = "facts.json"
 
 
 class DeepProbes:
-    """What is observed of one training beside its guard; nothing, if that is switched off or would change the run."""
+    """The observations of one training besides its guard; none, if they are disabled or would change the run."""
 
     def __init__(self, watch: TrainingWatch | None = None) -> None:
         self._watch = watch
 
     @staticmethod
     def begin(options: GuardOptions, models: Sequence[nn.Module]) -> DeepProbes:
-        """Observe this process from here on, if the user wants it and there is a run folder for what is seen."""
+        """Observe this process from now on, if the user wants it and there is a run folder for the facts."""
         if not options.probes or not options.diagnose or options.log is None:
             return DeepProbes()
         return DeepProbes(TrainingWatch.begin(models))
@@ -47,13 +47,13 @@ class DeepProbes:
         if self._watch is None or log is None:
             self.end(None)
             return
-        with suppress(OSError):  # of an earlier training in the same folder
+        with suppress(OSError):  # a file of an earlier training in the same folder
             (log.folder / FACTS).unlink()
         optimizers = [each.optimizer for each in attachments if each.optimizer is not None]
         self._watch.add(optimizers, schedulers, began_at=attachments[0].steps)
 
     def end(self, log: RunLog | None, error: BaseException | None = None) -> None:
-        """Observe nothing any more, and write what was seen into the folder of the log."""
+        """Stop observing, and write the facts into the folder of the log."""
         watch, self._watch = self._watch, None
         if watch is None:
             return

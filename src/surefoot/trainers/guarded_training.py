@@ -1,10 +1,10 @@
-"""The guard inside a framework's training loop: what all adapters share.
+"""The guard inside a framework's training loop: the part that all adapters share.
 
 The framework owns the loop. `GuardedTraining` attaches the guard to its optimizers (`guard/attach.py`), and an adapter
-passes on what only the framework knows: the loss of every microbatch, its clipping, where its checkpoints are. Two
-things of the framework are replaced while it trains, on the one object and not in its class: the method that clips (by
-one with the same bits that leaves broken gradients alone), and where there is no callback for it, the one that is given
-the loss. `Replacements` puts them back.
+passes on what only the framework knows: the loss of every microbatch, its clipping, the location of its checkpoints.
+Two methods of the framework are replaced while it trains, on the one object and not in its class: the method that clips
+(by one with the same bits that does not change broken gradients), and, if there is no callback for it, the one that
+gets the loss. `Replacements` restores them.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("surefoot")
 
 SHARE_OF_HOST = 0.25
-"""How much of the free host memory earlier states may take if nothing else is said."""
+"""The share of the free host memory that earlier states may take by default."""
 STATE_FOLDER = "surefoot"
-"""Where the guard's state lies in a checkpoint that is a folder."""
+"""The name of the guard's state in a checkpoint that is a folder."""
 
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """What a user may set in every adapter."""
+    """The settings of every adapter."""
 
     log: str | PathLike[str] | RunLog | None = None
     """The run folder that steps and events are written to, or a `RunLog`, which may have sinks."""
     mode: Mode = "guard"
     """`"guard"` skips broken steps. `"watch"` changes nothing."""
     clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None
-    """A clipper of surefoot's, in place of the framework's own setting."""
+    """A clipper of surefoot, instead of the framework's own setting."""
     checker: StabilityChecker | None = None
     """The detectors and their thresholds."""
     escalation: Escalation | None = field(default_factory=Escalation)
@@ -85,7 +85,7 @@ class GuardOptions:
     probes: bool = True
     """Whether sampled steps are observed in depth for the diagnosis, as `surefoot run` does.
 
-    Needs a `log`, and `diagnose`. Accelerate and Ray Train, whose loop is the user's, do not observe steps in depth.
+    Needs a `log`, and `diagnose`. Not available with Accelerate and Ray Train, where the loop is the user's.
     """
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class GuardOptions:
 
 
 class _Followed:
-    """A method of one object with something around it. Does not keep the object alive.
+    """A wrapped method of one object. Does not keep the object alive.
 
-    A copy of the object, or one from a file, has the method of its class: whoever loads it may not have surefoot.
+    A copied or unpickled object has the method of its class: the loading process may not have surefoot.
     """
 
     before: Any = None
@@ -107,7 +107,7 @@ class _Followed:
 
     @property
     def own(self) -> Callable[..., Any]:
-        """What would be called without us."""
+        """The method that would be called without surefoot."""
         if self.before is not None:
             return self.before  # type: ignore[no-any-return]
         thing = self._thing()
@@ -128,7 +128,7 @@ class _Followed:
 
 
 class Replacements:
-    """Methods that are replaced on single objects, which are not kept alive, and put back."""
+    """Methods that are replaced on single objects, which are not kept alive, and restored."""
 
     def __init__(self) -> None:
         self._done: list[tuple[Callable[[], Any], str, Callable[[], Any]]] = []
@@ -140,20 +140,20 @@ class Replacements:
         setattr(thing, name, function)
 
     def follow(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
-        """Have `function(own, *args, **kwargs)` called for a method of one object; `own` is the method itself.
+        """Call `function(own, *args, **kwargs)` instead of a method of one object; `own` is the method itself.
 
-        The function must not hold the object, which would then be kept alive by itself.
+        The function must not reference the object, which would then be kept alive by itself.
         """
         self.put(thing, name, _Followed(thing, name, function))
 
     def undo(self) -> None:
-        """Put back what was there, unless somebody else has replaced it since."""
+        """Restore the methods, unless other code has replaced them since."""
         while self._done:
             thing_now, name, function_now = self._done.pop()
             thing, function = thing_now(), function_now()
             if thing is None or function is None:
                 continue
-            function.is_over = True  # below one that is not over, it goes with that one
+            function.is_over = True  # below one that is still active, it ends together with that one
             first = now = vars(thing).get(name)
             while getattr(now, "is_over", False):
                 now = now.before
@@ -166,13 +166,13 @@ class Replacements:
 
 
 class LossWindow:
-    """The losses of the microbatches since the last step, of which the loss of the next one is made."""
+    """The losses of the microbatches since the last step, from which the loss of the next one is computed."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
         self._microbatches = 0
         self.was_propagated = False
-        """Whether one of them has been propagated back, so that `zero_grad` ends the window."""
+        """Whether a backward has run on one of them, so that `zero_grad` ends the window."""
 
     def __len__(self) -> int:
         return self._microbatches
@@ -180,7 +180,7 @@ class LossWindow:
     def add(self, loss: Tensor, *, is_share: bool, is_propagated: bool) -> Tensor:
         """Add the loss of a microbatch; returns that of the step so far.
 
-        It is their mean, or their sum if each `is_share`, divided for accumulation already.
+        It is their mean, or their sum if each `is_share`, that is, already divided for accumulation.
         """
         if is_propagated:
             self.was_propagated = True
@@ -208,13 +208,13 @@ class GuardedTraining:
     ) -> None:
         self._options, self._framework = options, framework
         self.probes = DeepProbes()
-        """What is observed in depth on sampled steps, if an adapter puts it here; ends with the training."""
+        """The observations at sampled steps, if an adapter sets them; they end with the training."""
         self.watches = options.mode == "watch"
-        """Whether nothing may be changed, so that the framework's own methods do all the work."""
+        """Whether nothing may be changed, so that only the framework's own methods act."""
         self._latest: StepRecord | None = None
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
         self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, home_of(models))
-        """The processes that decide together: none but this one where nothing is decided."""
+        """The processes that decide together: only this one if nothing is decided."""
         if options.mode == "guard":
             optimizers = _of_the_models(optimizers, models, framework)
         recovery = _recovery(options, models, optimizers, self.ranks)
@@ -226,7 +226,7 @@ class GuardedTraining:
         self.attachments: list[Attachment] = []
         self.replaced = Replacements()
         self.hooks: list[RemovableHandle] = []
-        """Hooks of the framework's that end with the training."""
+        """Hooks of the framework that end with the training."""
         self._is_over = False
         try:
             for optimizer in optimizers:
@@ -235,16 +235,16 @@ class GuardedTraining:
             self.finish(diagnose=False)  # no optimizer stays guarded by a training that does not begin
             raise
         self._counted = [0] * len(self.attachments)
-        """How many steps each had when the framework last said that it had taken one."""
+        """The number of steps of each optimizer when the framework last reported a step."""
         self._window, self._window_began = LossWindow(), 0
         for attachment in self.attachments:
             _follow_zero_grad(self.replaced, self._window, attachment, self.attachments)
 
-    # ---- what the framework knows -----------------------------------------------------------------------------------
+    # ---- input from the framework -----------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far, over all optimizers, skipped ones included."""
+        """The number of optimizer steps so far, over all optimizers, including skipped ones."""
         return sum(attachment.steps for attachment in self.attachments)
 
     @property
@@ -253,10 +253,10 @@ class GuardedTraining:
         return all(attachment.attached for attachment in self.attachments)
 
     def add_loss(self, loss: Tensor, *, is_share: bool = False, is_propagated: bool = False) -> None:
-        """The loss of one microbatch, which is propagated back now if `is_propagated`, and else at some time.
+        """The loss of one microbatch, whose backward runs now if `is_propagated`, and otherwise at any time.
 
-        Several of them make the loss of the step: their mean, or their sum if each `is_share`, divided already. Those
-        whose gradients are gone belong to a step that was left out.
+        Several of them make the loss of the step: their mean, or their sum if each `is_share`, already divided. Losses
+        whose gradients were deleted belong to a step that was left out.
         """
         window = self._window
         if self._window_began != self.steps:
@@ -270,13 +270,13 @@ class GuardedTraining:
             attachment.observe(loss=whole)
 
     def observe(self, signals: Mapping[str, Scalar]) -> None:
-        """Watch signals of the framework's with the next step."""
+        """Record signals of the framework with the next step."""
         given: dict[str, Any] = dict(signals)
         for attachment in self.attachments:
             attachment.observe(**given)
 
     def count_if_skipped(self, scaler: Any, number: int = 0) -> None:
-        """The framework has taken a step of an optimizer: count it if a loss scaler has skipped it before our hooks."""
+        """The framework has taken a step: count it if a loss scaler skipped it before surefoot's hooks."""
         if scaler is None or number >= len(self.attachments):
             return
         attachment = self.attachments[number]
@@ -289,10 +289,10 @@ class GuardedTraining:
     def clip_norm(
         self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0, *, is_last: bool = True
     ) -> Tensor:
-        """Do the framework's clipping, with the same bits; returns the norm before it. While it watches, only measure.
+        """Do the framework's clipping, with the same bits; returns the norm before it. In watch mode, only measure.
 
-        Gradients whose norm is not finite are left as they are, and every step is judged by its gradients before the
-        clip. A clip that is not the last one before the step says nothing about the gradients of the step.
+        Gradients with a non-finite norm are unchanged, and every step is judged by its gradients before clipping. A
+        clip that is not the last one before the step is ignored.
         """
         given = listed(parameters)
         clip = norm_and_factor if self.watches else clip_grad_norm
@@ -304,7 +304,7 @@ class GuardedTraining:
         return norm
 
     def clips_value(self, parameters: Sequence[Tensor], value: float) -> None:
-        """The framework is about to clip these gradients by value: note whether they are finite before."""
+        """The framework is about to clip these gradients by value: record whether they are finite before."""
         _refuse_two_clippers(self._options.clip, self._framework, f"clips gradients to the value {value:g}")
         numbers = {id(parameter) for parameter in parameters}
         for attachment in self.attachments:
@@ -318,7 +318,7 @@ class GuardedTraining:
         numbers = set(map(id, parameters))
         for attachment in self.attachments:
             own = _trained(attachment)
-            if not numbers.issuperset(map(id, own)):  # those without a gradient need not be among them
+            if not numbers.issuperset(map(id, own)):  # parameters without a gradient may be missing
                 own = [each for each in own if each.grad is not None]
             if own and numbers.issuperset(map(id, own)) and any(each.grad is not None for each in own):
                 attachment.observe(clip_factor=factor)
@@ -326,13 +326,13 @@ class GuardedTraining:
     # ---- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the guards have learned: tensors and plain values. Nothing once they are detached."""
+        """The states of the guards: tensors and plain values. Empty after they are detached."""
         if not self.is_attached:
             return {"guards": []}
         return {"guards": [attachment.state_dict() for attachment in self.attachments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved run stopped; model and optimizer are loaded first."""
+        """Continue where a saved run stopped; load model and optimizer first."""
         if not self.is_attached:
             return
         saved = state["guards"]
@@ -365,7 +365,7 @@ class GuardedTraining:
             self._options.on_event(incident)
 
     def numbers(self) -> dict[str, float]:
-        """What goes to the framework's loggers: of the last step whose numbers have arrived. Waits for nothing."""
+        """The numbers for the framework's loggers: of the last step whose numbers have arrived. Does not wait."""
         if self._latest is None:
             return {}
         signals: Any = self._latest.signals
@@ -374,7 +374,7 @@ class GuardedTraining:
         return {f"surefoot/{name}": float(value) for name, value in found.items() if value is not None}
 
     def finish(self, diagnose: bool = True, error: BaseException | None = None) -> None:
-        """Training has ended, perhaps by an error: detach, write the log, and say what it shows."""
+        """Training has ended, perhaps by an error: detach, write the log, and report the diagnosis."""
         logs = [attachment.log for attachment in self.attachments]
         log = logs[0] if logs else None
         self.probes.end(log, error)
@@ -387,7 +387,7 @@ class GuardedTraining:
         for attachment in self.attachments:
             attachment.detach()
         given = self._options.log
-        if log is None or log is given:  # the user's own log is closed by the user
+        if log is None or log is given:  # the user closes their own log
             return
         log.close()
         if diagnose and self._options.diagnose:
@@ -395,7 +395,7 @@ class GuardedTraining:
 
 
 def report_diagnosis(folder: Path) -> None:
-    """Diagnose the run in a folder on the first rank, and log what was found."""
+    """Diagnose the run in a folder on the first rank, and log the result."""
     if end_of_run.conclude is None or not _is_first_rank():
         return
     try:
@@ -425,7 +425,7 @@ def _forget_gradients(*attachments: Attachment) -> None:
 def _follow_zero_grad(
     replaced: Replacements, window: LossWindow, attachment: Attachment, all_of_them: Sequence[Attachment]
 ) -> None:
-    """End the window of losses where the user drops gradients without a step, as after a norm that is too large."""
+    """End the window of losses if the user drops gradients without a step, as after a norm that is too large."""
 
     def followed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if window.was_propagated:
@@ -446,7 +446,7 @@ def _refuse_two_clippers(ours: object, framework: str, what: str) -> None:
 
 
 def save_into(training: GuardedTraining, checkpoint: Path) -> None:
-    """Write the state into the folder of a checkpoint. Does not raise: the framework's checkpoint is whole."""
+    """Write the state into the folder of a checkpoint. Does not raise: the framework's checkpoint is complete."""
     folder = checkpoint / _state_folder()
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -456,7 +456,7 @@ def save_into(training: GuardedTraining, checkpoint: Path) -> None:
 
 
 def load_from(training: GuardedTraining, checkpoint: Path) -> None:
-    """Continue from what `save_into` has written. Without it the rules start anew, with one warning.
+    """Continue from the state that `save_into` has written. Without it the rules start again, with one warning.
 
     Ranks judge steps together, so all of them continue, or none.
     """
@@ -486,13 +486,13 @@ def load_from(training: GuardedTraining, checkpoint: Path) -> None:
 
 
 def require_guard(training: GuardedTraining) -> None:
-    """Refuse a model and optimizers that the user has named, and that do not belong together."""
+    """Refuse a model and optimizers of the user that do not belong together."""
     if not training.attachments:
         raise SettingError("no optimizer trains a parameter of the model. Pass the model that it trains.")
 
 
 def observed_by(observe: Callable[[Tensor], None], loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The loss function; `observe` is called with its results."""
+    """Wrap a loss function; `observe` is called with its results."""
 
     @wraps(loss_fn)
     def observed(*args: Any, **kwargs: Any) -> Tensor:
@@ -504,7 +504,7 @@ def observed_by(observe: Callable[[Tensor], None], loss_fn: Callable[..., Tensor
 
 
 def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
-    """Parameters as a list, however `torch.nn.utils` may be given them."""
+    """Parameters as a list, in any form that `torch.nn.utils` accepts."""
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
@@ -523,7 +523,7 @@ def _state_folder() -> str:
 
 
 def _of_the_models(optimizers: Sequence[Optimizer], models: Sequence[nn.Module], framework: str) -> list[Optimizer]:
-    """The optimizers that train a parameter of the models, which are those that can be guarded."""
+    """The optimizers that train a parameter of the models, which can be guarded."""
     own = {id(parameter) for model in models for parameter in model.parameters()}
     found = [
         optimizer
@@ -581,5 +581,5 @@ def _copies_fit(models: Sequence[nn.Module], optimizer: Optimizer, keep: int) ->
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not on every system
         return True
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each of them keeps copies
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each of these processes keeps copies
     return bool(here * keep * size <= SHARE_OF_HOST * free)

@@ -4,9 +4,9 @@
     trainer = create_supervised_trainer(model, optimizer, handler.watched(loss_fn))
     handler.attach(trainer)
 
-An engine calls a function of the user's for every iteration, and knows the loss when the step is over. So the handler
-learns it from the loss function: `watched(loss_fn)`, or `observe(loss)` in a function of your own. Clipping in such a
-function is your own, too: use `sf.clip_gradients`, or give the handler a `clip`.
+An engine calls a user's function for every iteration, and knows the loss only after the step. So the handler gets it
+from the loss function: `watched(loss_fn)`, or `observe(loss)` in your own function. Clipping in such a function is
+yours, too: use `sf.clip_gradients`, or pass a `clip` to the handler.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StabilizerHandler:
     """Guards the optimizer of an Ignite engine while it runs. Can be saved in a `Checkpoint` like a model.
 
     Args:
-        model: what the optimizer trains.
+        model: the model that the optimizer trains.
         optimizer: the optimizer that the engine's function steps.
         log: the run folder, or a `RunLog`.
         scaler: the `GradScaler` of the engine's function, if it has one.
@@ -64,11 +64,11 @@ class StabilizerHandler:
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._failed)
 
     def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The loss function, whose results the guard is given."""
+        """Wrap the loss function, so that the guard gets its results."""
         return observed_by(self.observe, loss_fn)
 
     def observe(self, loss: Tensor) -> None:
-        """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""
+        """Pass the loss of a microbatch to the guard, not divided for accumulation, before the step."""
         if self.training is not None and self.training.is_attached and loss.requires_grad:
             self.training.add_loss(loss)
 
@@ -94,7 +94,7 @@ class StabilizerHandler:
 
     def _end(self, engine: Any, error: BaseException | None = None) -> None:
         if self.training is not None and self.training.is_attached:
-            self._saved = self.training.state_dict()  # the engine may be run on, or its end be saved
+            self._saved = self.training.state_dict()  # the engine may run again, or its end may be saved
             self.training.finish(error=error)
 
     def _failed(self, engine: Any, error: BaseException) -> None:
@@ -113,5 +113,5 @@ class StabilizerHandler:
         return self._saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loaded when the engine runs."""
+        """Store the state; it is loaded when the engine runs."""
         self._saved = state_dict

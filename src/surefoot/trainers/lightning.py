@@ -3,8 +3,8 @@
     L.Trainer(callbacks=[sf.trainers.lightning.StabilizerCallback("runs/exp1")])
 
 The guard is attached to the optimizers when training starts. The loss is that of `on_before_backward`, the mean over
-the microbatches of a step. `gradient_clip_val` is honoured as before. The state of the guard is part of the callback's
-state in every checkpoint. Works with manual optimization too, and with several optimizers.
+the microbatches of a step. `gradient_clip_val` works as before. The state of the guard is part of the callback's state
+in every checkpoint. Manual optimization and several optimizers are supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("surefoot")
 
 ENGINES = {"DeepSpeedStrategy": "DeepSpeed"}
-"""Strategies that own the step, so that there is none of torch's optimizers to guard."""
+"""Strategies that run the step themselves, so that there is no torch optimizer to guard."""
 
 
 def _nothing() -> None:
@@ -61,7 +61,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget a state that was loaded for something else, as `test(ckpt_path="best")` loads one.
+        """Drop a state that was loaded for another purpose, as by `test(ckpt_path="best")`.
 
         The first epoch begins to draw its batches, and a checkpoint is loaded, before `on_train_start`.
         """
@@ -88,7 +88,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
                 "surefoot: the checkpoint has no state of the guard, so its detectors start without history."
             )
         elif trainer.global_step and carried and self._trained() is pl_module:
-            training.load_state_dict(carried)  # a second `fit` goes on where the first has ended
+            training.load_state_dict(carried)  # a second `fit` continues where the first has ended
         self._saved, self._trained = None, weakref.ref(pl_module)
         self._probes.follow(training.attachments, [each.scheduler for each in trainer.lr_scheduler_configs])
 
@@ -105,14 +105,14 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
     def _follow_clipping(self, training: GuardedTraining, precision: Any) -> None:
         """Do the clipping of `gradient_clip_val` and `self.clip_gradients`, until training ends.
 
-        A method that a plugin has written anew stays as it is, such as the norm over shards of `FSDPPrecision`.
+        A method that a plugin overrides is unchanged, such as the norm over shards of `FSDPPrecision`.
         """
 
         reference: Callable[[], Any] = weakref.ref(precision)
 
         def by_norm(own: Callable[..., Any], optimizer: Any, clip_val: float) -> None:
             training.clip_norm(reference().main_params(optimizer), clip_val)
-            if training.watches:  # has only been measured
+            if training.watches:  # only measured
                 own(optimizer, clip_val)
 
         def by_value(own: Callable[..., Any], optimizer: Any, clip_val: float) -> None:
@@ -125,7 +125,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             training.replaced.follow(precision, "clip_grad_by_value", by_value)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Detach the guard, write the log, and say what it shows."""
+        """Detach the guard, write the log, and report the diagnosis."""
         self._at_end = self.state_dict()  # for `trainer.save_checkpoint` after training
         if self.training is not None:
             self.training.finish()
@@ -134,7 +134,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         """The same, for a training that was interrupted or has failed."""
         try:
             self._at_end = self.state_dict()  # a checkpoint may be saved after the exception
-        except Exception as error:  # the exception may be that of a device, which cannot be read any more
+        except Exception as error:  # after a device error, the device cannot be read any more
             logger.warning("surefoot: the state of the guard could not be read: %s: %s", type(error).__name__, error)
         if self.training is not None:
             self.training.finish(error=exception)
@@ -143,17 +143,17 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Learn the loss of a microbatch, which Lightning has divided for accumulation."""
+        """Read the loss of a microbatch, which Lightning has divided for accumulation."""
         if self.training is not None:
             divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             loss = loss.detach()
             if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
-                loss = loss / scaler._scale.to(loss.device)  # Lightning has scaled it by now
+                loss = loss / scaler._scale.to(loss.device)  # Lightning has already scaled it
             self.training.add_loss(loss * divided if divided > 1 else loss, is_propagated=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
-        """Count a step that the loss scaler has skipped without calling the optimizer, and log our numbers."""
+        """Count a step that the loss scaler has skipped without calling the optimizer, and log surefoot's numbers."""
         training, stepped = self.training, trainer.global_step != self._steps
         self._steps = trainer.global_step
         if training is None or not stepped:
@@ -170,11 +170,11 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning saves with every checkpoint."""
+        """The state that Lightning saves with every checkpoint."""
         if isinstance(self.training, GuardedTraining) and self.training.is_attached:
             return self.training.state_dict()
         return self._at_end
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loaded when training starts: Lightning calls this before there is an optimizer."""
+        """Store the state; it is loaded when training starts, because there is no optimizer yet."""
         self._saved = state_dict

@@ -5,12 +5,12 @@
         ...
         guard.report({"loss": loss.item()}, checkpoint)  # in place of `ray.train.report`
 
-Every worker runs the training function, with a loop that is the user's. The guard is attached to the optimizer of each
-worker; under DDP the workers decide together. It learns the loss from the loss function, and `report` does two things
-more than Ray's: it adds the guard's numbers to the metrics, and the guard's state to the checkpoint. Ray starts all
-workers anew after one has died; they continue from that state.
+Every worker runs the training function, with the user's own loop. The guard is attached to the optimizer of each
+worker; under DDP the workers decide together. It gets the loss from the loss function, and `report` does two things
+more than Ray's: it adds the guard's numbers to the metrics, and the guard's state to the checkpoint. Ray restarts all
+workers after one has died; they continue from that state.
 
-A clip in the loop is the user's own: use `sf.clip_gradients`, or give the worker a `clip`.
+Clipping in the loop is the user's own: use `sf.clip_gradients`, or pass a `clip` to the worker.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ logger = logging.getLogger("surefoot")
 class GuardedWorker:
     """Guards the optimizer of one Ray Train worker, from its construction to the end of the `with` block.
 
-    Make it when model and optimizer have been loaded from the checkpoint, if there is one: the state of the guard in
+    Create it after model and optimizer have been loaded from the checkpoint, if there is one: the state of the guard in
     that checkpoint is loaded too.
 
     Args:
-        model: what `ray.train.torch.prepare_model` has returned.
+        model: the result of `ray.train.torch.prepare_model`.
         optimizer: the optimizer that trains it.
-        log: the run folder, or a `RunLog`. A relative path is a folder beside the checkpoints of the run if these are
-            on a file system of this machine. Every worker writes into a folder of its own in it.
+        log: the run folder, or a `RunLog`. A relative path is a folder next to the checkpoints of the run if these are
+            on a file system of this machine. Every worker writes into its own folder in it.
         scaler: the `GradScaler` of the loop, if it has one.
         options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
     """
@@ -73,7 +73,7 @@ class GuardedWorker:
     ) -> None:
         settings = GuardOptions(log if log is None or isinstance(log, RunLog) else _run_folder(log), **options)
         self._workers = Ranks(find_group([model]), home_of([model]))
-        """The workers that report together, whether they decide together or not."""
+        """The workers that report together, which may decide separately."""
         self.training = GuardedTraining(settings, [model], [optimizer], "the training function")
         require_guard(self.training)
         if scaler is not None:
@@ -90,17 +90,17 @@ class GuardedWorker:
         self.finish()
 
     def finish(self) -> None:
-        """Detach the guard, write the log, and say what it shows. The end of the `with` block does it."""
+        """Detach the guard, write the log, and report the diagnosis. Called at the end of the `with` block."""
         self.training.finish()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def watched(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The loss function, whose results the guard is given."""
+        """Wrap the loss function, so that the guard gets its results."""
         return observed_by(self.observe, loss_fn)
 
     def observe(self, loss: Tensor) -> None:
-        """Give the guard the loss of a microbatch, not divided for accumulation, before the step."""
+        """Pass the loss of a microbatch to the guard, not divided for accumulation, before the step."""
         if self.training.is_attached and loss.requires_grad:
             self.training.add_loss(loss)
 
@@ -115,13 +115,13 @@ class GuardedWorker:
 
         self.training.replaced.put(scaler, "update", followed)
 
-    # ---- what Ray is given ------------------------------------------------------------------------------------------
+    # ---- reporting --------------------------------------------------------------------------------------------------
 
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, **options: Any) -> None:
         """Call `ray.train.report` with the guard's numbers among the metrics and its state in the checkpoint.
 
-        Takes the arguments of `ray.train.report`. Each worker has a state of its own: one that gives no checkpoint
-        reports its state alone if another worker gives one, and Ray puts the files of all workers into one folder.
+        Takes the arguments of `ray.train.report`. Each worker has its own state: one without a checkpoint reports only
+        its state if another worker has one, and Ray puts the files of all workers into one folder.
         """
         mode = options.get("checkpoint_upload_mode", CheckpointUploadMode.SYNC)
         is_saved = self._workers.any(checkpoint is not None) and self.training.is_attached
@@ -146,7 +146,7 @@ class GuardedWorker:
 
 
 def _run_folder(log: str | PathLike[str]) -> Path:
-    """Where a worker logs. Its working directory is one of Ray's, which is deleted with the session."""
+    """The log folder of a worker. Its working directory belongs to Ray, and is deleted with the session."""
     folder = Path(log)
     if folder.is_absolute():
         return folder

@@ -1,10 +1,10 @@
-"""`StabilizerCallback` for `transformers.Trainer`, and for every trainer of TRL, which are built on it.
+"""`StabilizerCallback` for `transformers.Trainer`, and for the trainers of TRL, which are based on it.
 
     Trainer(model, args, train_dataset=data, callbacks=[sf.trainers.transformers.StabilizerCallback("runs/exp1")])
 
-The guard is attached to the optimizer when training begins. Callbacks are given neither the trainer nor the loss, so
-the trainer is found on the call stack, and the loss is read where its Accelerator runs backward. `max_grad_norm` is
-honoured as before. The state of the guard is written into `checkpoint-N/surefoot` and read from there on resume.
+The guard is attached to the optimizer when training begins. Callbacks get neither the trainer nor the loss, so the
+trainer is found on the call stack, and the loss is read where its Accelerator runs backward. `max_grad_norm` works as
+before. The state of the guard is written into `checkpoint-N/surefoot` and read from there on resume.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         """The guard, from the beginning of the last training on."""
         self._trainer: Trainer | None = None
         self._begin: Callable[[], None] | None = None
-        """Attaches the guard, once the other callbacks have seen training begin."""
+        """Attaches the guard after the other callbacks have run `on_train_begin`."""
         self._saved_in: Path | None = None
-        """The checkpoint that holds the state of the guard although `on_save` has not come yet."""
+        """The checkpoint that already contains the state of the guard, before `on_save`."""
         self._ended: tuple[weakref.ref[Any], dict[str, Any]] | None = None
         """The model of the last training and the state of the guard at its end."""
 
@@ -62,14 +62,14 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Have the guard attached when the other callbacks have seen training begin: one of them may raise."""
+        """Attach the guard after the other callbacks have run `on_train_begin`: one of them may raise."""
         if self.training is not None:
             self.training.finish(diagnose=False)  # a training that raised has not ended it
         trainer, resumed_from = _find_trainer(self)
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [each for each in callbacks if not isinstance(each, _AfterOthers) or each.owner is not self]
         self._begin = partial(self._attach, trainer, resumed_from, args, state)
-        callbacks.append(_AfterOthers(self, callbacks))  # the handler comes to it last
+        callbacks.append(_AfterOthers(self, callbacks))  # the handler calls it last
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -110,7 +110,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step:
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
         elif self._ended is not None and self._ended[0]() is trainer.model:
-            training.load_state_dict(self._ended[1])  # a second `train` goes on with the model of the first
+            training.load_state_dict(self._ended[1])  # a second `train` continues with the model of the first
         self._ended = None
         training.probes = DeepProbes.begin(self._options, [trainer.model_wrapped])
         training.probes.follow(training.attachments, [_schedule(trainer)])
@@ -146,7 +146,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Detach the guard, write the log, and say what it shows."""
+        """Detach the guard, write the log, and report the diagnosis."""
         if isinstance(self.training, GuardedTraining) and self.training.is_attached and self._trainer is not None:
             self._ended = weakref.ref(self._trainer.model), self.training.state_dict()
         if self.training is not None:
@@ -165,7 +165,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             self.training.count_if_skipped(self._trainer.accelerator.scaler)
 
     def _save_with_random_state(self, training: GuardedTraining, trainer: Trainer) -> None:
-        """Save the guard's state with the random state: a checkpoint is complete before `trainer_state.json` is there.
+        """Save the guard's state with the random state, before `trainer_state.json` completes the checkpoint.
 
         A process that is killed between that file and `on_save` would leave a checkpoint without it.
         """
@@ -202,12 +202,12 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Watch what TRL logs about a policy, with the next step."""
+        """Record what TRL logs about a policy, with the next step."""
         if isinstance(self.training, GuardedTraining):
             self.training.observe(policy_signals(logs or {}))
 
     def _add_to_logs(self, training: GuardedTraining, trainer: Trainer) -> None:
-        """Add our numbers to what the trainer logs: when callbacks see it, others have seen it before."""
+        """Add surefoot's numbers to what the trainer logs: callbacks would add them too late."""
         log = trainer.log
 
         def followed(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
@@ -227,7 +227,7 @@ class _AfterOthers(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The others have not raised."""
+        """The other callbacks have not raised."""
         self._callbacks.remove(self)
         self.owner.begin()
 
@@ -238,7 +238,7 @@ def _schedule(trainer: Any) -> Any:
 
 
 def policy_signals(logs: dict[str, float]) -> dict[str, float]:
-    """What TRL logs about a policy, by names of one word."""
+    """What TRL logs about a policy, with one-word names."""
     return {
         logged_name(name): float(value)
         for name, value in logs.items()

@@ -1,7 +1,7 @@
-"""Training whose optimizer step belongs to an engine, such as DeepSpeed: its losses are logged, and nothing is guarded.
+"""Training whose optimizer step belongs to an engine, such as DeepSpeed: losses are logged, and nothing is guarded.
 
-Such an engine unscales, clips and applies gradients by itself, and there is no step of torch's to stand in front of.
-What is left is said once: nobody should believe that a run is protected when it is not.
+Such an engine unscales, clips and applies gradients by itself, and there is no torch step to guard. This is logged
+once, so that the run is not assumed to be protected.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class WatchedEngine:
         self._window = LossWindow()
         self._loss: Tensor | None = None
         self._arriving: deque[tuple[int, float, ArrivingNumber | KnownNumber | None]] = deque()
-        """Steps whose losses are on their way to the host, with the time at which they ended."""
+        """Steps whose losses are being copied to the host, with the time at which they ended."""
 
     def add_loss(self, loss: Tensor, *, is_share: bool = False, is_propagated: bool = True) -> None:
-        """The loss of one microbatch; `is_share` says whether it is divided for accumulation already."""
+        """The loss of one microbatch; `is_share` is whether it is already divided for accumulation."""
         if self.log is not None:
             self._loss = self._window.add(loss, is_share=is_share, is_propagated=True)
 
     def stepped(self) -> None:
-        """A step is over: log it once its loss has arrived. Waits for nothing."""
+        """A step has ended: log it when its loss has arrived. Does not wait."""
         step, loss = self._step, self._loss
         self._step += 1
         self._loss = None
@@ -65,7 +65,7 @@ class WatchedEngine:
         self._write(wait=False)
 
     def _write(self, wait: bool) -> None:
-        """Log the steps whose losses have arrived, in their order, or all of them."""
+        """Log the steps whose losses have arrived, in order, or all of them."""
         while self.log is not None and self._arriving:
             step, when, loss = self._arriving[0]
             if not wait and loss is not None and not loss.has_arrived():
@@ -74,9 +74,9 @@ class WatchedEngine:
             self.log.take(StepRow(step, when, loss=None if loss is None else loss.wait()))
 
     def finish(self, diagnose: bool = True, error: BaseException | None = None) -> None:
-        """Training has ended, perhaps by an error: write the log, and say what the losses show."""
+        """Training has ended, perhaps by an error: write the log, and report the diagnosis of the losses."""
         self.replaced.undo()
-        if self.log is None or self.log is self._options.log or self.log.closed:  # the user's own is closed by the user
+        if self.log is None or self.log is self._options.log or self.log.closed:  # the user closes their own log
             return
         try:
             self._write(wait=True)

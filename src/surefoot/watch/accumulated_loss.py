@@ -1,4 +1,4 @@
-"""The loss of a step with several backward calls: of microbatches that the script has divided, or has not.
+"""The loss of a step with several backward calls, whether or not the script divides the loss of each microbatch.
 
 `loss / 4` before backward makes four values whose sum is the loss; the mean of undivided values is the loss. The graph
 shows which case applies: the last operations before backward divide or multiply by a number, and a sum over targets has
@@ -24,13 +24,13 @@ MOST_BACKWARDS = 10_000
 
 
 def share_of(root: Tensor, scaled: bool) -> float | None:
-    """Which part of its microbatch's mean loss a value is: 0.25 for `loss / 4`; `None` if that is not known.
+    """The share of its microbatch's mean loss that a value is: 0.25 for `loss / 4`; `None` if that is not known.
 
-    A number that is on a device is not known: reading it would wait for the device.
+    The share is not known if the number is on a device: reading it would wait for the device.
 
     Args:
         root: What backward is called on.
-        scaled: Whether a gradient scaler made it; what it multiplied by does not count.
+        scaled: Whether a gradient scaler made it. The factor of the scaler is ignored.
     """
     if script_hooks.saved or root.grad_fn is None or root.numel() != 1:
         return None
@@ -63,14 +63,14 @@ def _number(value: Any) -> float | None:
 
 
 class Accumulation:
-    """How a script's microbatches make up a step."""
+    """How the values of a script's microbatches add up to the loss of a step."""
 
     def __init__(self) -> None:
         self._size: int | None = None
-        """What the script divides by."""
+        """The number that the script divides by."""
 
     def loss_of(self, values: list[Any], shares: list[float | None]) -> Any:
-        """The loss of a step from what backward was called on, in numbers or tensors; `None` if it was not called."""
+        """The loss of a step from the numbers or tensors that backward was called on; `None` if there are none."""
         if not values:
             return None
         known = [share for share in shares if share is not None]
@@ -89,13 +89,13 @@ class Accumulation:
 
 
 class StepLosses:
-    """The losses that `backward` was called on since the last step: numbers, or tensors that were not read yet."""
+    """The losses that `backward` was called on since the last step: numbers, or tensors that have not been read yet."""
 
     def __init__(self) -> None:
         self._accumulation = Accumulation()
         self.values: list[Any] = []
         self._shares: list[float | None] = []
-        """Which part of its microbatch's loss each value is."""
+        """For each value, the share of its microbatch's loss that it is."""
         self._previous: list[Any] = []
         """The loss of the last step, for an optimizer that steps without a backward of its own."""
 
@@ -107,14 +107,14 @@ class StepLosses:
             del self.values[0], self._shares[0]
 
     def loss_so_far(self) -> Any:
-        """The loss of the step that begins, from the backwards since the last one; `None` if there were none."""
+        """The loss of the current step, from the backward calls since the last one; `None` if there were none."""
         return self._accumulation.loss_of(self.values, self._shares)
 
     def close_step(self, evaluations: int) -> Any:
         """The loss of the step that ends here.
 
-        `evaluations` is how often a closure was evaluated inside the step. Its first evaluation is the loss at the
-        current point, or of the last microbatch; later ones are left out.
+        `evaluations` is the number of times a closure was evaluated inside the step. The first evaluation is the loss
+        at the current point, or of the last microbatch; later ones are left out.
         """
         values, shares = self.values or self._previous, self._shares
         if evaluations:

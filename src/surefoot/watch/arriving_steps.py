@@ -1,4 +1,4 @@
-"""Facts that are complete except for numbers that are still being copied from a device."""
+"""Holds facts back until their last numbers have been copied from a device."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class _OnTheWay(NamedTuple, Generic[_T]):
+class _QueuedFacts(NamedTuple, Generic[_T]):
     facts: _T
     copy: Copy | None
-    """Brings the last of its numbers; `None` if there is nothing to wait for."""
+    """The copy that contains the last of the numbers; `None` if there is nothing to wait for."""
     is_complete: bool
 
 
-class Arriving(Generic[_T]):
-    """Passes facts on, in their order, once all their numbers are there."""
+class ArrivalQueue(Generic[_T]):
+    """Passes facts on, in their order, once all their numbers have arrived."""
 
     def __init__(self, keep: Callable[[_T], None]) -> None:
         self._keep = keep
-        self.waiting: list[_OnTheWay[_T]] = []
+        self.waiting: list[_QueuedFacts[_T]] = []
         self.count = 0
-        """How many there have been, those that have arrived included."""
+        """The number of facts added so far, including those that have been passed on."""
 
     def add(self, facts: _T, has_deferred: bool) -> None:
-        """Take facts in; `has_deferred`: some of their numbers may be on a device."""
+        """Add facts; `has_deferred` is true if some of their numbers may be on a device."""
         self.count += 1
-        self.waiting.append(_OnTheWay(facts, begin_copy() if has_deferred else None, not has_deferred))
+        self.waiting.append(_QueuedFacts(facts, begin_copy() if has_deferred else None, not has_deferred))
 
     def settle(self, wait: bool) -> None:
-        """Pass on what is complete; with `wait`, all. What a device has lost is dropped."""
+        """Pass on complete facts, or all with `wait`. Facts whose numbers a device has lost are dropped."""
         while self.waiting and (wait or self.waiting[0].copy is None or self.waiting[0].copy.has_arrived()):
             first = self.waiting.pop(0)
             try:

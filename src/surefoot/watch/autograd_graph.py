@@ -1,6 +1,4 @@
-"""Reads an autograd graph, from the tensor that `backward` is called on down to the leaves.
-
-Nothing in it is changed.
+"""Reads an autograd graph, from the tensor that `backward` is called on down to the leaves, without changing it.
 
 A reference to a node keeps the whole graph below it alive, with all saved tensors. So no node is referenced between the
 forward and the backward pass: a node that must be found again gets a number (`mark`), which has the lifetime of the
@@ -41,20 +39,20 @@ def nodes(root: Any) -> Iterator[Any]:
 
 
 def mark(node: Any, owner: object, number: int) -> None:
-    """Give a node a number, to be found by it later."""
+    """Give a node a number, by which it can be found later."""
     node.metadata[_NUMBER] = (owner, number)
 
 
 def number_of(node: Any, owner: object) -> int | None:
-    """The number a node was given by the same owner."""
+    """The number that the same owner gave to a node."""
     held = node.metadata.get(_NUMBER)
     return held[1] if held is not None and held[0] is owner else None
 
 
 def node_of(tensor: Tensor) -> Any:
-    """The node that made a tensor; `None` if it has none, or if autograd forbids to ask.
+    """The node that made a tensor; `None` if it has none, or if autograd refuses access to it.
 
-    It does so of a view that was made without gradients and whose base has changed in place since.
+    Autograd refuses for a view that was made without gradients and whose base has been changed in place since.
     """
     try:
         return tensor.grad_fn
@@ -63,7 +61,7 @@ def node_of(tensor: Tensor) -> Any:
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Whether no operation that autograd knows made a tensor; of one that autograd forbids to ask about, no."""
+    """Whether no operation known to autograd made a tensor; false if autograd refuses access."""
     try:
         return tensor.is_leaf
     except RuntimeError:
@@ -82,7 +80,7 @@ def leaves(root: Any) -> list[Tensor]:
 
 
 def op(node: Any) -> str:
-    """The operation of a node as people know it: `log` for `LogBackward0`."""
+    """The usual name of a node's operation: `log` for `LogBackward0`."""
     return _short_name(str(node.name()) if hasattr(node, "name") else type(node).__name__)
 
 
@@ -97,7 +95,7 @@ def _short_name(name: str) -> str:
 
 
 def saved(node: Any) -> dict[str, Tensor]:
-    """The tensors a node saved for its backward, by name; those that cannot be read any more are left out."""
+    """The tensors that a node saved for its backward, by name, except for those that can no longer be read."""
     found: dict[str, Tensor] = {}
     if script_hooks.saved:
         return found  # reading one would run the script's own hooks, a recomputation for instance
@@ -113,7 +111,7 @@ def saved(node: Any) -> dict[str, Tensor]:
 
 
 def leaves_first(root: Any) -> list[Any]:
-    """The nodes ordered so that each comes after everything it was computed from."""
+    """The nodes, ordered so that each comes after everything that it was computed from."""
     order: list[Any] = []
     state: dict[Any, int] = {}
     stack: list[tuple[Any, Iterator[Any]]] = []

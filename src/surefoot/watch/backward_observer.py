@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.observe.readable import has_company, readable
+from surefoot.observe.readable import has_other_ranks, readable
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 MANUAL_STEPS = 6
-"""So many steps of a loop without an optimizer are sampled."""
+"""The number of steps sampled in a loop without an optimizer."""
 
 
 class BackwardObserver:
@@ -63,7 +63,7 @@ class BackwardObserver:
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     def loss_scaled(self, scaled: weakref.ref[Tensor], loss: Tensor) -> None:
-        """A gradient scaler has multiplied a loss; `loss` is what it was before."""
+        """A gradient scaler has multiplied a loss; `loss` is the value before."""
         self._unscaled = scaled, loss
 
     def before(self, root: Tensor) -> None:
@@ -77,7 +77,7 @@ class BackwardObserver:
         if state.sampled is not None and state.sampled.recorder is not None:
             state.sampled.recorder.in_step = state.sampled.recorder.has_closure and state.sampled.recorder.in_step
         loss, is_scaled = self._loss_of(root)
-        if not self._context.optimizers.all:  # the backward before was a step of its own
+        if not self._context.optimizers.all:  # the previous backward was a complete step
             self._context.losses.close_step(0)
             self._context.data.roots_of_step.clear()
         if loss is None:  # a loss that has no value in this process
@@ -125,7 +125,7 @@ class BackwardObserver:
             self._safely("spikes", self._record_spike, root, value)
 
     def _judge_late(self, wait: bool = False) -> None:
-        """Judge the losses that have arrived from the device since their backward: their graphs are gone."""
+        """Judge the losses that have arrived from the device after their backward; their graphs no longer exist."""
         for place, value in self._readings.late(wait):
             if not math.isfinite(value):
                 self._readings.expect_trouble(self._state.steps)
@@ -140,13 +140,13 @@ class BackwardObserver:
                 self._safely("spikes", self._record_spike, None, value, place)
 
     def _record_late(self, place: LossPlace, value: float) -> None:
-        """A loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
+        """Record a loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
         late = NonFiniteLoss(value=value, kind="unknown", backwards_late=self._state.backwards - place.backward)
         found = self._compiled_inputs.explain(late, place.backward, is_late=True)
         self._context.events.add(NonFiniteLossEvent.at(place.step, found))
 
     def settle(self) -> None:
-        """Judge every loss that is on its way. Waits for the device."""
+        """Judge every loss that is still being copied. Waits for the device."""
         self._judge_late(wait=True)
 
     def _record_graph(self, root: Tensor, value: float | None, line: Any) -> None:
@@ -168,7 +168,7 @@ class BackwardObserver:
             self._safely("data of steps", self._context.data.note, root, line, state.steps, state.backwards)
 
     def after(self, gradients: Any = None) -> None:
-        """`backward` is done; `gradients` are those that were returned instead of accumulated."""
+        """`backward` has finished; `gradients` are those that were returned instead of accumulated."""
         state = self._state
         if self._incidents is not None:
             is_repeated, in_closure = state.is_repeated_evaluation(), state.backwards_at_closure is not None
@@ -200,10 +200,10 @@ class BackwardObserver:
     def origin_of(
         self, root: Tensor, value: float, backward: int, origins: dict[str, list[tuple[str, str, str]]]
     ) -> NonFiniteLoss:
-        """Where a loss that is not finite came from: what its graph shows, and what compiled calls were given."""
+        """The origin of a non-finite loss, from its graph and from the inputs of compiled calls."""
 
         def follow(facts: NonFiniteLoss, tensor: Tensor | None) -> NonFiniteLoss:
-            """Add through which operations data that is not finite came, and whether it was finite before."""
+            """Add the operations through which non-finite data passed, and whether it was finite before them."""
             is_known = self._incidents is not None and not draws_ahead(self._context.calls.batches)
             drawn = self._incidents.drawn() if self._incidents is not None and is_known else []
             return self._sampler.data_origin(facts, tensor, drawn)
@@ -212,12 +212,12 @@ class BackwardObserver:
         return self._compiled_inputs.explain(found, backward)
 
     def _record_spike(self, root: Tensor | None, value: float, place: LossPlace | None = None) -> None:
-        """The data tensors that went into a loss far above the others; none for one that is known only now."""
+        """Record the data tensors of a loss far above the others; none if the loss became known only now."""
         levels = self._levels
         held = [] if root is None else data_under(root)
         step, backward = (self._state.steps, self._state.backwards) if place is None else (place.step, place.backward)
         level = levels.middle()
-        if levels.spikes <= SPIKES_FOLLOWED and not has_company():
+        if levels.spikes <= SPIKES_FOLLOWED and not has_other_ranks():
             self._sampler.sample_soon()
         self._context.events.add(
             SpikeEvent(
@@ -231,9 +231,9 @@ class BackwardObserver:
         )
 
     def _check_leftover(self, sampled: StepRecording) -> None:
-        """How many of the parameters that the backward reaches still have a gradient that is not zero.
+        """Record the share of the parameters reached by the backward that still have a nonzero gradient.
 
-        Others may well have one: that of a generator is not cleared before the discriminator's backward.
+        Others may have one: a generator's gradient is not cleared before the discriminator's backward.
         """
         if self.manual.is_known() and self.series.count > 1:
             self.series.rows[-1]["leftover"] = self.manual.left_share()
@@ -248,15 +248,15 @@ class BackwardObserver:
 class ManualLoop:
     """A loop without an optimizer: the leaves of the first graph are its parameters, and each backward is a step.
 
-    They are weakly held, and named after the script's variables. What the script then does with the gradients is not
-    followed.
+    The parameters are held weakly, and named after the script's variables. What the script does with the gradients
+    afterwards is not followed.
     """
 
     def __init__(self) -> None:
         self._held: list[weakref.ref[Tensor]] = []
 
     def tensors(self) -> list[Tensor]:
-        """Those that are still alive."""
+        """The parameters that still exist."""
         return [tensor for ref in self._held if (tensor := ref()) is not None]
 
     def is_known(self) -> bool:
@@ -264,7 +264,7 @@ class ManualLoop:
         return bool(self._held)
 
     def find(self, root: Tensor, registry: ParameterRegistry) -> None:
-        """Take the leaves under a loss for the parameters."""
+        """Take the leaves below a loss as the parameters."""
         found = [leaf for leaf in graph.leaves(root.grad_fn) if leaf.dim() or leaf.numel() == 1]
         frame = user_frame(4)
         for leaf in found:
@@ -273,21 +273,21 @@ class ManualLoop:
                 record.name = name_of(leaf, frame)
         self._held = [weakref.ref(leaf) for leaf in found]
 
-    def let_go(self) -> list[Tensor]:
-        """Drop the weak references; `hold_again` takes the tensors back."""
+    def drop_references(self) -> list[Tensor]:
+        """Drop the weak references; `add_references` creates them again."""
         tensors, self._held = self.tensors(), []
         return tensors
 
-    def hold_again(self, tensors: list[Tensor]) -> None:
-        """Refer to the parameters again."""
+    def add_references(self, tensors: list[Tensor]) -> None:
+        """Create weak references to the parameters again."""
         self._held = [weakref.ref(tensor) for tensor in tensors]
 
     def left_share(self) -> float:
-        """Which share of the parameters still has a gradient that is not zero."""
+        """The share of the parameters that still has a nonzero gradient."""
         return float(left_share(self.tensors()))
 
     def gradient_norm(self, gradients: Any) -> float | None:
-        """The norm of the gradients: of those `autograd.grad` returned, or else of those that were accumulated."""
+        """The norm of the gradients that `autograd.grad` returned, or else of those that were accumulated."""
         grads = [tensor.grad for tensor in self.tensors() if tensor.grad is not None]
         with WithoutHooks():
             held = [readable(grad) for grad in gradients or grads if isinstance(grad, Tensor)]

@@ -1,6 +1,6 @@
 """Describes the first bad step of a watched run, to be written like every incident (`guard/captured_step.py`).
 
-Only a watched run can provide which models are part of the step, which optimizer was stepping, and what the loop did in
+Only a watched run knows which models are part of the step, which optimizer was stepping, and what the loop did in
 between.
 """
 
@@ -35,7 +35,7 @@ NAMES_KEPT = 20
 
 
 class FoundStep(NamedTuple):
-    """What is known of a bad step."""
+    """What is known about a bad step."""
 
     optimizer: torch.optim.Optimizer
     record: OptimizerRecord
@@ -46,18 +46,18 @@ class FoundStep(NamedTuple):
     after: int | None
     """The number of the optimizer that stepped last."""
     buffers: dict[int, int]
-    """The version of each buffer when the last step was over."""
+    """The version of each buffer at the end of the last step."""
 
 
 class BadStep:
-    """One bad step, and how it is written."""
+    """One bad step, which can be written as an incident."""
 
     def __init__(self, context: WatchContext, found: FoundStep) -> None:
         self._context, self._found, self._registry = context, found, context.registry
         self._rank = context.options.rank, context.options.world_size
 
     def write(self, summary: str, ended: str) -> Path | None:
-        """Write the incident; returns its folder. `None` if no model is part of the step.
+        """Write the incident and return its folder; `None` if no model is part of the step.
 
         Args:
             summary: One sentence; empty to describe the gradients.
@@ -79,7 +79,7 @@ class BadStep:
                 "kind": "nonfinite",
                 "severity": "error",
                 "summary": summary or words,
-                "action": "none",  # the guard may skip the step yet: `IncidentWriter.skipped`
+                "action": "none",  # the guard may still skip the step: `IncidentWriter.skipped`
                 "evidence": {"parameters": bad[:NAMES_KEPT]},
             },
             rank=self._rank[0],
@@ -94,14 +94,14 @@ class BadStep:
             gradients=by_name,
             prints=prints,
         )
-        # The folder is this process's own, its rank included.
+        # The folder belongs to this process: its name includes the rank.
         keeper = IncidentKeeper(self._context.options.folder(), most=1_000_000)
         place = keeper.place(step)
         captured.write(place, keeper)
         return place
 
     def _models(self, optimizer: torch.optim.Optimizer, window: Window | None) -> list[nn.Module]:
-        """Those that the optimizer trains, those under the bad loss, and trained ones that were called in the step."""
+        """The models of the optimizer, those below the bad loss, and trained ones that were called in the step."""
         wanted = self._found.reached | {id(parameter) for parameter in parameters_of(optimizer)}
         called = _callers(window)
         met = [*self._registry.models_now(), *called]
@@ -214,7 +214,7 @@ def other_buffers(models: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
 
 
 class BufferVersions:
-    """How often the buffers of models were written to. Which buffers there are is looked up again now and then."""
+    """Counts the writes to the buffers of models. The list of buffers is refreshed every few steps."""
 
     def __init__(self) -> None:
         self._models: list[int] = []
@@ -222,7 +222,7 @@ class BufferVersions:
         self._uses = 0
 
     def of(self, models: Sequence[nn.Module]) -> dict[int, int]:
-        """How often each of the buffers of `other_buffers` was written to, by identity."""
+        """The number of writes to each buffer of `other_buffers`, by identity."""
         known = [id(model) for model in models]
         if known != self._models or self._uses % LOOKED_UP_EVERY == 0:
             self._models = known

@@ -24,7 +24,7 @@ ENDS, SUMMED = 8, 1 << 12
 """A fingerprint consists of this many numbers at either end, and of the sum of the first ones."""
 MOST_LABELS, MOST_SAMPLED = 64, 512
 NAN = -1.5e308
-"""Stands for NaN in fingerprints: each NaN has a hash of its own."""
+"""Replaces NaN in fingerprints, because each NaN has a hash of its own."""
 
 
 class BatchFields(TypedDict, total=False):
@@ -40,23 +40,23 @@ class BatchFields(TypedDict, total=False):
 
 
 class _Numbers(NamedTuple):
-    """Some of the numbers, and what they are."""
+    """Some of the numbers, with their name."""
 
     name: str
     values: Tensor
 
 
 class BatchNumbers:
-    """The numbers of one batch, perhaps on their way."""
+    """The numbers of one batch, which may still be on a device."""
 
     def __init__(self, inputs: Tensor | None, target: Tensor | None, with_scales: bool, most_rows: int) -> None:
-        """Take the numbers of a batch.
+        """Compute the numbers of a batch.
 
         Args:
-            inputs: What the first layer was given, if it is known.
-            target: What the loss was compared with, if it is known.
-            with_scales: Whether to take the labels, and how large inputs and targets are.
-            most_rows: Of so many rows a fingerprint is taken.
+            inputs: The input of the first layer, if it is known.
+            target: The target of the loss, if it is known.
+            with_scales: Whether to include the labels, and the scale of inputs and targets.
+            most_rows: The maximum number of rows that get a fingerprint.
         """
         self._shapes = {"input": _shape(inputs), "target": _shape(target)}
         self._are_classes = target is not None and not target.is_floating_point()
@@ -91,12 +91,12 @@ class BatchNumbers:
         return self._values
 
     def rows(self) -> list[int]:
-        """One number per row of the inputs that equal rows share."""
+        """One number per row of the inputs; equal rows have equal numbers."""
         sums = self._read().get("rows", [])
         return [hash(pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
 
     def are_finite(self) -> bool:
-        """Whether inputs and targets are finite, as far as the numbers tell."""
+        """Whether inputs and targets are finite, as far as the numbers show."""
         named = self._read().items()
         return all(math.isfinite(value) for name, values in named if name != "rows" for value in values)
 
@@ -121,7 +121,7 @@ class BatchNumbers:
 
 
 class LargestNumbers:
-    """Only the largest inputs and targets of one batch, of those that can be other than finite."""
+    """Only the largest input and target of one batch, for types that can be non-finite."""
 
     def __init__(self, inputs: Tensor | None, target: Tensor | None) -> None:
         self._numbers = [
@@ -159,13 +159,13 @@ def _print(shape: tuple[int, ...], values: list[float]) -> int:
 
 
 def _ends(tensor: Tensor) -> Tensor:
-    """The first and the last numbers, and a sum: equal tensors share them, others almost surely do not."""
+    """The first and the last values, and a sum: equal tensors have equal ones, others almost surely do not."""
     flat = tensor.detach().reshape(-1)
     return torch.cat([flat[:ENDS].double(), flat[-ENDS:].double(), flat[:SUMMED].double().sum().reshape(1)])
 
 
 def _target_parts(target: Tensor) -> list[_Numbers]:
-    """The labels of a batch, and the scale of its targets if they are no classes."""
+    """The labels of a batch, and the scale of its targets if they are not classes."""
     flat: Any = target.detach().reshape(-1)
     parts = [_Numbers("sample", flat[:: -(-flat.numel() // MOST_SAMPLED)] if flat.numel() > MOST_SAMPLED else flat)]
     if target.is_floating_point():

@@ -1,7 +1,7 @@
-"""What a sampled step records about single calls of torch functions.
+"""The facts that a sampled step records about single calls of torch functions.
 
 `loss_calls`, `layer_calls` and `numeric_calls` each handle one kind of call. They record numbers and names, not
-conclusions. A call is examined right after it returned, while its tensors are alive.
+conclusions. A call is examined right after it returns, while its tensors are alive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 MOST_FACTS = 200
-"""Facts of each kind that are kept of one sampled step."""
+"""The maximum number of facts of each kind in one sampled step."""
 
 
 class CallFacts:
@@ -50,7 +50,7 @@ class CallFacts:
         self.losses, self.layers, self.numbers = LossCalls(history), LayerCalls(history), NumericCalls(history)
 
     def as_facts(self) -> SampledCalls:
-        """Everything; long lists are cut."""
+        """All facts; long lists are cut."""
         losses, layers, numbers = self.losses, self.layers, self.numbers
         return SampledCalls(
             losses=losses.losses[:MOST_FACTS],
@@ -70,19 +70,19 @@ class CallFacts:
         )
 
     def take_evaluated(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record a call of a block without gradients: a loss or dropout. No tensor is kept: no graph would hold it."""
+        """Record a loss or dropout in a block without gradients. No tensor is kept: no graph holds one there."""
         with WithoutHooks():
             if entry.name in LOSSES:
                 self.losses.loss(entry, args, kwargs, out)
-                self.losses.let_labels_go()
+                self.losses.drop_labels()
             elif entry.name in DROPOUTS:
                 self.layers.dropout(entry, args, kwargs)
 
     def take(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record what matters about one call."""
+        """Record the facts of one call."""
         name = entry.name
         if _has_sparse(out) or (_has_sparse(*args) and name not in WEIGHT_LAYERS):
-            return  # its values are not where those of other tensors are
+            return  # sparse tensors have no dense values to read
         if name in ("mul", "div") and len(args) > 1:
             _note_factor(entry, args)
         with WithoutHooks():
@@ -126,7 +126,7 @@ def _has_sparse(*values: Any) -> bool:
 
 
 def _note_factor(entry: RecordedCall, args: tuple[Any, ...]) -> None:
-    """What a call multiplied or divided by, if that is one number."""
+    """Record the number that a call multiplied or divided by, if there is one."""
     constant = next((value for value in args if isinstance(value, (int, float))), None)
     if constant:
         entry.notes.constant = float(constant) if entry.name == "mul" else 1.0 / constant

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CallPlace(TypedDict):
-    """Which call of the run a fact is about."""
+    """Identifies the call that a fact is about."""
 
     op: str
     site: str
@@ -26,7 +26,7 @@ class CallPlace(TypedDict):
 
 
 class CallHistory:
-    """Answers what a tensor was made from; nothing is known without a recorder."""
+    """Finds what a tensor was made from. Without a recorder, it finds nothing."""
 
     def __init__(
         self, step: int, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None
@@ -34,7 +34,7 @@ class CallHistory:
         self._step, self._parameter_id, self.recorder = step, parameter_id, recorder
 
     def place(self, entry: RecordedCall) -> CallPlace:
-        """A recorded call as the facts name it."""
+        """The place of a recorded call, as fields of the facts."""
         return {
             "op": entry.name,
             "site": entry.site,
@@ -53,7 +53,7 @@ class CallHistory:
         return number
 
     def producer(self, tensor: Any) -> CallSite | None:
-        """The call that gave a tensor its values, views and copies passed over."""
+        """The call that computed the values of a tensor, looking through views and copies."""
         if self.recorder is None or not isinstance(tensor, Tensor):
             return None
         index = self.recorder.maker(tensor)

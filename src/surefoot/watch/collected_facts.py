@@ -56,7 +56,7 @@ def assemble(watcher: Watcher) -> RunFacts:
 
 
 def _permutations(sampled_steps: list[SampledStep]) -> list[Permutation]:
-    """Every permutation that rows were seen to be picked by, at the first sampled step that saw it."""
+    """The permutations by which rows were picked, each at the first sampled step that recorded it."""
     found: dict[int, Permutation] = {}
     for sampled in sampled_steps:
         for order in sampled.calls.orders:

@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from surefoot.watch.nonfinite_origin import NonFiniteCounts
 
 MOST_CALLS = 512
-"""So many calls are remembered: a loss on a GPU is known that many calls later at most."""
+"""The number of calls remembered: on a GPU, a loss is known at most that many calls later."""
 MOST_TENSORS = 4
-"""Of so many tensors of a call the range is taken."""
+"""The maximum number of tensors per call whose range is computed."""
 _DEEPEST = 3
 _SCALARS = (int, float, bool, str, type(None), torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Path = tuple[Any, ...]
-"""Where a tensor is found among the arguments: a position or a name, then keys and indices."""
+"""The path of a tensor among the arguments: a position or a name, then keys and indices."""
 _Line = tuple["CodeType | None", int]
 
 
 @dataclass(slots=True)
 class _Input:
-    """One float tensor that a call was given."""
+    """One float tensor among the arguments of a call."""
 
     path: Path
     tensor: Callable[[], Tensor | None]
@@ -64,17 +64,17 @@ class _Input:
     shape: list[int]
     dtype: str
     range: tuple[float, float] | None = None
-    """The lowest and the highest value, both NaN if one is; `None` while they are on their way, or if they are lost."""
+    """The lowest and the highest value, both NaN if one is; `None` while they are being copied, or if they are lost."""
     counts: NonFiniteCounts | None = None
-    """How many values are not finite and in which rows, where that is known."""
+    """The number of non-finite values and their rows, if known."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """One call of something compiled."""
+    """One call of a compiled model or function."""
 
     backward: int
-    """The number of the backward that follows it."""
+    """The number of the backward that follows the call."""
     line: _Line
     function: Callable[[], Any]
     inputs: list[_Input]
@@ -86,14 +86,14 @@ class CompiledInputs:
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state
         self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
-        self._on_their_way: deque[tuple[_Call, list[_Input], AsyncCopy]] = deque()
+        self._being_copied: deque[tuple[_Call, list[_Input], AsyncCopy]] = deque()
         self._first: dict[tuple[_Line, Path], int] = {}
-        """The backward after the first call of a line that had a tensor there."""
+        """For each line and path, the backward after the first call that had a tensor there."""
         self._first_bad: dict[tuple[_Line, Path], int] = {}
-        """The same for a tensor that was not finite."""
+        """The same for tensors that were not finite."""
 
     def take(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Something compiled is about to be called."""
+        """A compiled model or function is about to be called."""
         self._settle()
         if not torch.is_grad_enabled() or has_failed():
             return
@@ -118,7 +118,7 @@ class CompiledInputs:
             self._measure(call, [tensor.detach() for _, tensor in found])
 
     def _measure(self, call: _Call, tensors: list[Tensor]) -> None:
-        """Take the ranges of the tensors of a call, with one copy for those of one device and type."""
+        """Compute the ranges of the tensors of a call, with one copy per device and type."""
         groups: dict[tuple[torch.device, torch.dtype], list[tuple[_Input, Tensor]]] = {}
         for given, tensor in zip(call.inputs, tensors, strict=True):
             groups.setdefault((tensor.device, tensor.dtype), []).append((given, tensor))
@@ -135,16 +135,16 @@ class CompiledInputs:
             ends = torch.empty(2 * len(members), dtype=dtype, device=device)
             for number, (_, tensor) in enumerate(members):
                 torch.aminmax(tensor, out=(ends[2 * number], ends[2 * number + 1]))
-            self._on_their_way.append((call, inputs, begin_reading(ends)))
+            self._being_copied.append((call, inputs, begin_reading(ends)))
 
     def _settle(self, wait: bool = False) -> None:
-        """Note the ranges that have arrived; with `wait`, all."""
-        while self._on_their_way and (wait or self._on_their_way[0][2].has_arrived()):
-            call, inputs, copy = self._on_their_way.popleft()
+        """Read the ranges that have arrived; with `wait`, all of them."""
+        while self._being_copied and (wait or self._being_copied[0][2].has_arrived()):
+            call, inputs, copy = self._being_copied.popleft()
             try:
                 ends = copy.wait().tolist()
             except RuntimeError:
-                if has_failed():  # and the ranges are lost
+                if has_failed():  # the ranges are lost too
                     continue
                 raise
             for number, given in enumerate(inputs):
@@ -162,19 +162,19 @@ class CompiledInputs:
         """Drop weak references to tensors."""
         for call in self._calls:
             for given in call.inputs:
-                given.tensor = _nothing
+                given.tensor = _no_tensor
 
-    # A loss that is not finite
+    # Non-finite losses
 
     def explain(self, found: NonFiniteLoss, backward: int, is_late: bool = False) -> NonFiniteLoss:
-        """What is known of a bad loss, and the tensor it came with if a compiled call was given one that is not finite.
+        """Add the first non-finite tensor that a compiled call was given to what is known of a bad loss.
 
         Waits for the device.
 
         Args:
             found: What its graph shows.
             backward: The number of its backward.
-            is_late: Whether it is known only now, and steps have been taken since.
+            is_late: Whether the loss became known only after further steps.
         """
         if found.kind in ("parameter", "data") or not self._calls:
             return found
@@ -184,7 +184,7 @@ class CompiledInputs:
         return self._describe(found, *new[0]) if new and self._is_data(is_late) else found
 
     def _is_new(self, call: _Call, given: _Input) -> bool:
-        """Whether a tensor is not finite, and that is no mark that the script puts into it, such as -inf in a mask."""
+        """Whether a tensor is not finite, and not on purpose, as a mask with -inf is."""
         key = call.line, given.path
         if given.range is None or _is_finite(given) or self._first_bad.get(key, call.backward) < call.backward:
             return False
@@ -192,7 +192,7 @@ class CompiledInputs:
         return not is_first or math.isnan(given.range[0])
 
     def _is_data(self, is_late: bool) -> bool:
-        """Whether no model can have made it: a sample of one whose weights are broken is no data."""
+        """Whether no model can have made it: the output of a model with broken weights is not data."""
         if len(self._context.optimizers.all) > 1 and is_late:
             return False
         trained = (each.tensor() for each in self._context.registry.parameters if each.optimizers)
@@ -230,9 +230,9 @@ class CompiledInputs:
 
 
 def may_hold_data(args: Any, kwargs: Any) -> bool:
-    """Whether there may be float tensors among arguments that are no part of a graph. Cheap: most calls have none."""
+    """Whether there may be float tensors outside any graph among the arguments. Cheap: most calls have none."""
     if torch._C._is_torch_function_mode_enabled():
-        return True  # it would see the questions
+        return True  # a function mode would see further checks
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind is Tensor:
@@ -244,7 +244,7 @@ def may_hold_data(args: Any, kwargs: Any) -> bool:
 
 
 def _float_tensors(args: Any, kwargs: Any) -> Iterator[tuple[Path, Tensor]]:
-    """The float tensors among arguments that are no part of a graph, the first few, each with its path."""
+    """The first few float tensors among the arguments that are not part of a graph, each with its path."""
     waiting: list[tuple[Path, Any]] = [*(((name,), value) for name, value in [*enumerate(args), *kwargs.items()])]
     found = 0
     while waiting and found < MOST_TENSORS:
@@ -268,12 +268,12 @@ def _is_finite(given: _Input) -> bool:
     return given.range is None or all(math.isfinite(end) for end in given.range)
 
 
-def _nothing() -> None:
-    """The tensor of a reference that was dropped."""
+def _no_tensor() -> None:
+    """Replaces a weak reference that was dropped."""
 
 
 def _name_of(function: Any) -> str:
-    """What was compiled, as its author calls it: a class of models, or a function."""
+    """The name of the class or function that was compiled."""
     inner = _inner(function)
     if isinstance(inner, torch.nn.Module):
         return type(inner).__name__
@@ -281,7 +281,7 @@ def _name_of(function: Any) -> str:
 
 
 def _inner(function: Any) -> Any:
-    """What was compiled: a model, or a function."""
+    """The model or function that was compiled."""
     if isinstance(function, torch.nn.Module):
         return getattr(function, "_orig_mod", function)
     owner = getattr(getattr(function, "_torchdynamo_orig_callable", None), "__self__", None)
@@ -289,7 +289,7 @@ def _inner(function: Any) -> Any:
 
 
 def _named(path: Path, function: Any) -> str:
-    """An argument as it is written in Python: `x`, or `batch['image']`."""
+    """An argument in Python syntax: `x`, or `batch['image']`."""
     first, *inside = path
     words = str(first)
     if isinstance(first, int):

@@ -1,4 +1,4 @@
-"""Shared by the parts of the watcher: the options of the run, its state, and the records."""
+"""The options, the state and the records of a run, shared by the parts of the watcher."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_SAMPLED_STEPS = 48
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What a run is watched for, and where the results go."""
+    """What is observed in a run, and where the results go."""
 
     guard: bool = False
     """Whether steps whose gradients are not finite are skipped."""
@@ -62,12 +62,12 @@ class WatchOptions:
 
 @dataclass
 class ScriptCalls:
-    """Calls of the script that are recorded as they come."""
+    """Calls of the script, recorded as they happen."""
 
     schedulers: list[SchedulerRecord] = field(default_factory=list)
     clips: list[ClippingFacts] = field(default_factory=list)
     last_clip: ClipColumns | None = None
-    """What the last clipping since the last step was given and found."""
+    """The limit and the norm of the last clipping since the last step."""
     loaders: list[LoaderRecord] = field(default_factory=list)
     batches: list[DrawnBatch] = field(default_factory=list)
     seeds: dict[str, list[int]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class ScriptCalls:
 
 @dataclass
 class SchedulerRecord:
-    """A learning-rate scheduler, weakly held, and how far it is."""
+    """A learning-rate scheduler, held weakly, and its position."""
 
     ref: weakref.ref[Any]
     type: str
@@ -87,16 +87,16 @@ class SchedulerRecord:
     last_epoch: int = 0
     optimizer: int | None = None
     settings: dict[str, bool | int | float] | None = None
-    """Its numbers, as they were when it was first stepped."""
+    """Its settings at its first step."""
 
     def as_facts(self) -> SchedulerFacts:
-        """All but the scheduler itself."""
+        """Everything except the scheduler itself."""
         return SchedulerFacts(**{name: value for name, value in vars(self).items() if name != "ref"})
 
 
 @dataclass
 class LoaderRecord:
-    """A data loader, weakly held, and how often it was iterated."""
+    """A data loader, held weakly, and the number of passes over it."""
 
     ref: weakref.ref[Any]
     number: int
@@ -111,12 +111,12 @@ class LoaderRecord:
     drawn: int = 0
 
     def as_facts(self) -> LoaderFacts:
-        """All but the loader itself."""
+        """Everything except the loader itself."""
         return LoaderFacts(training=False, **{name: value for name, value in vars(self).items() if name != "ref"})
 
 
 class WatchContext:
-    """Built once; every part of the watcher is given it in its constructor."""
+    """Built once, and passed to the constructor of every part of the watcher."""
 
     def __init__(self, options: WatchOptions) -> None:
         self.options = options
@@ -136,7 +136,7 @@ class WatchContext:
 
 
 MOST_SKIPS = 200
-"""Events of skipped steps that the facts hold; the run log has its own limit."""
+"""The maximum number of skipped steps in the facts; the run log has its own limit."""
 
 
 class EventRecorder:
@@ -162,17 +162,17 @@ class EventRecorder:
             self._probes.safely("run log", self.log.event, event)
 
     def log_kept(self, step: int, folder: Path, command: str) -> None:
-        """Write to the log that a bad step is kept, and the command that runs it again."""
+        """Log that a bad step was captured, and the command that replays it."""
         if self.log is not None:
             self._probes.safely("run log", self.log.kept, step, folder, command)
 
     def log_overflow(self, step: int, scale: float | None) -> None:
-        """Write to the log that a gradient scaler has skipped a step."""
+        """Log that a gradient scaler has skipped a step."""
         if self.log is not None:
             self._probes.safely("run log", self.log.overflow, step, scale)
 
     def log_step(self, optimizer: int, row: SeriesRow) -> None:
-        """Write the row of a step, all numbers read."""
+        """Write the row of a step. All its numbers have been read."""
         if self.log is not None:
             self._probes.safely("run log", self.log.step, row, optimizer)
 
@@ -181,11 +181,11 @@ class EventRecorder:
         return partial(self.log_step, optimizer)
 
     def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
-        """Write how weights, gradients and the outputs of layers are spread at the end of a sampled step."""
+        """Log histograms of weights, gradients and layer outputs at the end of a sampled step."""
         if self.log is not None:
             self._probes.safely("run log", self.log.sampled_tensors, facts, outputs)
 
     def log_sampled_step(self, facts: SampledStep) -> None:
-        """Write what a sampled step saw of each layer."""
+        """Log what a sampled step recorded about each layer."""
         if self.log is not None:
             self._probes.safely("run log", self.log.sampled_step, facts)

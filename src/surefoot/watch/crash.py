@@ -30,10 +30,10 @@ _CALLS = {"cross_entropy", "nll_loss", "embedding", "binary_cross_entropy", "bin
 
 
 def describe_end(error: BaseException | None, ranges: IndexedCalls) -> CrashFacts | None:
-    """What ended a script; `None` if nothing did.
+    """Describe the error that ended a script; `None` if there was none.
 
-    After an error of the device nothing can be read from it: then the ranges say which ids or labels were the reason.
-    A script that has caught such an error, and ended by itself, has still been ended by it.
+    After a device error nothing can be read from the device: the copied ranges then show which ids or labels caused it.
+    If a script catches a device error and then ends normally, the error is still reported.
     """
     if error is not None:
         note_failure(error)
@@ -45,9 +45,9 @@ def describe_end(error: BaseException | None, ranges: IndexedCalls) -> CrashFact
 
 
 def describe_crash(error: BaseException) -> CrashFacts:
-    """Type, message and place of an error, and the tensors of the call it died in.
+    """Type, message and place of an error, and the tensors of the call that raised it.
 
-    Where no memory is left, nothing is computed: that would need some.
+    After an out-of-memory error nothing is computed, because that would need memory.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return _place_of(error, list(traceback_frames(error.__traceback__)))
@@ -66,7 +66,7 @@ def describe_crash(error: BaseException) -> CrashFacts:
 
 
 def _place_of(error: BaseException, frames: list[tuple[FrameType, int]]) -> CrashFacts:
-    """Type and message of an error, and the innermost line of the script's."""
+    """Type and message of an error, and the innermost line of the script."""
     facts = without_frames(error)
     for frame, line in reversed(frames):
         if is_users(frame.f_code.co_filename):
@@ -77,8 +77,8 @@ def _place_of(error: BaseException, frames: list[tuple[FrameType, int]]) -> Cras
 def without_frames(error: BaseException) -> CrashFacts:
     """Only the type and the message of an error.
 
-    Of one that was raised from an error of the device, or from one that says how a data loading worker ended, those of
-    that error.
+    If it was raised from a device error, or from an error about a dead data loading worker, those of that error are
+    returned.
     """
     cause = fatal_cause(error) or error_of_worker(error) or error
     return CrashFacts(type=type(cause).__name__, message=str(cause)[:2000])
@@ -87,7 +87,7 @@ def without_frames(error: BaseException) -> CrashFacts:
 def find_bad_loss(
     error: BaseException | None, scope: Mapping[str, object] | None, watcher: Watcher
 ) -> NonFiniteLoss | None:
-    """A non-finite loss that the script saw and gave up on before calling `backward`."""
+    """A non-finite loss in the script's variables, if the script ended before it called `backward` on it."""
     scopes = [frame.f_locals for frame, _ in traceback_frames(error.__traceback__)] if error is not None else []
     for names in [*reversed(scopes), scope or {}]:
         for name, value in list(names.items()):

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from surefoot.core.device_copies import AsyncCopy
 
 READ_AT_ONCE = {"cpu"}
-"""The kinds of devices whose numbers are read without waiting."""
+"""The kinds of devices whose numbers can be read without waiting."""
 MOST_BYTES = 1 << 23
-"""A copy begins automatically when this much is waiting."""
+"""A copy starts automatically when this many bytes are waiting."""
 SMALL_BYTES = 1 << 12
-"""So much more than a tensor itself may be kept alive with it."""
+"""A tensor may keep a storage alive that is larger than itself by at most this many bytes."""
 ABSENT: Any = object()
-"""What a function given to `later` returns for an element that its list should not have."""
+"""A function given to `later` returns this for an element that its list should omit."""
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ class Lost(Exception):
 
 
 class Deferred:
-    """A value that is not on the host yet, or not computed from what is."""
+    """A value that is not on the host yet, or is computed from such values."""
 
     __slots__ = ("_function", "_inputs", "_value")
 
@@ -64,7 +64,7 @@ class Deferred:
 
 
 class _OnDevice(Deferred):
-    """A tensor on a device. Read, it is a number, or a tensor on the CPU if it has dimensions."""
+    """A tensor on a device. `read` returns a number, or a tensor on the CPU if it has dimensions."""
 
     __slots__ = ("_place", "tensor")
 
@@ -74,7 +74,7 @@ class _OnDevice(Deferred):
         self._place: tuple[Copy, int, torch.Size, torch.dtype] | None = None
 
     def copied(self, copy: Copy, offset: int) -> None:
-        """Its bytes will be at `offset` of a copy; the tensor is released."""
+        """Its bytes will be at `offset` of a copy. Releases the tensor."""
         if self.tensor is not None:
             self._place = copy, offset, self.tensor.shape, self.tensor.dtype
             self.tensor = None
@@ -93,21 +93,21 @@ class _OnDevice(Deferred):
 
 
 class Copy:
-    """The bytes of many tensors, on their way from one device."""
+    """The bytes of many tensors, being copied from one device."""
 
     def __init__(self, reading: AsyncCopy) -> None:
         self._reading = reading
         self._is_lost = False
 
     def has_arrived(self) -> bool:
-        """Whether `bytes` would not wait."""
+        """Whether `bytes` returns without waiting."""
         try:
             return self._is_lost or self._reading.has_arrived()
         except RuntimeError:
             return True
 
     def bytes(self) -> Tensor:
-        """All of them, on the host. Waits for them; raises `Lost` if the device has failed."""
+        """All bytes, on the host. Waits for them; raises `Lost` if the device has failed."""
         if self._is_lost:
             raise Lost
         try:
@@ -118,13 +118,13 @@ class Copy:
 
 
 class _Outstanding:
-    """What is to be copied with the next copy."""
+    """The tensors that the next copy will contain."""
 
     def __init__(self) -> None:
         self.sources: list[_OnDevice] = []
         self.bytes = 0
         self.so_far = 0
-        """How many tensors ever waited."""
+        """The number of tensors that ever waited."""
         self.last: Copy | None = None
         """The last copy that was started."""
 
@@ -138,13 +138,13 @@ def reads_at_once(tensor: Tensor) -> bool:
 
 
 def deferred_so_far() -> int:
-    """How many tensors were left on a device so far, to be read later."""
+    """The number of tensors that were left on a device so far, to be read later."""
     return _waiting.so_far
 
 
-def _leave(tensor: Tensor) -> _OnDevice:
+def _defer(tensor: Tensor) -> _OnDevice:
     if tensor.untyped_storage().nbytes() > SMALL_BYTES + tensor.nbytes:
-        tensor = tensor.clone()  # a part of something larger, which must not live until the copy begins
+        tensor = tensor.clone()  # a view of a larger storage, which must not live until the copy starts
     source = _OnDevice(tensor)
     _waiting.sources.append(source)
     _waiting.bytes += tensor.nbytes
@@ -155,10 +155,10 @@ def _leave(tensor: Tensor) -> _OnDevice:
 
 
 def later(function: Callable[..., _T], *values: Any) -> _T:
-    """`function` of some values, immediately if all are available.
+    """Call `function` with some values: immediately if all are available, otherwise when they have arrived.
 
-    A tensor without dimensions is given to the function as a number, another one as a tensor on the CPU. The tensors
-    must be surefoot's own: the script may write into its own before they are copied.
+    The function gets a tensor without dimensions as a number, and any other as a tensor on the CPU. The tensors must
+    be surefoot's own: the script may write into its own before they are copied.
     """
     inputs = []
     is_known = True
@@ -167,7 +167,7 @@ def later(function: Callable[..., _T], *values: Any) -> _T:
             if reads_at_once(value):
                 value = value if value.dim() else value.item()
             else:
-                value, is_known = _leave(value), False
+                value, is_known = _defer(value), False
         elif isinstance(value, Deferred):
             is_known = False
         inputs.append(value)
@@ -178,24 +178,24 @@ def number(tensor: Tensor) -> Any:
     """The value of a tensor of one element."""
     if reads_at_once(tensor):
         return tensor.item()
-    return _leave(tensor if not tensor.dim() else tensor.reshape(()))
+    return _defer(tensor if not tensor.dim() else tensor.reshape(()))
 
 
 def own(tensor: Tensor) -> Tensor:
-    """A tensor of the script's as it is now, to be read later."""
+    """A copy of one of the script's tensors, to be read later."""
     return tensor.detach() if reads_at_once(tensor) else tensor.detach().clone()
 
 
 def numbers(vector: Tensor) -> list[Any]:
-    """The values of a vector, one by one."""
+    """The values of a vector, as a list."""
     if reads_at_once(vector):
         return vector.tolist()
-    values = Deferred(Tensor.tolist, (_leave(vector),))
+    values = Deferred(Tensor.tolist, (_defer(vector),))
     return [Deferred(itemgetter(place), (values,)) for place in range(len(vector))]
 
 
 def begin_copy() -> Copy | None:
-    """Start to copy all that is not yet on its way; returns the last copy, after which everything has arrived."""
+    """Start to copy everything that is not being copied yet; returns the last copy, after which all have arrived."""
     sources = _waiting.sources[:]
     del _waiting.sources[: len(sources)]
     _waiting.bytes = 0
@@ -210,7 +210,7 @@ def begin_copy() -> Copy | None:
 
 
 def _begin(sources: list[_OnDevice]) -> Copy | None:
-    """One copy of tensors on one device. Larger numbers come first, so that each is aligned to its size."""
+    """Copy tensors of one device. Larger types come first, so that each is aligned to its size."""
     by_type: dict[torch.dtype, list[tuple[_OnDevice, Tensor]]] = {}
     for source in sources:
         if source.tensor is not None:
@@ -219,7 +219,7 @@ def _begin(sources: list[_OnDevice]) -> Copy | None:
     try:
         parts = [torch.cat([flat for _, flat in held]).view(torch.uint8) for _, held in ordered]
         copy = Copy(begin_reading(torch.cat(parts)))
-    except RuntimeError:  # the device has failed: they stay where they are, and reading them raises
+    except RuntimeError:  # the device has failed; the tensors stay there, and reading them raises
         return None
     offset = 0
     for dtype, held in ordered:
@@ -229,11 +229,11 @@ def _begin(sources: list[_OnDevice]) -> Copy | None:
     return copy
 
 
-# ---- putting values in their places ---------------------------------------------------------------------------------
+# ---- inserting the values -------------------------------------------------------------------------------------------
 
 
 def read(value: _T) -> _T:
-    """Facts, or a list or dictionary of them, with every deferred value in its place. Waits for the device."""
+    """Facts, or a list or dictionary of them, with all deferred values read. Waits for the device."""
     found: Any = value
     kind: Any = type(found)
     if kind in _PLAIN:
@@ -258,7 +258,7 @@ def read(value: _T) -> _T:
 
 
 def read_each(items: Iterable[_T]) -> list[_T]:
-    """The items with every deferred value in its place; those that a device has lost are left out."""
+    """The items with all deferred values read; those that a device has lost are left out."""
     found = []
     for item in items:
         try:
@@ -270,12 +270,12 @@ def read_each(items: Iterable[_T]) -> list[_T]:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; of another class, none."""
+    """The fields of a dataclass; empty for any other class."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 class Count:
-    """How often something was the case, where some answers are still on a device."""
+    """Counts how often a condition was true, where some results are still on a device."""
 
     __slots__ = ("_coming", "_known")
 
@@ -284,7 +284,7 @@ class Count:
         self._coming: list[Deferred] = []
 
     def add(self, happened: Any) -> None:
-        """Count one more if `happened` is true, or turns out to be."""
+        """Count one more if `happened` is true; it may be read later."""
         if isinstance(happened, Deferred):
             self._coming.append(happened)
         else:
@@ -292,7 +292,7 @@ class Count:
 
     @property
     def value(self) -> int:
-        """The count. Waits for answers that have not arrived; those that a device has lost are not counted."""
+        """The count. Waits for results that have not arrived; those that a device has lost are not counted."""
         coming, self._coming = self._coming, []
         self._known += sum(map(bool, read_each(coming)))
         return self._known

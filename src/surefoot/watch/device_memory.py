@@ -1,4 +1,4 @@
-"""The memory of the accelerator after steps: what grew, and since when, if it runs out.
+"""The memory of the accelerator after steps, which shows what grew, and since when, if it runs out.
 
 The numbers are counters of torch's allocator on the host: nothing waits for the device. The first steps are recorded,
 then each one a tenth further into the run than the one before.
@@ -21,7 +21,7 @@ GROWTH = 1.1
 
 
 class DeviceMemory:
-    """Notes the allocator's counters after some of the steps."""
+    """Records the allocator's counters after some of the steps."""
 
     def __init__(self, state: WatchState) -> None:
         self._state = state
@@ -31,11 +31,11 @@ class DeviceMemory:
 
     @property
     def is_due(self) -> bool:
-        """Whether the counters are to be noted after the step that is over."""
+        """Whether to record the counters after the current step."""
         return self._state.steps >= self._next
 
     def after_step(self) -> None:
-        """A step is over."""
+        """Record the counters after a step."""
         if not self.is_due:
             return
         step = self._state.steps

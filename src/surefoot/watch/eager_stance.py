@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as module_hooks
 
-from surefoot.observe.readable import has_company
+from surefoot.observe.readable import has_other_ranks
 
 if TYPE_CHECKING:
     from types import FrameType
 
 EAGER_LOOKS = "eager looks"
-"""The probe. If it fails, compiled code runs as usual in sampled steps too."""
+"""The name of the probe. If it fails, compiled code runs as usual in sampled steps too."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 _COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 _COMPILED_CALL = "compile_wrapper"
-"""The function in there that calls what is compiled."""
+"""The function in that file that calls compiled code."""
 
 
 class EagerStance:
@@ -36,14 +36,14 @@ class EagerStance:
 
     def __init__(self) -> None:
         self._before: Any = None
-        """The stance to put back; `None` while it is as the script has it."""
+        """The stance to restore; `None` while it is the script's own."""
         self._is_setting = False
         self._only_ours = False
-        """Whether no module hooks for all modules were there before the sampled step."""
+        """Whether there were no global module hooks before the sampled step."""
 
     def take(self) -> bool:
-        """Let compiled code run eagerly until `release`. Returns whether it does."""
-        if self._before is not None or has_company() or _is_in_compiled_call():
+        """Make compiled code run eagerly until `release`. Returns whether it does."""
+        if self._before is not None or has_other_ranks() or _is_in_compiled_call():
             return False
         from torch._dynamo import eval_frame
 
@@ -62,18 +62,18 @@ class EagerStance:
         return self._before is not None
 
     def is_set_by_script(self) -> bool:
-        """Whether a stance that is being set now is none of ours."""
+        """Whether the stance that is being set now is the script's."""
         return self.is_taken() and not self._is_setting
 
     def hides_hooks(self) -> bool:
-        """Whether all hooks on every module are surefoot's. Torch warns of any when a compiled model is called."""
+        """Whether all global module hooks are surefoot's. Torch warns about any when a compiled model is called."""
         return self.is_taken() and self._only_ours
 
     def _set(self, stance: Any) -> Any:
         from torch._dynamo import eval_frame
 
         self._is_setting = True
-        callback = _set_eval_frame(None)  # a stance is not set while code is being compiled; ours may be
+        callback = _set_eval_frame(None)  # torch refuses to set a stance during a compilation
         try:
             return eval_frame._set_stance(stance)
         finally:
@@ -82,7 +82,7 @@ class EagerStance:
 
 
 def _is_in_compiled_call() -> bool:
-    """Whether something compiled is running: hooks that are added now would be compiled with the rest of it."""
+    """Whether compiled code is running: hooks added now would be compiled with the rest of it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _COMPILED_CALL and frame.f_code.co_filename.endswith(_COMPILER):

@@ -1,8 +1,7 @@
 """Blocks without gradients, between the steps: which model, in which mode, on which data, with which losses.
 
 In some of the blocks the recorder is also active, until models have been called a few times: it records the losses with
-their targets, and operations that drop at random. These blocks have their own time budget, a part of that of sampled
-steps.
+their targets, and dropout. These blocks have their own time budget, a part of that of sampled steps.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 FIRST_BLOCKS = 12
 MOST_CALLS = 400
 CALLS_OF_BLOCK = 16
-"""Model calls of one block that are kept."""
+"""The maximum number of model calls recorded in one block."""
 PART = 0.25
 """The share of the budget of sampled steps for the recorder in blocks without gradients."""
 
 
 class Evaluations:
-    """Opened when the user's code, or a trainer that it calls, turns gradients off; closed when that is over."""
+    """Opened when the user's code, or a trainer that it calls, disables gradients; closed when the block ends."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state = context, context.state
@@ -39,15 +38,15 @@ class Evaluations:
         self._budget = SamplingBudget(PART)
         self.blocks = 0
         self.opened = 0
-        """How many blocks were opened, those before the first step and inside sampled steps included."""
+        """The number of blocks opened, including those before the first step and inside sampled steps."""
         self._watched = 0
         self._empty = 0
         self.calls: list[ModelCall] = []
         self.recorded: list[EvaluationBlock] = []
-        """What the recorder saw, one entry for each block that it was on in."""
+        """What the recorder found, one entry for each block in which it was active."""
 
     def open(self) -> None:
-        """Start watching model calls, unless a sampled step already does."""
+        """Start observing model calls, unless a sampled step already does."""
         self._depth += 1
         self.opened += self._depth == 1
         if self._depth > 1 or self._state.sampled is not None or self._sampled is not None or not self._state.steps:
@@ -70,7 +69,7 @@ class Evaluations:
         self._sampled.begin()
 
     def close(self) -> bool | None:
-        """The block ended; returns whether a model was called in it, or `None` if it was not watched or continues."""
+        """End the block; returns whether a model was called in it, or `None` if it was not observed or continues."""
         self._depth = max(0, self._depth - 1)
         if self._depth or self._sampled is None:
             return None
@@ -79,19 +78,21 @@ class Evaluations:
         return has_calls
 
     def forget_empty(self) -> None:
-        """The last block, a library's, was no evaluation: it does not count."""
+        """Do not count the last block: it was opened by a library and called no model."""
         self.blocks -= 1
         self._watched -= 1
         self._empty -= not self._state.compiled
 
     @property
     def blocks_with_calls(self) -> int:
-        """How many blocks called a model, by the share of those that were watched. Many loops clamp or average weights
-        without gradients at every step, which is no evaluation."""
+        """The estimated number of blocks that called a model, from the share among the observed ones.
+
+        Many loops clamp or average weights without gradients at every step, which is not an evaluation.
+        """
         return round(self.blocks * (1 - self._empty / self._watched)) if self._watched else self.blocks
 
     def drop(self) -> None:
-        """Stop watching and keep the calls."""
+        """Stop observing and keep the calls."""
         sampled, self._sampled = self._sampled, None
         self._state.evaluated = None
         self._depth = 0
@@ -104,14 +105,14 @@ class Evaluations:
             self._budget.pay(sampled.seconds)
         calls = sampled.model_calls.calls
         self._watched += 1
-        self._empty += not calls and not self._state.compiled  # the calls of compiled models are not seen
+        self._empty += not calls and not self._state.compiled  # calls of compiled models are not observed
         self.calls += [replace(call, block=self.blocks, block_calls=len(calls)) for call in calls[:CALLS_OF_BLOCK]]
         if seen is not None and calls and (seen.losses or seen.dropouts):
             self.recorded.append(seen)
 
 
 def _seen(recording: StepRecording, block: int) -> EvaluationBlock:
-    """What the recorder saw of a block; before its end, which drops the targets."""
+    """The record of a block, made before its end, which drops the targets."""
     calls, last = recording.calls, recording.model_calls.last_features
     return EvaluationBlock(
         block=block,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from surefoot.watch.watch_state import WatchState
 
 MOST_PASSES = 2_000
-"""Of more passes those of every second step are kept."""
+"""If there are more passes, only those of every second step are kept."""
 MOST_SETS = 4
-"""More blocks with one call each, between two steps, are the batches of one set."""
+"""More than this many blocks with one call each, between two steps, are the batches of one pass."""
 
 
 @dataclass
@@ -49,17 +49,17 @@ class _LossBlock:
 
 
 class EvaluationLosses:
-    """Adds up the losses between two steps, and keeps the passes of earlier ones."""
+    """Sums the losses between two steps, and keeps the passes of earlier ones."""
 
     def __init__(self, state: WatchState, evaluations: Evaluations) -> None:
         self._state, self._evaluations = state, evaluations
         self._step = 0
         self._blocks: list[_LossBlock] = []
         self._passes: list[EvaluationPass] = []
-        self._last: Callable[[], object | None] = _nothing
+        self._last: Callable[[], object | None] = _no_tensor
 
     def take(self, function: str, given: object, result: object, is_sum: bool) -> None:
-        """A loss function has returned, without gradients; `given` are the predictions."""
+        """A loss function has returned, without gradients; `given` is the predictions."""
         if not isinstance(result, Tensor) or not isinstance(given, Tensor) or result is self._last():
             return  # a function mode calls the function twice
         with WithoutHooks():
@@ -116,10 +116,10 @@ class EvaluationLosses:
             ]
 
     def as_facts(self) -> list[EvaluationPass]:
-        """All passes so far, all numbers read."""
+        """All passes so far. All numbers are read."""
         self._passes = read_each(self._passes)
         return [*self._passes, *read_each(self._now())]
 
 
-def _nothing() -> None:
+def _no_tensor() -> None:
     return None

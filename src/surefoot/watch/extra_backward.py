@@ -1,5 +1,5 @@
-"""Measurements that need an extra backward pass: the gradient of each term of the loss, and whether a model sees the
-future.
+"""Measurements that need an extra backward pass: the gradient of each term of the loss, and whether a model has access
+to future tokens.
 
 Each runs over the script's own graph, keeps it, and writes to no `grad`. They run at a few steps only, and never if
 they would call a hook of the script. The terms of graphs with more than 3,000 nodes are not computed.
@@ -38,10 +38,10 @@ _LOSS_NAMES = {
 }  # fmt: skip
 
 
-def ask_terms(
+def measure_terms(
     call: BackwardCall, recorder: FunctionRecorder | None, registry: ParameterRegistry, below: list[Any]
 ) -> list[LossTerm] | None:
-    """How much of the gradient each term of a summed loss brings; `None` if that cannot be measured."""
+    """The share of the gradient that each term of a summed loss contributes; `None` if it cannot be measured."""
     if recorder is None or call.entry is None or call.nodes > MOST_NODES:
         return None
     terms = _summands(recorder, call.entry)
@@ -64,7 +64,7 @@ def ask_terms(
                 edge, one = GradientEdge(nodes[entry.index], result), torch.ones_like(tensor)
                 grads = torch.autograd.grad(edge, targets, one, retain_graph=True, allow_unused=True)
             except RuntimeError:
-                return None  # a part of the graph was used up by an earlier backward
+                return None  # an earlier backward has freed a part of the graph
         with WithoutHooks():
             held = [g for g in grads if g is not None]
             norm = later(_total_norm, *norms(measurable(held)))
@@ -91,7 +91,7 @@ def _total_norm(*parts: float) -> float:
 
 
 def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:
-    """The scalars a loss is the sum of: entry, value, and which result of its node it is."""
+    """The scalars that a loss is the sum of: entry, value, and index among the results of its node."""
     entry = recorder.entries[index]
     if entry.name in ("add", "sub") or (entry.name in VIEWS and len(entry.inputs) == 1):
         parts = [i for i in entry.inputs if recorder.entries[i].out_grad and recorder.entries[i].out_shape == []]
@@ -105,21 +105,21 @@ def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor,
 
 
 class _Tokens(NamedTuple):
-    """How ids and the targets of a loss lie in each other's rows."""
+    """How the ids and the targets of a loss are aligned."""
 
     offset: int
-    """By how many positions the targets are ahead of the ids: 1 or 0."""
+    """The number of positions by which the targets are ahead of the ids: 1 or 0."""
     turned: bool
-    """Whether time comes first."""
+    """Whether time is the first dimension."""
     rows: int
     length: int
     targets: int
 
 
-def ask_causality(
+def measure_causality(
     recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
 ) -> Causality | None:
-    """Whether an output of a next-token model depends on inputs that come after it; `None` if there is no such."""
+    """Whether an output of a next-token model depends on later inputs; `None` if this is not such a model."""
     if recorder is None or not held:
         return None
     loss = next((n for n in reversed(calls.losses) if n.op in CLASS_LOSSES and n.trained_on), None)
@@ -153,7 +153,7 @@ def ask_causality(
 
 
 def _tokens(ids: Tensor, target: Tensor, ignore: int | None) -> _Tokens | None:
-    """Where the targets are the ids, or the ids one token later; `None` if they are something else."""
+    """The alignment of targets that equal the ids, or the ids one token later; `None` for other targets."""
     if ids.dim() != 2 or target.is_floating_point():
         return None
     for turned in (False, True):
@@ -172,7 +172,7 @@ def _tokens(ids: Tensor, target: Tensor, ignore: int | None) -> _Tokens | None:
 
 
 def _offset(ids: Tensor, goals: Tensor, valid: Tensor) -> int | None:
-    """By how many positions the targets that count are ahead of the inputs: 1 or 0; `None` if they are something else.
+    """The offset at which the targets that count equal the inputs: 1 or 0; `None` if they equal them at neither.
 
     A row of targets that is as long as its ids ends with a token that the ids do not have.
     """
@@ -190,7 +190,7 @@ def _offset(ids: Tensor, goals: Tensor, valid: Tensor) -> int | None:
 
 
 def _by_time(shape: torch.Size, tokens: _Tokens) -> tuple[tuple[int, ...], int] | None:
-    """The shape of an output with an axis of time, and which axis that is; `None` if it has none.
+    """The shape of an output with a time axis, and the index of that axis; `None` if it has none.
 
     Outputs are often flattened to a matrix with one row for each target.
     """
@@ -220,7 +220,7 @@ def _flow(
         try:
             torch.autograd.grad(edge, [table], given.view(out.shape), retain_graph=True, allow_unused=True)
         except RuntimeError:
-            caught.clear()  # a part of the graph was used up by an earlier backward
+            caught.clear()  # an earlier backward has freed a part of the graph
     handle.remove()
     if not caught:
         return None
@@ -233,7 +233,7 @@ def _flow(
 
 
 def _fill(early: Tensor) -> None:
-    """Give every output a weight of its own, without a second tensor of that size."""
+    """Give every output a different weight, without a second tensor of that size."""
     done = 0
     for part in early.unbind(0) if early.numel() > SAMPLE else [early]:
         places = torch.arange(done, done + part.numel(), device=early.device, dtype=torch.float32)

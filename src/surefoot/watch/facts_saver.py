@@ -1,4 +1,4 @@
-"""Writes the facts during the run, so that a killed run can also be diagnosed."""
+"""Writes the facts during the run, so that a killed run can be diagnosed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
 
 FIRST_SAVE_S = 15.0
-"""The time until the facts are first written."""
+"""The time in seconds until the facts are first written."""
 LONGEST_WAIT_S = 300.0
 GROWTH = 1.5
 """Each interval is longer than the one before by this factor …"""
@@ -30,7 +30,7 @@ class FactsSaver:
         self._due_at = time.monotonic() + FIRST_SAVE_S
 
     def save_if_due(self) -> None:
-        """Save unless it was done recently."""
+        """Save, unless it was done recently."""
         if self._save is not None and time.monotonic() >= self._due_at:
             began = time.monotonic()
             self._safely("saving", self.save)
@@ -39,6 +39,6 @@ class FactsSaver:
             self._due_at = now + max(self._wait_s, (now - began) / SHARE)
 
     def save(self, at_end: bool = False) -> None:
-        """Save now; `at_end` ends what is still being sampled first."""
+        """Save now; with `at_end`, the sampled step in progress ends first."""
         if self._save is not None:
             self._save(self._facts(at_end))

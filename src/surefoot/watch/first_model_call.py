@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 class FirstModelCall:
-    """Calls a function for every call of a module while it is open; it may return other positional arguments."""
+    """Calls a function for every call of a module while it is open. It may return new positional arguments."""
 
     def __init__(self, called: Callable[[nn.Module, Any, Any], Any]) -> None:
         self._on_call = called
         self._handle: Any = None
 
     def open(self) -> None:
-        """Listen from here on."""
+        """Start observing calls."""
         if self._handle is None:
             self._handle = register_module_forward_pre_hook(self._called)
 
-    def shut(self) -> None:
-        """Listen no more."""
+    def close(self) -> None:
+        """Stop observing calls."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     def _called(self, module: nn.Module, args: Any) -> Any:
-        # A hook for all modules is not given the keyword arguments; the function of torch's that calls it has them.
+        # A global module hook does not get the keyword arguments; the torch function that calls it has them.
         kwargs = sys._getframe(1).f_locals.get("kwargs")
         return self._on_call(module, args, {} if kwargs is None else kwargs)

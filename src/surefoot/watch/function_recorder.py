@@ -1,4 +1,4 @@
-"""A recorder of the torch functions a step called: what, where in the user's code, on what, giving what.
+"""Records the torch functions that a step called: the name, the line of the user's code, the inputs and the result.
 
 The mode sees the calls as they are written (`F.cross_entropy`, `x - y`, `t.detach()`), not the kernels below. It is on
 during a sampled step only. Tensors are held weakly, so nothing lives longer than it would have.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_ENTRIES = 20_000
 
 BREAKS = frozenset({"detach", "detach_", "data", "tensor", "as_tensor", "item", "numpy", "tolist", "from_numpy"})
-"""Calls after which gradients do not flow."""
+"""Calls that gradients do not flow through."""
 
 _SILENT = frozenset(
     {
@@ -46,13 +46,13 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 _NO_TENSORS = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice)
 
 
-def itself(func: Any) -> Any:
-    """The function as it came to the recorder."""
+def unchanged(func: Any) -> Any:
+    """Returns the function unchanged."""
     return func
 
 
-original_of: Callable[[Any], Any] = itself
-"""What to call for a function that came to the recorder; `patches` puts `Originals.original_of` here."""
+original_of: Callable[[Any], Any] = unchanged
+"""Maps a function that reached the recorder to the one to call; `patches` sets it to `Originals.original_of`."""
 
 
 class _ResultFacts(TypedDict):
@@ -71,16 +71,16 @@ class DomainFacts(_ResultFacts, total=False):
 
 @dataclass(slots=True)
 class CallNotes:
-    """What the probes keep of a call until the step has ended."""
+    """What the probes record about a call until the end of the step."""
 
     scalar: tuple[Tensor, int] | None = None
-    """The result, detached, and its number among the outputs of its node, if it is one number."""
+    """The result, detached, and its index among the outputs of its node, if it has one element."""
     ids: Tensor | None = None
     """The indices that an embedding looked up."""
     constant: float | None = None
     """The constant that the call multiplied by."""
     divisor: Any = None
-    """What the call divided by, if it is a tensor of one element without a gradient; perhaps to be read later."""
+    """The divisor, if it is a tensor of one element without a gradient; it may be read later."""
     domain: DomainFacts | None = None
     """For a call without a graph whose function has a restricted domain."""
 
@@ -94,9 +94,9 @@ class RecordedCall:
     filename: str
     line: int
     inputs: list[int]
-    """Entries that made the tensors it took; a tensor from outside the recorder has none."""
+    """The entries that made its input tensors; a tensor that was not made by a recorded call has none."""
     grads: list[bool]
-    """For each tensor taken, whether it needed a gradient."""
+    """For each input tensor, whether it required a gradient."""
     module: str = ""
     grad_enabled: bool = True
     out_shape: list[int] | None = None
@@ -104,13 +104,13 @@ class RecordedCall:
     out_dtype: str = ""
     notes: CallNotes = field(default_factory=CallNotes)
     parameters: list[int] = field(default_factory=list)
-    """Numbers of the parameters among the tensors taken."""
+    """The numbers of the parameters among the input tensors."""
     kind: str = ""
-    """The operation of the result's autograd node; the node itself bears the index of the entry."""
+    """The operation of the result's autograd node; the node itself is marked with the index of the entry."""
     result: Any = None
     """Weak reference to the result."""
     taken: list[Any] = field(default_factory=list)
-    """Weak references to the tensors taken."""
+    """Weak references to the input tensors."""
 
     @property
     def site(self) -> str:
@@ -136,7 +136,7 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 class FunctionRecorder(FunctionMode):
     """Records calls while it is entered. `watch(entry, args, kwargs, out, tensors)` may add to the entry.
 
-    `tensors` are all that were taken and made. It must not raise.
+    `tensors` contains all inputs and results. The function must not raise.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class FunctionRecorder(FunctionMode):
         self._safely = safely
         self.entries: list[RecordedCall] = []
         self.mark = object()
-        """Whose numbers the autograd nodes bear."""
+        """The owner of the numbers that mark autograd nodes."""
         self.paused = 0
         self.in_step = False
-        """While an optimizer works: its operations are not the script's."""
+        """True during a step of an optimizer, whose operations are not the script's."""
         self.has_closure = False
-        """Whether the optimizer calls the script back; what it does itself, it does without gradients."""
+        """Whether the optimizer calls a closure of the script. Its own operations run without gradients."""
         self.module = ""
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._names: dict[Any, tuple[Any, str, Any]] = {}
-        """Functions, their names and originals, by identity: some compute their hash in Python."""
+        """Functions with their names and originals, by identity: some functions have a hash written in Python."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -179,11 +179,11 @@ class FunctionRecorder(FunctionMode):
         return out
 
     def enter_step(self, has_closure: bool) -> None:
-        """An optimizer begins its step."""
+        """An optimizer begins its step; `has_closure` is true if it calls the script."""
         self.in_step, self.has_closure = True, has_closure
 
     def origins(self) -> dict[str, list[tuple[str, str, str]]]:
-        """For each kind of autograd node: the site, module and call of those recorded, in order."""
+        """For each kind of autograd node: the site, module and name of the recorded calls, in order."""
         found: dict[str, list[tuple[str, str, str]]] = {}
         for entry in self.entries:
             if entry.kind:
@@ -191,7 +191,7 @@ class FunctionRecorder(FunctionMode):
         return found
 
     def forget(self) -> None:
-        """Drop the references to tensors. What was recorded stays."""
+        """Drop the references to tensors, and keep the records."""
         self._made_by.clear()
         for entry in self.entries:
             entry.taken, entry.result = [], None
@@ -234,12 +234,12 @@ class FunctionRecorder(FunctionMode):
             self._watch(entry, args, kwargs, out, [*taken, *made])
 
     def maker(self, tensor: Tensor) -> int | None:
-        """The entry that made a tensor, if it is on the recorder."""
+        """The entry that made a tensor, if it was recorded."""
         known = self._made_by.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def fills_gradients(self) -> bool:
-        """Whether a backward would fill the `grad` of a result, which the script asked for (`retain_grad`)."""
+        """Whether a backward would fill the `grad` of a result because of `retain_grad`."""
         held = (
             tensor
             for entry in self.entries
@@ -249,7 +249,7 @@ class FunctionRecorder(FunctionMode):
         return any(tensor.retains_grad and not tensor.is_leaf for tensor in held)
 
     def history(self, start: int | None, limit: int = 400) -> Iterator[RecordedCall]:
-        """The entries a result was made from, nearest first, itself included."""
+        """The entries that a result was made from, nearest first, including its own."""
         waiting = [] if start is None else [-start]  # a heap gives the smallest first
         seen: set[int] = set()
         while waiting and len(seen) < limit:
@@ -264,7 +264,7 @@ class FunctionRecorder(FunctionMode):
 
 
 def remove_leftover_recorders() -> None:
-    """Remove recorders that were in use, so that they stayed on the stack, when their sampled step ended."""
+    """Remove recorders that could not be removed at the end of their sampled step because they were in use."""
     for mode in entered_modes():
         if isinstance(mode, FunctionRecorder):
             mode.leave()

@@ -1,7 +1,7 @@
 """The guard under `surefoot run`: every optimizer of the script is attached to it (`surefoot.guard.attach`).
 
-By default it watches: it measures the gradients of a step and changes nothing; on a device not those of every step
-(`measuring_budget`). With `--guard` it also skips steps
+By default it observes: it measures the gradients of a step and changes nothing; on a device, it does not measure every
+step (`measuring_budget`). With `--guard` it also skips steps
 whose loss or gradients are not finite; parameters, moments and step counts stay bitwise as they were. On a GPU a fused
 optimizer decides on the device, without a sync; any other one costs one scalar sync per step.
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
 
 STEPS_LATER = 8
-"""So many steps after a step that was decided on a GPU the host reads its numbers; by then they have arrived."""
+"""The host reads the numbers of a step decided on a GPU this many steps later, when they have arrived."""
 MOST_NAMES = 20
-MOST_OUTLIVED = 16
-"""Attachments of optimizers that are gone which may wait to be read: a script may make one optimizer per step."""
+MOST_WITHOUT_OPTIMIZER = 16
+"""The maximum number of attachments of deleted optimizers that wait to be read: a script may make one per step."""
 REPORTS = "numbers of steps"
-"""The probe that takes in what the guard has measured. If it fails, steps are guarded all the same."""
+"""The probe that receives the numbers that the guard has measured. If it fails, steps are still guarded."""
 WHY_REPLICAS = "which models are replicas: their ranks must agree before a step is skipped"
 RULES = StabilityChecker(
     explosion=None,
@@ -67,9 +67,9 @@ RULES = StabilityChecker(
     setback=None,
     lost_progress=None,
 )
-"""Only what is not finite is refused; everything else is for the diagnosis."""
+"""Only non-finite values are refused; the diagnosis handles everything else."""
 RULES_OF_RANKS = replace(RULES, nonfinite=NonFinite(judges_loss=False))
-"""The gradients are the same on all ranks, and so is what is decided by them. The loss is each rank's own."""
+"""The gradients are equal on all ranks, so every rank makes the same decision. The loss differs between ranks."""
 
 
 class SkippedSteps:
@@ -81,11 +81,11 @@ class SkippedSteps:
         self._first: int | None = None
         self._last: int | None = None
         self._names: dict[str, None] = {}
-        """The parameters whose gradients were the reason, in the order they were met."""
+        """The parameters whose gradients were the reason, in order of first occurrence."""
         self._reasons: dict[str, None] = {}
 
     def add(self, optimizer: int, at: int, step: StepRecord) -> tuple[StepSkippedEvent, int]:
-        """Count a skipped step of the run; returns the event, and how many there have been."""
+        """Count a skipped step; returns the event, and the number of skipped steps so far."""
         layers = step.signals.layers
         bad = layers.nonfinite_counts() if layers is not None else {}
         names = [self.label(number) for number in list(bad)[:MOST_NAMES]]
@@ -120,7 +120,7 @@ class SkippedSteps:
 
 
 class OptimizerGuard:
-    """Attaches the guard to the optimizers of a script, and counts what it did."""
+    """Attaches the guard to the optimizers of a script, and counts its actions."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class OptimizerGuard:
     ) -> None:
         """`on_nonfinite` is called before a bad step is applied or skipped, `on_step` once its numbers are known.
 
-        `on_measure` is called before a step is measured in full that might have been healthy.
+        `on_measure` is called before a step that might have been healthy is measured in full.
         """
         self._state, self._probes, self._registry = context.state, context.probes, context.registry
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
@@ -140,8 +140,8 @@ class OptimizerGuard:
         """The name under which a failure is reported."""
         self.measured = MeasuredSteps(context, self.probe, on_measure)
         self._attachments: IdentityMap[Attachment] = IdentityMap()
-        self._outlived: list[Attachment] = []
-        """Attachments whose optimizer is gone, with steps that may not have been read yet."""
+        self._without_optimizer: list[Attachment] = []
+        """Attachments whose optimizer was deleted, with steps that may not have been read yet."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._checked = 0
         self.skipped = SkippedSteps(context.registry)
@@ -167,8 +167,8 @@ class OptimizerGuard:
         known = self._attachments.get(optimizer)
         if known is not None or not any(group["params"] for group in optimizer.param_groups):
             return known
-        if len(self._outlived) > MOST_OUTLIVED:  # their steps are long past
-            self._settle_outlived()
+        if len(self._without_optimizer) > MOST_WITHOUT_OPTIMIZER:  # their steps have arrived long ago
+            self._settle_without_optimizer()
         acts = self.acts and not self._why_not(record, optimizer)
         if not acts:
             self.measured.add(record.number, optimizer)
@@ -178,7 +178,7 @@ class OptimizerGuard:
             escalation=None,
             on_step=partial(self._arrived, weakref.ref(record), acts),
             lag_steps=STEPS_LATER,
-            # By number: labels depend on models that are met later.
+            # By number: labels depend on models that are found later.
             name_of=lambda parameter: str(self._registry.add(parameter).id),
             announce=False,
             on_decision=partial(self._decided, weakref.ref(record)),
@@ -186,12 +186,12 @@ class OptimizerGuard:
         )
         made = attach_with(None, optimizer, settings)
         self._attachments.set(optimizer, made)
-        # Nothing is read at the moment an optimizer dies, which may be anywhere in the script.
-        weakref.finalize(optimizer, self._outlived.append, made).atexit = False
+        # Nothing is read when an optimizer is deleted, which may happen anywhere in the script.
+        weakref.finalize(optimizer, self._without_optimizer.append, made).atexit = False
         return made
 
     def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
-        """With `--guard`, attach the guard to an optimizer that is about to step, whatever the script has replaced."""
+        """With `--guard`, attach the guard before an optimizer steps, even if the script has replaced methods."""
         if self.acts and self._state.active and self._attachments.get(optimizer) is None:
             self._probes.always(lambda: self.attachment(record_of(optimizer), optimizer))
 
@@ -214,7 +214,7 @@ class OptimizerGuard:
             return None
 
     def _run(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook of an attachment that only watches."""
+        """Run a hook of an attachment that only observes."""
         record = ref()
         if is_compiling() or not self._state.active or record is None:
             return None
@@ -226,11 +226,11 @@ class OptimizerGuard:
         return self.probe not in self._probes.problems and REPORTS not in self._probes.problems
 
     def add_change(self, change: Callable[[Optimizer, StepDecision], None]) -> None:
-        """Have something done to each step once its gradients are measured, before it is applied: an experiment."""
+        """Call a function of an experiment for each step after its gradients are measured and before it is applied."""
         self.measured.changes.append(change)
 
     def _decided(self, ref: weakref.ref[OptimizerRecord], decision: StepDecision, refused: bool) -> None:
-        """The current step is decided; `refused` if the host has decided not to apply it."""
+        """The current step is decided; `refused` is true if the host decided not to apply it."""
         record = ref()
         optimizer = record.ref() if record is not None else None
         if record is None or optimizer is None:
@@ -248,31 +248,31 @@ class OptimizerGuard:
 
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
-        self._settle_outlived()
+        self._settle_without_optimizer()
         for attachment in self._attachments.values():
             attachment.settle()
 
     def detach(self) -> None:
-        """Measure no more steps."""
+        """Measure no further steps."""
         for attachment in self._attachments.values():
             attachment.detach()
 
-    def _settle_outlived(self) -> None:
-        while self._outlived:
-            self._outlived.pop(0).settle()
+    def _settle_without_optimizer(self) -> None:
+        while self._without_optimizer:
+            self._without_optimizer.pop(0).settle()
 
     def as_facts(self) -> GuardFacts | None:
-        """What the guard did; `None` if it only watched."""
+        """A summary of the guard's actions; `None` if it only observed."""
         if not self.acts:
             return None
         problem = self._probes.problems.get(self.probe)
         failed = {} if problem is None else {"the rest of the run": problem}
         return self.skipped.as_facts(self._checked, self._not_guarded | failed)
 
-    # ---- what is not guarded ----------------------------------------------------------------------------------------
+    # ---- steps that are not guarded ---------------------------------------------------------------------------------
 
     def _why_not(self, record: OptimizerRecord, optimizer: Optimizer) -> bool:
-        """Whether steps of an optimizer must not be skipped, because other ranks may decide otherwise."""
+        """Whether steps of an optimizer must not be skipped, because other ranks may decide differently."""
         if _world_size() == 1 or _is_replicated(optimizer, list(self._replicas)):
             return False
         why = (
@@ -298,7 +298,7 @@ def _is_replicated(optimizer: Optimizer, replicas: Sequence[DistributedDataParal
 
 
 def in_words(facts: GuardFacts) -> str:
-    """What the guard did, in one sentence."""
+    """A summary of the guard's actions in one sentence."""
     checked, count = facts.checked, facts.skipped
     missing = [f"{name} was not guarded: {why}" for name, why in facts.not_guarded.items()]
     if not checked:
@@ -317,7 +317,7 @@ def in_words(facts: GuardFacts) -> str:
 
 
 def _world_size() -> int:
-    """How many processes may train together, as far as can be known."""
+    """The number of processes that may train together, as far as this can be known."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     words = (os.environ.get(name, "") for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))

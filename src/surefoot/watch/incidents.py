@@ -45,7 +45,7 @@ _ALL_CALLED = 2
 
 
 class IncidentWriter:
-    """Follows each step as far as a replay needs it, and keeps the first bad one."""
+    """Records each step as far as a replay needs it, and captures the first bad one."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._state, self._probes = context, context.state, context.probes
@@ -61,15 +61,15 @@ class IncidentWriter:
         )
         self._microbatches = MicrobatchFollower(self._notes)
         self._loss: Tensor | None = None
-        """The loss of the backward that runs now."""
+        """The loss of the backward in progress."""
         self._buffers = BufferVersions()
         self._versions: dict[int, int] = {}
-        """The version of each buffer when the last step was over."""
+        """The version of each buffer at the end of the last step."""
         self._bad_loss: float | None = None
         self._first_call = FirstModelCall(self._entered)
         self._parts: set[int] | None = None
         self._reached: set[int] = set()
-        """The parameters under a bad loss."""
+        """The parameters below a bad loss."""
         self.missed_bad_loss = False
         """Whether a bad loss was known only after its step had been applied."""
         self._kept: tuple[Path, int, int] | None = None
@@ -78,12 +78,12 @@ class IncidentWriter:
         """The number of the optimizer that stepped last."""
 
     def optimizer_made(self) -> None:
-        """Something will train: from here on calls of models are of interest."""
+        """An optimizer was made: calls of models are recorded from now on."""
         self._open()
 
     def compiled(self) -> None:
-        """Something is compiled, which depends on the hooks that are there."""
-        self._first_call.shut()
+        """Something is being compiled; compiled code depends on the existing hooks."""
+        self._first_call.close()
         if self._notes.capture is not None:
             self._notes.capture.models.detach()
 
@@ -92,9 +92,9 @@ class IncidentWriter:
             self._first_call.open()
 
     def _entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A module is called, and it may be the first model of this step."""
+        """A module is called. It may be the first model of this step."""
         if self._notes.capture is None or self._state.compiled or "incidents" in self._probes.problems:
-            self._first_call.shut()
+            self._first_call.close()
         elif torch.is_grad_enabled() and self._probes.here():
             self._probes.safely("incidents", self._meet, self._notes.capture, module, args, kwargs)
 
@@ -108,10 +108,10 @@ class IncidentWriter:
             self._parts = None
         capture.met(module, args, kwargs)
         if self._state.steps >= _ALL_CALLED:
-            self._first_call.shut()
+            self._first_call.close()
 
     def before_backward(self, root: Tensor, value: Any) -> None:
-        """`backward` is about to run; the loss is known as a number unless reading it would wait for the device."""
+        """`backward` is about to run; `value` is a number unless reading it would wait for the device."""
         if not self._notes.is_noting:
             return
         if not self._context.optimizers.all:
@@ -122,7 +122,7 @@ class IncidentWriter:
             self._reached = {id(leaf) for leaf in graph.leaves(root.grad_fn)}
 
     def drawn(self) -> list[list[Tensor]]:
-        """The tensors of the data loaders' batches for this step, unless they were written to since."""
+        """The tensors of the data loaders' batches for this step that have not been written to."""
         capture, window = self._notes.capture, self._notes.window(self._state.steps)
         if capture is None or window is None:
             return []
@@ -130,9 +130,9 @@ class IncidentWriter:
         return [seen.value.tensors for seen in now if not seen.changed]
 
     def after_backward(self, again: bool, in_closure: bool) -> None:
-        """`backward` is done: what follows is the next microbatch, or the step.
+        """`backward` has finished; the next microbatch or the step follows.
 
-        `again` says that it is not the first time in a step that evaluates a closure.
+        `again` is true if it is not the first backward in a step that evaluates a closure.
         """
         loss, self._loss = self._loss, None
         if not self._notes.is_noting:
@@ -164,7 +164,7 @@ class IncidentWriter:
         if self._state.losses_are_late and not self._context.options.guard:
             if self._notes.is_noting:
                 self._notes.moved_to(-1, under_way=False, paused=True)
-                self._first_call.shut()
+                self._first_call.close()
             return
         if not self._notes.is_noting:
             self._notes.moved_to(self._state.steps, under_way=False)
@@ -176,32 +176,32 @@ class IncidentWriter:
         self._open()
 
     def _owner(self) -> torch.optim.Optimizer | None:
-        """The optimizer that the bad loss is for: one whose parameters it reaches, others keep old gradients.
+        """The optimizer that the bad loss belongs to: it must reach its parameters.
 
-        A generator's loss reaches the discriminator too. So of several it is the one that has stepped with a backward
-        of this line before, or else one whose turn it is.
+        A generator's loss also reaches the discriminator. So among several optimizers, the one that has stepped with a
+        backward of this line before is chosen, or else one that has not stepped yet in this round.
         """
         alive = self._context.optimizers.alive()
         able = [(held, o) for held, o in alive if any(p.grad is not None for p in parameters_of(o))]
         reached = [(held, o) for held, o in alive if any(id(p) in self._reached for p in parameters_of(o))]
 
-        def likeliness(candidate: tuple[OptimizerRecord, torch.optim.Optimizer]) -> tuple[bool, bool, bool]:
+        def likelihood(candidate: tuple[OptimizerRecord, torch.optim.Optimizer]) -> tuple[bool, bool, bool]:
             held, optimizer = candidate
             line_known = bool(held.lines & self._context.data.recent)
             return line_known, self._context.optimizers.is_due(held), _is_bad(optimizer)
 
         candidates = reached or able
-        return max(candidates, key=likeliness)[1] if candidates else None
+        return max(candidates, key=likelihood)[1] if candidates else None
 
     def _keep(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> None:
-        """Keep the step in progress, and no other one. If the disk fails, a later bad step may be kept."""
+        """Capture the step in progress, and no later one. If the disk fails, a later bad step may be captured."""
         if self._notes.pauses.may_try(self._state.steps) and self._notes.safely(self._write, optimizer, summary, ended):
             self._notes.close()
-            self._first_call.shut()
+            self._first_call.close()
 
     def _write(self, optimizer: torch.optim.Optimizer, summary: str, ended: str) -> bool:
         if self.missed_bad_loss and not self._context.options.guard and not are_finite(parameters_of(optimizer)):
-            return True  # bad because of the step that was missed: nothing could be learned from it
+            return True  # bad because of the earlier step, which was not captured: it would show nothing new
         record = self._context.optimizers.find(optimizer)
         assert record is not None, "an optimizer that steps has a record"
         window = self._notes.window(self._state.steps)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.device import has_failed, is_capturing
-from surefoot.core.device_copies import host_memory_for_good
+from surefoot.core.device_copies import permanent_host_memory
 from surefoot.core.user_code import place
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.record.facts import CrashArguments, TensorSummary
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
 
 SLOTS, FEWEST_SLOTS, RING_BYTES = 128, 32, 4 << 20
-"""Calls whose indices are kept, for each size: a device is behind by about a thousand launches, at least 30 a step."""
+"""Calls whose indices are kept, for each size: a device lags by about a thousand launches, at least 30 a step."""
 MOST_COPIED = 1 << 15
-"""Of more indices than these only the range is copied."""
+"""Above this number of indices, only the range is copied."""
 _ABSENT = {torch.int64: -(2**62) - 1, torch.int32: -(2**31) + 1, torch.float32: -(2.0**126)}
 PROBABILITIES = "binary_cross_entropy"
 COMPILED_MODEL = "compiled model"
 _INTEGERS = (torch.int64, torch.int32)
 _LEAST_SIZE = 64
-"""Rings are made for sizes that are powers of two, from this one on."""
+"""Rings have sizes that are powers of two, starting with this one."""
 
 
 class IndexedCall(NamedTuple):
     """A call that picks rows or classes by index, or takes values for probabilities."""
 
     number: int
-    """How many calls were noted before it."""
+    """The number of calls recorded before it."""
     function: str
     """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`; or `PROBABILITIES`."""
     size: int
@@ -65,32 +65,32 @@ class IndexedCall(NamedTuple):
     other_shape: torch.Size
     """The shape of the table, or of the scores."""
     ignore_index: int | None
-    """The label that is left out; `None` for ids."""
+    """The label that is ignored; `None` for ids."""
     step: int
     code: CodeType | None
     line: int
     parameter: int | None
-    """The number of the table among the parameters."""
+    """The number of the parameter that is the table."""
     name: str
-    """What the script calls the indices; empty if they have no name."""
+    """The variable of the script that holds the indices; empty if there is none."""
 
 
 class IndexedCalls:
-    """Copies the indices of each call, and finds the first call that they did not fit."""
+    """Copies the indices of each call, and finds the first call with an index out of range."""
 
     def __init__(self, context: WatchContext) -> None:
         self._state, self._registry = context.state, context.registry
         self._rings: dict[tuple[torch.device, torch.dtype, int], _Ring] = {}
         self._taken = 0
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-        """The indices that were taken in this step: by identity, with their version and the size they must fit."""
+        """The indices taken in this step, by identity, with their version and the size that they must fit."""
         self._known_step = -1
         self._names: dict[tuple[CodeType, int], str] = {}
         self._tables: IdentityMap[Callable[[], Tensor | None]] = IdentityMap()
-        """The largest table of each compiled model, weakly held; `None` if it has none."""
+        """The largest table of each compiled model, held weakly; `None` if it has none."""
 
     def take(self, function: str, indices: Tensor, other: Tensor, dim: int, ignore_index: int | None) -> None:
-        """`function` is about to be called with indices that pick from a dimension of a table, or of scores."""
+        """`function` is about to be called with indices into a dimension of a table, or of scores."""
         if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
             return
         size = other.shape[dim] if other.dim() > dim else other.numel()
@@ -139,7 +139,7 @@ class IndexedCalls:
         ring.take(call, indices)
 
     def take_input(self, indices: Tensor, model: nn.Module) -> None:
-        """A compiled model is about to be called with whole numbers, ids or labels."""
+        """A compiled model is about to be called with integers: ids or labels."""
         if indices.dtype not in _INTEGERS:
             return
         if self._tables.get(model) is None:
@@ -152,7 +152,7 @@ class IndexedCalls:
             self.take(COMPILED_MODEL, indices, table, 0, None)
 
     def _name(self, indices: Tensor, frame: FrameType | None) -> str:
-        """What a line of the script calls its indices, looked for when it is first met."""
+        """The variable that holds the indices in a line of the script, searched when the line is first executed."""
         if frame is None:
             return ""
         line = frame.f_code, frame.f_lineno
@@ -161,7 +161,7 @@ class IndexedCalls:
         return self._names[line]
 
     def _is_known(self, indices: Tensor, size: int) -> bool:
-        """Whether these very indices were taken in this step: a function mode calls a function twice."""
+        """Whether the same indices were already taken in this step: a function mode calls a function twice."""
         if self._state.steps != self._known_step:
             self._known, self._known_step = {}, self._state.steps
         if indices.is_inference():  # has no version
@@ -177,12 +177,12 @@ class IndexedCalls:
         self._known = {}
 
     def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
-        """The first call whose indices did not fit, with the lowest and the highest. Asks nothing of the device."""
+        """The first call with an index out of range, with the lowest and highest index. Does not access the device."""
         found = [misfit for ring in self._rings.values() if (misfit := ring.first_misfit()) is not None]
         return min(found, key=lambda each: each[0].number, default=None)
 
     def explain(self, crash: CrashFacts) -> CrashFacts:
-        """The facts of an error of the device, with the call that was its reason if one is known."""
+        """Add the call that caused a device error to its facts, if it is known."""
         misfit = self.first_misfit()
         if misfit is None:
             return replace(crash, calls_checked=sum(ring.arrived() for ring in self._rings.values()))
@@ -203,7 +203,7 @@ class IndexedCalls:
 
 
 def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
-    """The arguments of a call as a crash on a CPU would have them."""
+    """The arguments of a call, as in the facts of a crash on a CPU."""
     is_probability = call.function == PROBABILITIES
     is_finite = math.isfinite(low) and math.isfinite(high)
     indices = TensorSummary(
@@ -225,14 +225,14 @@ def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
 
 
 class _IndexMemory(NamedTuple):
-    """Pinned memory for the indices of one call: as a tensor, and as an array that is read without a call of torch."""
+    """Pinned memory for the indices of one call, as a tensor and as an array that can be read without calling torch."""
 
     memory: Tensor
     seen: Any
 
 
 class _Ring:
-    """The indices, or ranges, of the last calls of one device, type and size, in memory that is used in turn."""
+    """The indices, or ranges, of the last calls with one device, type and size, in reused memory."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, capacity: int) -> None:
         self._device, self._dtype, self._capacity = device, dtype, capacity
@@ -240,15 +240,15 @@ class _Ring:
         self._absent = _ABSENT[dtype]
         self._slots: list[_IndexMemory] = []
         self.calls: deque[tuple[_IndexMemory, int, IndexedCall]] = deque(maxlen=self.length)
-        """The last calls, oldest first, each with its memory and the number of its indices there."""
+        """The last calls, oldest first, each with its memory and its number of indices."""
         self._next = 0
 
     def take(self, call: IndexedCall, indices: Tensor) -> None:
-        """Launch what brings the indices to the host."""
+        """Start the copy of the indices to the host."""
         if len(self.calls) == self.length and not self._has_arrived(*self.calls[0][:2]):
-            return  # the device is so far behind that the memory is still to be written to
+            return  # the device lags so far behind that it has not yet written to this memory
         if self._next == len(self._slots):
-            memory = host_memory_for_good(self._capacity, self._dtype, self._device)
+            memory = permanent_host_memory(self._capacity, self._dtype, self._device)
             self._slots.append(_IndexMemory(memory, memory.numpy()))
         slot = self._slots[self._next]
         self._next = (self._next + 1) % self.length
@@ -258,7 +258,7 @@ class _Ring:
         self.calls.append((slot, count, call))
 
     def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
-        """The oldest call whose indices arrived and did not fit."""
+        """The oldest call whose indices have arrived and are out of range."""
         for slot, count, call in self.calls:
             if not self._has_arrived(slot, count):
                 continue
@@ -274,12 +274,12 @@ class _Ring:
         return self._absent not in (slot.seen[0], slot.seen[count - 1])
 
     def arrived(self) -> int:
-        """Of how many of the last calls the indices are on the host."""
+        """The number of the last calls whose indices are on the host."""
         return sum(self._has_arrived(slot, count) for slot, count, _ in self.calls)
 
 
 def _fits(call: IndexedCall, low: float, high: float) -> bool:
-    """Whether all indices pick something. Labels of a compiled model may be below 0, to be ignored."""
+    """Whether all indices are in range. Labels of a compiled model may be negative, to be ignored."""
     if call.function == PROBABILITIES:
         return low >= 0 and high <= 1
     return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size

@@ -1,4 +1,4 @@
-"""What a sampled step records about layers: weights, activations, embeddings, attention, normalization."""
+"""The facts that a sampled step records about layers: weights, activations, embeddings, attention, normalization."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 MOST_OUTPUTS = 200
-"""Outputs whose samples are kept of one sampled step."""
+"""The maximum number of outputs of one sampled step whose samples are kept."""
 
 
 def output_name(module: str, operation: str) -> str:
-    """What the run log calls the output of an operation inside a module."""
+    """The name of the output of an operation inside a module, as used in the run log."""
     return f"{module}.{operation}"
 
 
@@ -44,10 +44,10 @@ class LayerCalls:
         self.softmaxes: list[SoftmaxCall] = []
         self.normalizations: list[NormalizationCall] = []
         self.outputs: list[tuple[str, Sample]] = []
-        """Samples of what layers and activation functions returned, for histograms."""
+        """Samples of the outputs of layers and activation functions, for histograms."""
 
     def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """A layer with weights: the scale of what goes in and of what comes out."""
+        """A layer with weights: the scale of its input and of its output."""
         made = out[0] if isinstance(out, tuple) and out else out
         given = _factors(entry.name, args, kwargs)
         if not given or not isinstance(made, Tensor) or not made.is_floating_point():
@@ -89,13 +89,13 @@ class LayerCalls:
             self.outputs.append((output_name(entry.module, entry.name), sample))
 
     def _input(self, name: str, given: list[Tensor]) -> Tensor:
-        """What goes into a layer: the first operand, or the second of a product whose first one is the weight."""
+        """The input of a layer: the first operand, or the second of a product whose first operand is the weight."""
         if name not in PRODUCTS:
             return given[0]
         return next((value for value in given if self._history.parameter_of(value) is None), given[0])
 
     def activation(self, entry: RecordedCall, out: Tensor) -> None:
-        """An activation function: which share of its units is saturated or dead."""
+        """An activation function: the share of its units that is saturated or dead."""
         place = self._history.place(entry)
         values = sampled(out).float()
         if not values.numel():
@@ -141,7 +141,7 @@ class LayerCalls:
         )
 
     def dropout(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call that drops at random; nothing is recorded if it is switched off."""
+        """A call that drops values at random; nothing is recorded if dropout is off."""
         if entry.name == "scaled_dot_product_attention":
             chance, is_on = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0), True
         else:
@@ -151,7 +151,7 @@ class LayerCalls:
             self.dropouts.append(DropoutCall(**self._history.place(entry), p=float(chance)))
 
     def softmax(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """A softmax: rows that are masked completely, and the entropy of the result."""
+        """A softmax: its fully masked rows, and the entropy of the result."""
         given = kwargs.get("input", args[0] if args else None)
         if not isinstance(given, Tensor) or not isinstance(out, Tensor) or given.dim() == 0 or not given.numel():
             return
@@ -200,7 +200,7 @@ class LayerCalls:
         )
 
     def normalization(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A normalization: over how many values each statistic is taken."""
+        """A normalization: the number of values that each statistic is computed from."""
         given = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
         if not isinstance(given, Tensor) or given.dim() < 2:
             return
@@ -213,21 +213,21 @@ class LayerCalls:
         self.normalizations.append(facts)
 
     def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
-        """The step is over: note of each softmax whether its result weighs values."""
+        """At the end of the step, record for each softmax whether its result weights values."""
         self.softmaxes = [
             each if each.attends is not None else replace(each, attends=attends(each)) for each in self.softmaxes
         ]
 
 
 def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a layer multiplies, in order. What `addmm` and similar functions add is omitted."""
+    """The tensors that a layer multiplies, in order. The summand of `addmm` and similar functions is omitted."""
     if name in ADDED_PRODUCTS:
         args, kwargs = args[1:], {key: value for key, value in kwargs.items() if key != "input"}
     return [value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)]
 
 
 def _fan_in(name: str, given: list[Tensor]) -> int | None:
-    """How many inputs each output of a layer adds up; of a recurrent layer, whose weights differ in that, `None`."""
+    """The number of inputs that each output of a layer sums; `None` for a recurrent layer, where this varies."""
     if name in RECURRENT:
         return None
     if name.startswith("conv") and len(given) > 1:
@@ -241,7 +241,7 @@ class _Recurrence(TypedDict, total=False):
 
 
 def _recurrence(name: str, args: tuple[Any, ...]) -> _Recurrence:
-    """Over how many steps and sequences a recurrent layer runs: with padded sequences, `batch_first` comes last."""
+    """The number of time steps and sequences of a recurrent layer. With padding, `batch_first` is the last argument."""
     if name not in RECURRENT or len(args) != 9 or not isinstance(args[8], bool) or args[0].dim() != 3:
         return {}
     first, second = args[0].shape[:2]
@@ -253,7 +253,7 @@ def _spread(values: Tensor) -> float | None:
 
 
 def _few_queries(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries, evenly thinned so that there are at most `SAMPLE` logits, and the keys."""
+    """The queries, evenly thinned to at most `SAMPLE` logits, and the keys."""
     if query.dim() < 2 or key.dim() < 2:
         return query, key
     count = math.prod(query.shape[:-1]) * key.shape[-2]
@@ -261,5 +261,5 @@ def _few_queries(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _places(flags: Tensor) -> list[int]:
-    """Which of the flags are set, the first 4,096 of them."""
+    """The indices of the flags that are set, at most 4,096."""
     return cast("list[int]", flags.nonzero().reshape(-1)[:4096].tolist())

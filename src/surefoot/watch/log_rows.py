@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import ParameterRegistry
 
 SPIKE_SHARE = 0.1
-"""A spike is logged if it undoes this share of what the loss has fallen by: near its floor a loss doubles often."""
+"""A spike is logged if it undoes this share of the decrease of the loss: near its floor, a loss often doubles."""
 
 
 class WatchLog:
@@ -50,27 +50,27 @@ class WatchLog:
         self._opened = False
         self._histograms_at: dict[str, int] = {}
         self._outputs_at = 0
-        """The next step that histograms are made of, of each part's parameters and of the layers' outputs."""
+        """The next step with histograms, for the parameters of each part and for the outputs of layers."""
         self._arriving: list[ArrivingHistograms] = []
         """The histograms of sampled steps that are not on the host yet."""
         self._parts: dict[int, str] = {}
         self._writers: dict[int, LogRows] = {}
         """The guard's writer of step rows, for each optimizer."""
         self._clips: dict[int, bool] = {}
-        """Whether what the script clipped at the last measured step of each optimizer were its gradients."""
+        """Whether the script clipped the gradients of the optimizer, and nothing else, at its last measured step."""
         self._steps: dict[int, int] = {}
         """The last step of each optimizer that was written."""
 
     @property
     def log(self) -> RunLog | None:
-        """The log, opened when it is first needed."""
+        """The log, which is opened when it is first needed."""
         if not self._opened:
             self._opened = True
             self._log = self._open_log()
         return self._log
 
     def step(self, row: dict[str, Any], optimizer: int) -> None:
-        """One optimizer's step, all numbers read."""
+        """Write one optimizer's step. All its numbers have been read."""
         log = self.log
         if log is None:
             return
@@ -89,21 +89,21 @@ class WatchLog:
         )
 
     def _step(self, row: dict[str, Any], optimizer: int) -> int:
-        """The step of the run. An optimizer made late may step twice in what counts as one; its rows are still two."""
+        """The step of the run. An optimizer that was made late may step twice in one step; it still gets two rows."""
         step = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
         self._steps[optimizer] = step
         return step
 
     def _part(self, optimizer: int) -> str:
-        """What an optimizer is called, settled at its first step: the rows of one part must not have two names."""
+        """The name of an optimizer, fixed at its first step, because all rows of one part must have the same name."""
         if optimizer not in self._parts:
             self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
     def sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]] = ()) -> None:
-        """How weights, gradients and the outputs of layers are spread at the end of a sampled step.
+        """Write histograms of weights, gradients and the outputs of layers at the end of a sampled step.
 
-        The step's numbers may not be read yet.
+        The numbers of the step may not have been read yet.
         """
         if self.log is None:
             return
@@ -117,7 +117,7 @@ class WatchLog:
             self._arriving.append(ArrivingHistograms([], facts.step, outputs=outputs))
 
     def sampled_step(self, facts: SampledStep) -> None:
-        """What a sampled step saw of each parameter and each activation, all numbers read."""
+        """Write what a sampled step recorded about each parameter and each activation. All numbers have been read."""
         log = self.log
         if log is None:
             return
@@ -139,7 +139,7 @@ class WatchLog:
             log.take(LayerRows(facts.step, names, columns))
 
     def _histograms(self, step: int, rows: list[ParameterUpdate], names: list[str], part: str) -> None:
-        """How weights and gradients are spread, at some of the sampled steps."""
+        """Add the histograms of weights and gradients, at some of the sampled steps."""
         if step < self._histograms_at.get(part, 0) or self._log is None:
             return
         from surefoot.guard.model_sampling import ArrivingHistograms
@@ -154,7 +154,7 @@ class WatchLog:
         self._arriving.append(ArrivingHistograms(named, step, part))
 
     def _write_histograms(self) -> None:
-        """Write those that are on their way; those that a device has lost are left out."""
+        """Write the histograms that are being copied; those that a device has lost are left out."""
         arriving, self._arriving = self._arriving, []
         for each in arriving:
             with suppress(RuntimeError):
@@ -163,7 +163,7 @@ class WatchLog:
                         self._log.take(histogram)
 
     def event(self, event: Event) -> None:
-        """Something happened at a step."""
+        """Write an event of a step."""
         if _is_small(event):
             return
         shown = _shown(event)
@@ -171,19 +171,19 @@ class WatchLog:
             self._write(event.step, event.TAG[1], *shown)
 
     def notice(self, event: LoggedEvent) -> None:
-        """An event that another thread has found. Before the first step there is no log, and it is lost."""
+        """Write an event that another thread has found. Before the first step there is no log: the event is lost."""
         if self._log is not None:
             self._log.take(event)
 
     def kept(self, step: int, folder: Path, command: str) -> None:
-        """A bad step is kept in a folder; `command` runs it again."""
+        """Write that a bad step was captured in a folder; `command` replays it."""
         log = self.log
         if log is not None:
             evidence = {"incident": str(folder), "replay": command}
             log.event("alarm", step, "the first bad step was captured", cause="incident", evidence=evidence)
 
     def overflow(self, step: int, scale: float | None) -> None:
-        """A gradient scaler has skipped a step."""
+        """Write that a gradient scaler has skipped a step."""
         at = f" at loss scale {scale:g}" if scale is not None else ""
         self._write(step, "overflow", "overflow", "info", f"the scaler skipped the step: gradients overflowed{at}", [])
 
@@ -197,7 +197,7 @@ class WatchLog:
             log.event(name, step, summary, severity=severity, cause=cause, action=action, evidence=evidence)
 
     def end(self, diagnosis: Diagnosis, code: int | None) -> None:
-        """The script is over and the run diagnosed."""
+        """Write the end of the run, with its diagnosis."""
         log = self._log
         if log is None:
             return
@@ -223,7 +223,7 @@ class WatchLog:
 
 
 def _activations(facts: SampledStep) -> tuple[list[str], dict[str, list[Any]]]:
-    """Layers and activation functions by name, and what they returned; of several calls of one the last."""
+    """The names of layers and activation functions, and statistics of their last output."""
     rows: dict[str, tuple[Any, ...]] = {}
     for layer in facts.calls.layers:
         rows[output_name(layer.module, layer.op)] = layer.out_mean, layer.out_std, layer.out_largest, None, None
@@ -235,7 +235,7 @@ def _activations(facts: SampledStep) -> tuple[list[str], dict[str, list[Any]]]:
 
 
 def part_name(optimizer: int, registry: ParameterRegistry) -> str:
-    """An only optimizer is the run; one of several is called by the model it trains, if no other trains that too."""
+    """The name of an optimizer's part: empty for the only one, its model if no other trains it, or `optimizer 2`."""
     owners: dict[str, set[int]] = {}
     for record in registry.parameters:
         if record.optimizers:
@@ -250,9 +250,9 @@ def part_name(optimizer: int, registry: ParameterRegistry) -> str:
 def _clipping(row: dict[str, Any], fitted: bool) -> dict[str, Any]:
     """The gradient norm before clipping, and what clipping multiplied it by.
 
-    The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before that is
-    what clipping found, provided that the two fit together: it may have clipped something else. For a step that was not
-    measured, `fitted` says whether they did at the last one that was.
+    The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before is the one
+    that clipping returned, provided that the two are consistent: the script may have clipped something else. For a step
+    that was not measured, `fitted` is whether they were consistent at the last measured one.
     """
     given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
     if found is None or not limit or row.get("clip_by_value") or (given is None and not fitted):
@@ -264,14 +264,14 @@ def _clipping(row: dict[str, Any], fitted: bool) -> dict[str, Any]:
 
 
 def _is_small(event: Event) -> bool:
-    """Whether an event is a matter of course: weights loaded before the first step, a spike that undoes little."""
+    """Whether an event is routine: weights loaded before the first step, or a spike that undoes little."""
     if isinstance(event, SpikeEvent):
         return event.value - event.level < SPIKE_SHARE * (event.began - event.level)
     return isinstance(event, ModelLoadedEvent) and event.step == 0
 
 
 def _shown(event: Event) -> tuple[EventName, Severity, str, list[str]] | None:
-    """How the log names an event, its severity, a sentence, and the parameters; `None` for what it does not show."""
+    """The name, severity, sentence and parameters of an event in the log; `None` for events that are not logged."""
     match event:
         case NonFiniteLossEvent():
             return "alarm", "error", f"the loss is {event.value}", event.parameters or []

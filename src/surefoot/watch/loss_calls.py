@@ -1,4 +1,4 @@
-"""What a sampled step records about losses: loss functions, and errors, products and ratios written by hand."""
+"""The facts that a sampled step records about losses: loss functions, and losses and ratios written by hand."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from surefoot.watch.function_recorder import RecordedCall
 
 MOST_DIFFERENCES = 50
-"""Differences, products and ratios that are recorded of one step, of each."""
+"""The maximum number of differences, products and ratios recorded in one step, for each kind."""
 TARGETS_KEPT = 4
-"""Losses at the end of a step whose targets later questions may need."""
+"""The number of losses at the end of a step whose targets are kept for later measurements."""
 MOST_LABELS = 1 << 20
-"""Labels of one loss that are counted; of more, a sample is judged."""
+"""The maximum number of labels of one loss that are counted; of more, a sample is used."""
 
 
 class KeptTarget(NamedTuple):
-    """What later questions may need of the target of a loss."""
+    """The part of a loss's target that later measurements may need."""
 
     size: int
     few: Tensor
     """The first values; a copy."""
     labels: Tensor | None
-    """All of it, if it is labels; until the backward, as the graph of the loss keeps it."""
+    """The whole target, if it consists of labels; kept until the backward, as the graph of the loss keeps it."""
 
 
 class LossCalls:
@@ -56,10 +56,10 @@ class LossCalls:
         self.products: list[ProductCall] = []
         self.ratios: list[RatioCall] = []
         self.targets: dict[int, KeptTarget] = {}
-        """The targets of the last loss calls, by the index of the call, as long as the step lasts."""
+        """The targets of the last loss calls during the step, by the index of the call."""
 
     def loss(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """A call of a loss function: its inputs, its target, and whether they fit together."""
+        """A call of a loss function: its inputs, its target, and whether they are consistent."""
         given = kwargs.get("input", args[0] if args else None)
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
         if not isinstance(given, Tensor) or not isinstance(target, Tensor):
@@ -96,8 +96,8 @@ class LossCalls:
         if len(self.targets) > TARGETS_KEPT:
             del self.targets[next(iter(self.targets))]
 
-    def let_labels_go(self) -> None:
-        """A backward begins, which frees what the graph holds: keep no labels any longer."""
+    def drop_labels(self) -> None:
+        """Drop the labels: a backward begins, which frees the tensors of the graph."""
         self.targets = {index: target._replace(labels=None) for index, target in self.targets.items()}
 
     def difference(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
@@ -169,7 +169,7 @@ class LossCalls:
 
 
 def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
-    """What a classification loss has besides: the distribution of its input, its labels and its predictions."""
+    """Add the facts of a classification loss: the distribution of its input, its labels and its predictions."""
     dim = 1 if given.dim() > 1 else 0
     ignore = int(kwargs.get("ignore_index", -100))
     facts = replace(
@@ -196,7 +196,7 @@ def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[s
 
 
 def _valid_labels(target: Tensor, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How many labels are not ignored, the lowest and the highest of them; of none, any numbers."""
+    """The number of labels that are not ignored, the lowest and the highest of them; undefined if there are none."""
     if not target.numel():
         return (torch.zeros((), dtype=torch.int64),) * 3
     valid = target != ignore
@@ -207,7 +207,7 @@ def _valid_labels(target: Tensor, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _unit_spread(given: Tensor, target: Tensor, dim: int, ignore: int) -> Tensor:
-    """The spread of each unit over the rows whose label is not ignored, on average; of large tensors of a sample."""
+    """The mean standard deviation of a unit over the rows whose label counts; of large tensors, over a sample."""
     rows = rows_of(given, dim).float()
     labels = target.detach().reshape(-1)
     valid = labels[:: distance_of_rows(len(labels), rows.shape[1])] != ignore
@@ -217,7 +217,7 @@ def _unit_spread(given: Tensor, target: Tensor, dim: int, ignore: int) -> Tensor
     count, mask = valid.sum(), valid[:, None]
     mean = torch.where(mask, rows, 0).sum(0) / count
     spread = (torch.where(mask, rows - mean, 0).square().sum(0) / (count - 1)).sqrt()
-    return torch.where(valid.all(), rows.std(0), spread).mean()  # the former is exact for rows that are the same
+    return torch.where(valid.all(), rows.std(0), spread).mean()  # the former is exact for identical rows
 
 
 class _LabelFacts(TypedDict):
@@ -233,7 +233,7 @@ class _LabelFacts(TypedDict):
 def _label_facts(
     targets: int, ignore: int, target: Tensor, chosen: Tensor, valid: int, low: int, high: int, spread: float
 ) -> _LabelFacts:
-    """What is known of labels and predictions that are on the host now."""
+    """The facts about labels and predictions, which are on the host now."""
     kept = target != ignore
     labels = target[kept]
     has_any = bool(valid and len(labels))
@@ -249,7 +249,7 @@ def _label_facts(
 
 
 def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:
-    """What a binary loss has besides: whether its input are probabilities, its labels and its predictions."""
+    """Add the facts of a binary loss: whether its inputs are probabilities, its labels and its predictions."""
     values = sampled(given)
     inside = (values >= 0) & (values <= 1)
     hard = (values > (0.5 if facts.op == "binary_cross_entropy" else 0)).float()
@@ -263,7 +263,7 @@ def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[st
 
 
 def _variance(target: Tensor) -> float | None:
-    """The variance of the targets over the batch, on average."""
+    """The variance of the targets over the batch, averaged over the units."""
     if not target.dim() or len(target) <= 1:
         return None
     variance: float = number(columns_of(target).float().var(0, correction=0).mean())

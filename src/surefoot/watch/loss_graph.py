@@ -1,4 +1,4 @@
-"""Reads the graph and the recorder behind a backward call: sign, factor, pairs, breaks, and the first bad node.
+"""Reads the graph and the recorder of a backward call: sign, factor, pairs, breaks, and the first non-finite node.
 
 The graph shows what the loss depends on, the recorder shows which lines of the script computed it. Nothing is computed
 on the graph itself; hooks on its nodes only accumulate values. Graphs with more than 4,000 nodes get no hooks.
@@ -35,7 +35,7 @@ _PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_en
 
 
 def chain(node: Any) -> list[str]:
-    """The operations right under a root, while there is only one way down."""
+    """The operations directly below a root, as far as there is a single path."""
     names = []
     for _ in range(12):
         if node is None:
@@ -49,15 +49,15 @@ def chain(node: Any) -> list[str]:
 
 
 def made_from(recorder: FunctionRecorder, entry: int) -> list[HistoryCall]:
-    """The last calls a loss was made from."""
+    """The last calls that a loss was made from."""
     history = list(recorder.history(entry, 24))
     return [HistoryCall(site=e.site, shape=e.out_shape) for e in history]
 
 
 def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
-    """Follow the loss back to the loss function it came from, counting changes of sign and constant factors.
+    """Follow the loss back to its loss function, counting changes of sign and constant factors.
 
-    A tensor that it is divided by, as a number of targets is, counts as a constant factor.
+    A tensor divisor, such as the number of targets, counts as a constant factor.
     """
     factor = 1.0
     counts: list[Any] = []
@@ -83,13 +83,13 @@ def sign(recorder: FunctionRecorder, entry: int) -> LossSign | None:
 
 
 def _divided(factor: float, *counts: float) -> float | None:
-    """The factor over all of the counts; `None` for counts of 0. Their sign, which may differ by step, is not used."""
+    """The factor divided by all counts; `None` if a count is 0. The sign of the counts, which may vary, is ignored."""
     product = abs(math.prod(counts))
     return factor / product if product and math.isfinite(product) else None
 
 
 def factor_of(recorder: FunctionRecorder, entry: int) -> float:
-    """What the loss was multiplied by, in plain numbers, right before backward."""
+    """The product of the numbers that the loss was multiplied by right before backward."""
     factor = 1.0
     for _ in range(8):
         e = recorder.entries[entry]
@@ -107,7 +107,7 @@ def factor_of(recorder: FunctionRecorder, entry: int) -> float:
 
 
 def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
-    """A sample of inputs with their labels, if a model call and a loss of this step fit together."""
+    """A sample of inputs with their labels, if a model call and a loss of this step match."""
     if len(held) != 1 or held[-1].features is None:
         return None
     return pairs_of(calls, held[-1].features)
@@ -130,13 +130,13 @@ def _pairs(rows: Tensor, targets: Tensor) -> InputTargetPairs:
 
 
 def _bags(ids: Tensor) -> Tensor:
-    """How often each token id, folded to 64 kinds, occurs in each row; on the host."""
+    """How often each token id, modulo 64, occurs in each row; on the host."""
     folded = ids.long() % 64
     return torch.zeros(len(ids), 64, device="cpu").scatter_add_(1, folded, torch.ones_like(folded).float())
 
 
 def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
-    """Where a value that gradients should flow through was cut off, and whether a loss was made from it."""
+    """Where the gradient of a value was cut off, and whether a loss was made from it."""
     found = []
     ends = {number: root.entry for number, root in enumerate(roots) if root.entry is not None}
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
@@ -164,7 +164,7 @@ def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:
 
 
 class NodeHooks:
-    """What the nodes of one backward received and made, while it runs."""
+    """Records the gradients that the nodes of one backward receive and return."""
 
     def __init__(self, recorder: FunctionRecorder | None, safely: Callable[..., Any]) -> None:
         self._safely = safely
@@ -172,7 +172,7 @@ class NodeHooks:
         self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
 
     def register(self, below: list[Any]) -> Iterator[Any]:
-        """Put a hook on each node; the handles take them off."""
+        """Add a hook to each node; returns the handles that remove them."""
         return (node.register_hook(self._hook_for(node)) for node in below)
 
     def _hook_for(self, node: Any) -> Callable[[Any, Any], None]:
@@ -192,7 +192,7 @@ class NodeHooks:
                 self._seen.append((op, entry, _sums(given), results))
 
     def first_bad(self) -> NonFiniteNode | None:
-        """The first node that turned finite gradients into something else."""
+        """The first node that turned finite gradients into non-finite ones."""
         seen, self._seen = self._seen, []
         sums = [value for _, _, given, made in seen for value in (*given, *made)]
         if not sums:

@@ -25,7 +25,7 @@ MOST_SPIKES = 40
 
 
 class LossLevels:
-    """The level of each line, and how many spikes there have been."""
+    """The level of each line, and the number of spikes."""
 
     def __init__(self) -> None:
         self.spikes = 0
@@ -35,7 +35,7 @@ class LossLevels:
         self._began: dict[Any, float] = {}
 
     def is_spike(self, value: float, line: Any) -> bool:
-        """Whether a loss is far above the last ones from the same line, which do not include it."""
+        """Whether a loss is far above the previous ones from the same line."""
         self._key = line
         level = self._last = self._levels.setdefault(line, [])
         if len(level) < 20:
@@ -55,11 +55,11 @@ class LossLevels:
         return False
 
     def middle(self) -> float:
-        """The level the last loss was judged by."""
+        """The level that the last loss was compared with."""
         return _middle(self._last)
 
     def began(self) -> float:
-        """Where the loss of that line was at first."""
+        """The initial loss of that line."""
         return self._began[self._key]
 
 
@@ -68,7 +68,7 @@ def _middle(values: list[float]) -> float:
 
 
 def data_under(root: Tensor) -> list[SpikeData]:
-    """The data tensors that went into a loss, a few of them, with the row that is largest."""
+    """A few data tensors that went into a loss, each with its largest row."""
     held: list[SpikeData] = []
     for node in graph.leaves_first(root.grad_fn)[:400]:
         for name, tensor in graph.saved(node).items():

@@ -30,14 +30,14 @@ FIRST_STEPS = 64
 STEPS_AFTER_TROUBLE = 64
 """The number of steps after a non-finite loss whose losses are waited for."""
 PATIENCE_SECONDS = 100e-6
-"""How long a copy may take to be there in time."""
+"""How long to wait for a copy before its loss is read late."""
 PAUSE = 32
-"""After a late copy, this many losses are judged late before another attempt."""
+"""After a late copy, this many losses are read late before the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossPlace:
-    """Which loss it is."""
+    """Identifies a loss."""
 
     step: int
     backward: int
@@ -48,15 +48,15 @@ class LossPlace:
 
 
 class LossReadings:
-    """The losses of a run, read now or later."""
+    """Reads the losses of a run, immediately or later."""
 
     def __init__(self) -> None:
-        self._on_their_way: deque[tuple[LossPlace, ArrivingNumber | KnownNumber]] = deque()
+        self._being_copied: deque[tuple[LossPlace, ArrivingNumber | KnownNumber]] = deque()
         self._wait_until = FIRST_STEPS
         self._late_until = 0
 
     def read(self, loss: Tensor, place: LossPlace) -> float | None:
-        """The value of a loss with one element; `None` if it is not known yet, and will be among `late`."""
+        """The value of a loss with one element; `None` if it has not arrived yet, and will be returned by `late`."""
         if not has_streams(loss.device):
             return float(loss)
         if is_capturing(loss.device):
@@ -64,7 +64,7 @@ class LossReadings:
         copy = begin_reading_number(loss)
         if place.step < self._wait_until or self._arrives_in_time(copy, place.backward):
             return copy.wait()
-        self._on_their_way.append((place, copy))
+        self._being_copied.append((place, copy))
         return None
 
     def _arrives_in_time(self, copy: ArrivingNumber | KnownNumber, backward: int) -> bool:
@@ -76,17 +76,17 @@ class LossReadings:
         return False
 
     def late(self, wait: bool = False) -> Iterator[tuple[LossPlace, float]]:
-        """The losses that have arrived since, in their order; with `wait`, all that are on their way."""
-        while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
-            place, copy = self._on_their_way.popleft()
+        """The losses that have arrived since, in order; with `wait`, all that are being copied."""
+        while self._being_copied and (wait or self._being_copied[0][1].has_arrived()):
+            place, copy = self._being_copied.popleft()
             try:
                 value = copy.wait()
             except RuntimeError:
-                if has_failed():  # and the loss is lost
+                if has_failed():  # the loss is lost too
                     continue
                 raise
             yield place, value
 
     def expect_trouble(self, step: int) -> None:
-        """A loss was not finite: wait for those of the next steps."""
+        """A loss was not finite: wait for the losses of the next steps."""
         self._wait_until = step + STEPS_AFTER_TROUBLE

@@ -48,12 +48,12 @@ class LossScale:
         self._state: LossScalerState = context.state.scaler
         self._run, self._events = context.state, context.events
         self._waiting: deque[tuple[ArrivingNumber | KnownNumber, Callable[[float], None]]] = deque()
-        """Numbers that are being copied, and the function that receives each."""
+        """The numbers that are being copied, each with the function that receives it."""
         self._held: weakref.ref[Tensor] | None = None
-        """The scale of the last scaler, which keeps the one tensor for as long as it lives."""
+        """The scale of the last scaler, which uses one tensor for its whole lifetime."""
 
     def scaled(self, scale: Any, initial: Any) -> None:
-        """A loss was multiplied by the scale; `initial` is what the scaler was made with."""
+        """A loss was multiplied by the scale; `initial` is the initial scale of the scaler."""
         if not isinstance(scale, Tensor):
             return
         if self._held is None or self._held() is not scale:
@@ -84,7 +84,7 @@ class LossScale:
         self._note_skip(self._state.attempts - 1)
 
     def stepped_with(self, found_inf: list[Tensor]) -> None:
-        """The last attempt was made by an optimizer that skips overflows itself, where one of these is not 0."""
+        """An optimizer that skips overflows itself made the last attempt; it skipped if one of these is not 0."""
         if not found_inf:
             return
         attempt, step = self._state.attempts - 1, self._run.steps - 1
@@ -103,7 +103,7 @@ class LossScale:
         del self._state.skip_steps[:-MOST_SKIPS]
 
     def _read(self, number: Tensor, take: Callable[[float], None]) -> None:
-        """Pass on a number: immediately on the CPU, otherwise when it has arrived."""
+        """Pass a number to `take`: immediately on the CPU, otherwise when it has arrived."""
         self._waiting.append((begin_reading_number(number), take))
         while self._waiting and self._waiting[0][0].has_arrived():
             self._take_first()

@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
 
 FIRST_STEPS = 128
-"""So many steps of each optimizer go through the guard in any case: what it cannot do for one shows early."""
+"""The number of first steps of each optimizer that always go through the guard, so that problems show early."""
 
 
 class MeasuredSteps:
-    """Decides how much of each step is measured, for the optimizers whose steps are watched and not skipped."""
+    """Decides how much of each step is measured, for optimizers whose steps are observed but not skipped."""
 
     def __init__(
         self, context: WatchContext, probe: str, on_measure: Callable[[OptimizerRecord, Optimizer], None]
     ) -> None:
-        """`on_measure` is called before a step is measured that might have been healthy."""
+        """`on_measure` is called before a step that might have been healthy is measured."""
         self._state, self._probes, self._budget = context.state, context.probes, context.measuring
         self._probe, self._on_measure = probe, on_measure
         self._on_device: set[int] = set()
-        """The numbers of optimizers on a device: not all of their steps are measured."""
+        """The numbers of optimizers with parameters on a device, for which not all steps are measured."""
         self._on_host: set[int] = set()
-        """The numbers of optimizers on the CPU alone."""
+        """The numbers of optimizers whose parameters are all on the CPU."""
         self.changes: list[Callable[[Optimizer, StepDecision], None]] = []
-        """What an experiment does to each step once its gradients are measured, before it is applied."""
+        """The changes of an experiment to each step, made after its gradients are measured."""
 
     def add(self, number: int, optimizer: Optimizer) -> None:
-        """The steps of an optimizer are watched from here on."""
+        """Observe the steps of an optimizer from now on."""
         devices = {each.device for group in optimizer.param_groups for each in group["params"]}
         if any(map(has_streams, devices)):
             self._on_device.add(number)
@@ -74,7 +74,7 @@ class MeasuredSteps:
         return loss is None or (isinstance(loss, float) and math.isfinite(loss))
 
     def run(self, record: OptimizerRecord, hook: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook of an attachment as far as its step is measured. One that fails never ends the script."""
+        """Run a hook of an attachment if its step is measured. A hook that fails never ends the script."""
         which = getattr(hook, "__func__", None)
         if which is StepHooks.before:
             if not self.measures(record.number):
@@ -92,7 +92,7 @@ class MeasuredSteps:
     def _run_unless_healthy(
         self, record: OptimizerRecord, hook: Callable[..., Any], optimizer: Optimizer, *args: Any
     ) -> Any:
-        """Run the hook before a step, unless the step is healthy. Then the hook after it does nothing."""
+        """Run the hook before a step, unless the step is healthy. In that case the hook after it does nothing."""
         record.may_be_healthy = False
         norm = healthy_norm(optimizer) if runs_eagerly() else None
         if norm is None:

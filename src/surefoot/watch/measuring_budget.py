@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 
 FIRST_STEPS = 64
-"""So many steps are measured whatever it costs."""
+"""The number of first steps that are always measured."""
 STEPS_AFTER_TROUBLE = 64
-"""The number of steps measured after a loss that was not finite, or far above the others."""
+"""The number of steps measured after a loss that is not finite, or far above the others."""
 SPIKES_FOLLOWED = 3
-"""The number of loss spikes after which more is measured than usual. Some runs always have spikes."""
+"""The number of loss spikes after each of which more steps are measured. Some runs have spikes all the time."""
 SECONDS_AT_FIRST = 0.25
 SHARE = 0.01
 LONGEST_GAP = 7
@@ -24,7 +24,7 @@ LONGEST_GAP = 7
 
 
 class MeasuringBudget:
-    """What measuring has cost, and whether the next step is measured."""
+    """Adds up the cost of measuring, and decides whether the next step is measured."""
 
     def __init__(self) -> None:
         self.measures = True
@@ -42,19 +42,19 @@ class MeasuringBudget:
         self._spent += seconds
 
     def expect_trouble(self, step: int) -> None:
-        """Something went wrong at a step: measure those that follow."""
+        """A problem occurred at a step: measure the following ones."""
         self._always_until = max(self._always_until, step + STEPS_AFTER_TROUBLE)
 
     def after_spike(self, step: int) -> None:
-        """The loss was far above the others: measure the steps that follow, unless that happens all the time."""
+        """The loss was far above the others: measure the following steps, unless there were too many spikes already."""
         self._spikes += 1
         if self._spikes <= SPIKES_FOLLOWED:
             self.expect_trouble(step)
 
     def begin_step(self, step: int) -> None:
-        """Decide on a step that begins."""
+        """Decide whether to measure a step."""
         now = time.perf_counter()
-        if self._began is None or step == FIRST_STEPS:  # kernels were compiled until then, which happens once
+        if self._began is None or step == FIRST_STEPS:  # kernels were compiled until then, which happens only once
             self._began, self._spent = now, 0.0
         is_paid_for = self._spent <= SECONDS_AT_FIRST + SHARE * (now - self._began)
         self.measures = is_paid_for or step < self._always_until or step - self._last >= LONGEST_GAP

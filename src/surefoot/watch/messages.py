@@ -15,14 +15,14 @@ _stream: Any = sys.stderr
 
 
 def stream() -> Any:
-    """Where surefoot speaks."""
+    """The stream that surefoot's messages are written to."""
     return _stream
 
 
 def say(words: str) -> None:
-    """Print a line, if anybody can still be reached."""
+    """Print a line, if the stream is still open."""
     try:
         _stream.write(words + "\n")
         _stream.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # closed, or none at all
+        pass  # the stream is closed, or there is none

@@ -1,4 +1,4 @@
-"""What is recorded about one call of a model: its inputs, its outputs, and its mode.
+"""Records one call of a model: its inputs, its outputs, and its mode.
 
 No tensor of the script is kept alive. A few values of the first input are copied, if the step has only one call of a
 model; outputs are found again by the numbers of their autograd nodes. Only the first few tensors of a call are
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from surefoot.watch.parameter_registry import ParameterRegistry
 
 MOST_CALLS = 64
-"""A step with more model calls than this is not one; further calls are not recorded."""
+"""The maximum number of model calls recorded in one step."""
 MOST_PRINTS = 256
-"""Rows of a batch that get a fingerprint."""
+"""The maximum number of rows of a batch that get a fingerprint."""
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 class Output(NamedTuple):
-    """How to find an output of a model again: the number of its autograd node, and which result of that it is."""
+    """Identifies an output of a model: the number of its autograd node, and its index among the node's results."""
 
     number: int
     result: int
@@ -49,17 +49,17 @@ class Features(NamedTuple):
     """A few values of a batch."""
 
     size: int
-    """How many rows the batch has."""
+    """The number of rows of the batch."""
     rows: Tensor
     """At most 64 rows of at most 64 numbers, or of at most 4,096 ids; a copy."""
 
 
 class Held(NamedTuple):
-    """What later questions need of a call with gradients on."""
+    """What later measurements need from a call with gradients enabled."""
 
     call: ModelCall
     features: Features | None
-    """Of the first input; only of the only call so far."""
+    """The features of the first input, if this is the only call so far."""
     outputs: list[Output]
 
 
@@ -67,7 +67,7 @@ class ModelCalls:
     """The model calls of one sampled step."""
 
     def __init__(self, step: int, registry: ParameterRegistry, marks: object | None, enough: int | None = None) -> None:
-        """`marks` is whose numbers the nodes bear, where outputs are requested later.
+        """`marks` is the owner of the numbers of autograd nodes, if outputs must be found later.
 
         In an evaluation, `enough` is the number of calls after which nothing more needs to be recorded.
         """
@@ -79,11 +79,11 @@ class ModelCalls:
         self._step, self._registry, self._marks = step, registry, marks
         self._has_backward = False
         self._reached: set[int] = set()
-        """The identities of the calls that a backward of the step went through."""
+        """The identities of the calls that a backward of the step passed through."""
         self._entered: set[int] = set()
-        """The identities of the models that were entered into the registry in this step."""
+        """The identities of the models that were added to the registry in this step."""
         self._several = len({number for held in registry.parameters for number in held.optimizers}) > 1
-        """Several optimizers: perhaps models that judge each other, whose samples are compared."""
+        """Whether there are several optimizers: then models may judge each other, and their samples are compared."""
 
     def take(self, module: nn.Module, args: Any, kwargs: Any, out: Any, index: int | None) -> None:
         """Record a completed call; `index` is the recorder's current position."""
@@ -125,20 +125,20 @@ class ModelCalls:
         return self._enough is not None and len(self.calls) > self._enough
 
     def note_reached(self, numbers: set[int | None]) -> None:
-        """A backward begins; its graph has the nodes of these numbers."""
+        """A backward begins; these are the numbers of the nodes in its graph."""
         self._has_backward = self._marks is not None
         for held in self.held:
             if any(output.number in numbers for output in held.outputs):
                 self._reached.add(id(held.call))
 
     def as_facts(self) -> list[ModelCall]:
-        """All calls; once there was a backward, with whether one went through them."""
+        """All calls; after a backward, with whether it passed through them."""
         if not self._has_backward:
             return self.calls
         return [replace(call, reached=id(call) in self._reached) if call.trained_on else call for call in self.calls]
 
     def _name_of(self, module: nn.Module) -> str:
-        """The name of a model. Once in a step its parameters are looked through."""
+        """The name of a model. Its parameters are registered once per step."""
         known = self._registry.known_model(module) if id(module) in self._entered else None
         self._entered.add(id(module))
         return known if known is not None else self._registry.add_model(module)
@@ -152,7 +152,7 @@ class ModelCalls:
             if node is None:
                 continue
             number = graph.number_of(node, self._marks)
-            if number is None:  # none of the recorder's own
+            if number is None:  # the recorder did not mark this node
                 number = -1 - len(found) - 4 * len(self.held)
                 graph.mark(node, self._marks, number)
             found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))
@@ -179,10 +179,10 @@ class _BatchFacts(TypedDict, total=False):
 
 
 def _batch_facts(inputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
-    """Prints of the rows that went in, and the scale of each feature.
+    """Fingerprints of the input rows, and the scale of each feature.
 
-    Of a large batch that is trained on, these are the first rows, as `step_data` takes them; of an evaluation, rows
-    from all of it.
+    For a large training batch, these are the first rows, as in `step_data`; for an evaluation, rows are taken evenly
+    from the whole batch.
     """
     facts: _BatchFacts = {}
     if inputs and _has_rows(inputs[0]) and inputs[0].numel() <= 1 << 22:
@@ -193,7 +193,7 @@ def _batch_facts(inputs: list[Tensor], grad_mode: bool) -> _BatchFacts:
 
 
 def _has_rows(tensor: Tensor) -> bool:
-    """Whether a tensor has rows that can be read one by one, as those of sparse layouts cannot."""
+    """Whether a tensor has rows that can be read one by one, which is not so for sparse layouts."""
     return tensor.layout is torch.strided and bool(tensor.dim()) and bool(len(tensor)) and is_readable(tensor)
 
 
@@ -206,7 +206,7 @@ class _ModeFacts(TypedDict):
 
 
 def mode_facts(module: nn.Module) -> _ModeFacts:
-    """Which parts behave differently in training, and in which mode they are."""
+    """The modules that behave differently in training, and their mode."""
     dropouts, others, norms = [], [], []
     for part in module.modules():
         if isinstance(part, _DROPOUT):
@@ -225,7 +225,7 @@ def mode_facts(module: nn.Module) -> _ModeFacts:
 
 
 def feature_scales(tensor: Tensor) -> FeatureScales | None:
-    """Mean and spread of each feature of a batch, up to 64 of them."""
+    """Mean and standard deviation of each feature of a batch, at most 64."""
     if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
         return None
     rows = few_of(tensor, len(tensor), 64).float()

@@ -1,7 +1,7 @@
 """Follows the calls of modules in a sampled step, through torch's global module hooks.
 
-Which module is running gives every recorded operation its path, and the end of an outermost call is a model call, whose
-inputs and outputs `model_calls` describes.
+The running module gives every recorded operation its path. When an outermost call ends, it is recorded as a model call,
+whose inputs and outputs `model_calls` describes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from surefoot.watch.model_calls import ModelCalls
 
 COMPILED = "OptimizedModule"
-"""The class of compiled models. It is known by name, so that the compiler need not be imported."""
+"""The class of compiled models, by name, so that the compiler need not be imported."""
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 class ModuleHooks:
-    """Hooks on every module call of the thread that made them, and the recorder that is entered meanwhile."""
+    """Hooks on every module call of the current thread, and the recorder that is active in the meantime."""
 
     def __init__(self, context: WatchContext, recorder: FunctionRecorder | None, calls: ModelCalls) -> None:
         self._registry, self._safely = context.registry, context.probes.safely
@@ -40,7 +40,7 @@ class ModuleHooks:
         self._memory, self._state = context.module_memory, context.state
         self._handles: list[Any] = []
         self._running: list[tuple[int, str]] = []
-        """The modules that are running: identity and path of each."""
+        """The running modules: identity and path of each."""
         self._paths: dict[int, str] = {}
         self._is_entered = False
         self._hidden_by = 0
@@ -58,7 +58,7 @@ class ModuleHooks:
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
     def keep(self, handles: Any) -> None:
-        """Have other hooks removed together with these."""
+        """Remove other hooks together with these."""
         self._handles.extend(handles)
 
     def has_any(self) -> bool:
@@ -66,10 +66,10 @@ class ModuleHooks:
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Remove the hooks and leave the recorder. What was recorded stays."""
+        """Remove the hooks and exit the recorder, and keep the records."""
         for handle in self._handles:
             handle.remove()
-            if isinstance(handle, RemovableHandle):  # torch forgets one of its own tables
+            if isinstance(handle, RemovableHandle):  # torch does not release one of its own tables
                 _global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._handles = []
         if self._is_entered and self._recorder is not None:
@@ -86,13 +86,13 @@ class ModuleHooks:
             self._safely("model calls", self._enter_call, module, args)
 
     def _after_call(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """`rest` is the keyword arguments and the result; after an exception, torch leaves the former out."""
+        """`rest` is the keyword arguments and the result; after an exception, torch omits the keyword arguments."""
         if self._follows(module):
             kwargs, out = rest if len(rest) == 2 else ({}, None)
             self._safely("model calls", self._leave_call, module, args, kwargs, out)
 
     def _follows(self, module: nn.Module) -> bool:
-        """Whether a call is followed. What `torch.compile` puts around a model is not: the model inside is."""
+        """Whether a call is followed. The wrapper of `torch.compile` is not, but the model inside is."""
         return get_ident() == self._thread and type(module).__name__ != COMPILED and runs_eagerly()
 
     def _enter_call(self, module: nn.Module, args: Any) -> None:
@@ -105,7 +105,7 @@ class ModuleHooks:
             and not _may_need_gradients(module, args)
             and recorder.is_entered()
         ):
-            # These modules take another (slower, slightly different) path while a mode is on.
+            # While a mode is active, these modules take another path, which is slower and rounds differently.
             recorder.leave()
             self._hidden_by = id(module)
         if recorder is not None and not self._running:
@@ -119,7 +119,7 @@ class ModuleHooks:
 
     def _leave_call(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         while self._running and self._running.pop()[0] != id(module):
-            pass  # a call below was left by an exception
+            pass  # an inner call ended with an exception
         if self._hidden_by == id(module) and self._recorder is not None:
             self._hidden_by = 0
             if self._is_entered:
@@ -134,7 +134,7 @@ class ModuleHooks:
                 self.remove()
 
     def _position(self) -> int | None:
-        """How many calls were recorded so far."""
+        """The number of calls recorded so far."""
         return len(self._recorder.entries) if self._recorder is not None else None
 
     def _name_parts(self, root: nn.Module) -> None:
@@ -145,7 +145,7 @@ class ModuleHooks:
 
 
 def _may_need_gradients(module: nn.Module, args: Any) -> bool:
-    """Whether a module that has a fast path cannot take it: because of autograd, or because it is in training mode."""
+    """Whether a module cannot take its fast path, because of autograd or training mode."""
     if module.training:
         return True
     if not torch.is_grad_enabled():

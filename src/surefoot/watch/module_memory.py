@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_MODULES = 8
 """The number of modules kept for each step: those that leave the most memory allocated."""
 Level = tuple[float, float]
-"""Bytes that are given out, and the most that ever were."""
+"""The number of allocated bytes, and their maximum so far."""
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class _ModuleCall:
     """Its identity."""
     path: str
     before: list[Level]
-    """The level of each device when it was entered."""
+    """The counters of each device when it was entered."""
     inside: list[float]
-    """What the modules in it have left held."""
+    """The memory that its inner modules have left allocated."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What a module takes of one device."""
+    """The memory that a module uses on one device."""
 
     held: float = 0.0
     peak: float = 0.0
@@ -58,24 +58,24 @@ class _Outermost:
     running: list[_ModuleCall] = field(default_factory=list)
     """The modules that are running, the innermost last."""
     found: dict[tuple[str, str], _Memory] = field(default_factory=dict)
-    """By device and path, what was found in the modules that are done."""
+    """The memory of the modules that have ended, by device and path."""
 
 
 class ModuleMemoryNotes:
-    """What the modules of the sampled steps take. A module hook calls `enter` and `leave`."""
+    """Records the memory of modules in the sampled steps. A module hook calls `enter` and `leave`."""
 
     def __init__(
         self,
         devices: Callable[[], list[torch.device]] = devices_in_use,
         level: Callable[[torch.device], Level | None] | None = None,
     ) -> None:
-        """`devices` names the accelerators in use, `level` reads the counters of one; `None` if it has none."""
+        """`devices` returns the accelerators in use; `level` reads the counters of one, `None` if it has none."""
         self._devices_in_use, self._level = devices, level or _level
         self._call = _Outermost()
         self._steps: dict[int, dict[tuple[str, str], _Memory]] = {}
 
     def enter(self, module: int, path: str) -> None:
-        """A module is entered, under this name."""
+        """A module is entered; `path` is its name."""
         call = self._call
         if not call.running:
             call.devices = [device for device in self._devices_in_use() if self._level(device) is not None]
@@ -83,7 +83,7 @@ class ModuleMemoryNotes:
             call.running.append(_ModuleCall(module, path, self._levels(call.devices), [0.0] * len(call.devices)))
 
     def leave(self, module: int, step: int) -> None:
-        """A module is left, by its end or by an error."""
+        """A module is left, normally or by an exception."""
         call = self._call
         if not any(each.module == module for each in call.running):
             return
@@ -91,7 +91,7 @@ class ModuleMemoryNotes:
         while call.running:
             done = call.running.pop()
             self._add(done, now)
-            if done.module == module:  # those above it were left by an error
+            if done.module == module:  # the modules above it were left by an exception
                 break
         if not call.running:
             self._keep(step)
@@ -107,7 +107,7 @@ class ModuleMemoryNotes:
                 call.running[-1].inside[place] += grown
 
     def _keep(self, step: int) -> None:
-        """A model call is over: of several in one step, the one that left most held counts."""
+        """Keep the numbers of a model call, unless another call in the same step left more memory allocated."""
         found, self._call = self._call.found, _Outermost()
         if not found:
             return
@@ -122,7 +122,7 @@ class ModuleMemoryNotes:
         return [self._level(device) or (0.0, 0.0) for device in devices]
 
     def as_facts(self) -> list[ModuleMemory]:
-        """Of each sampled step, the modules that left most held, the largest first."""
+        """For each sampled step, the modules that left the most memory allocated, largest first."""
         return [
             ModuleMemory(step=step, device=device, module=path, held=memory.held, peak=memory.peak)
             for step, known in self._steps.items()
@@ -131,7 +131,7 @@ class ModuleMemoryNotes:
 
 
 def _largest(known: dict[tuple[str, str], _Memory]) -> dict[tuple[str, str], _Memory]:
-    """The modules that left most held, per device."""
+    """The modules that left the most memory allocated, per device."""
     ordered = sorted(known.items(), key=lambda item: -item[1].held)
     kept: dict[tuple[str, str], _Memory] = {}
     for key, memory in ordered:

@@ -1,7 +1,7 @@
 """Records the first gradients of a run that are not finite: which parameters have them, and which do not.
 
-They are found before the step, in which case the backward that made them can be named; when the numbers of the step
-arrive, on a GPU some steps later; or by one number of a step that is not measured (`UnmeasuredSteps`).
+They are found before the step, when the backward that made them is known; when the numbers of the step arrive, on a GPU
+some steps later; or through the single number of a step that is not measured (`UnmeasuredSteps`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteGradients:
-    """Records the first gradients that are not finite, unless a scaler takes care of them."""
+    """Records the first gradients that are not finite, unless a gradient scaler handles them."""
 
     def __init__(self, context: WatchContext) -> None:
         self._state, self._registry = context.state, context.registry
@@ -32,7 +32,7 @@ class NonFiniteGradients:
         self._is_recorded = False
 
     def record(self, optimizer: torch.optim.Optimizer) -> None:
-        """They are those that the parameters of the optimizer have now."""
+        """Record those among the current gradients of the optimizer."""
         if self._is_recorded or self._state.scaler.enabled:
             return
         self._is_recorded = True
@@ -58,7 +58,7 @@ class NonFiniteGradients:
         )
 
     def record_late(self, at: int, step: StepRecord, label: Callable[[str], str]) -> None:
-        """They are those of a step whose numbers have arrived: its counts are known, the backward is not."""
+        """Record those of a step whose numbers have arrived: its counts are known, its backward is not."""
         layers = step.signals.layers
         if self._is_recorded or self._state.scaler.enabled or layers is None:
             return
@@ -76,7 +76,7 @@ class NonFiniteGradients:
         )
 
     def record_unmeasured(self, row: SeriesRow) -> None:
-        """They are those of a step of which only the row is known."""
+        """Record a step of which only the row is known."""
         if self._is_recorded:
             return
         self._is_recorded = True

@@ -28,7 +28,7 @@ _RESULTS = ("result", "result0", "result1", "out", "output", "logsumexp", "resul
 _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select", "Slice", "Index", "Cat", "Stack",
            "Mm", "Addmm", "Bmm", "Convolution", "T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Rsub",
            "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Relu", "Threshold", "NllLoss", "Abs"}  # fmt: skip
-"""Operations that give finite results for finite inputs, short of overflow."""
+"""Operations whose results are finite for finite inputs, except for overflow."""
 
 
 class UndefinedValues(TypedDict, total=False):
@@ -47,7 +47,7 @@ class UndefinedValues(TypedDict, total=False):
 
 
 class NonFiniteCounts(TypedDict, total=False):
-    """Fields of `NonFiniteLoss` about the tensor that is not finite, and about its rows if it is data."""
+    """Fields of `NonFiniteLoss` about the non-finite tensor, and about its rows if it is data."""
 
     nan: int
     inf: int
@@ -58,7 +58,7 @@ class NonFiniteCounts(TypedDict, total=False):
 
 
 class CallSites(TypedDict, total=False):
-    """Fields of `NonFiniteLoss` about where the operation was called."""
+    """Fields of `NonFiniteLoss` about the line that called the operation."""
 
     site: str
     module: str
@@ -79,8 +79,8 @@ def find_origin(
         root: The loss.
         value: Its value.
         registry: The parameters and their names.
-        origins: Where operations were called, by kind of autograd node.
-        follow: Completes the facts about a tensor that is data: through which operations it went without a graph.
+        origins: The lines that called operations, by kind of autograd node.
+        follow: Adds the operations outside the graph to the facts about a tensor that is data.
     """
     with WithoutHooks():
         order = graph.leaves_first(root.grad_fn)
@@ -118,7 +118,7 @@ def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] 
             return node, NonFiniteLoss(
                 value=loss, kind="operation", op=op, inputs=_ranges(given), dtype=_dtype(held), **broken
             )
-        if outside is not None and outside[1].dim() == 0:  # a number in the code, not a row of the data
+        if outside is not None and outside[1].dim() == 0:  # a number in the code, not a row of data
             words = f"a factor of {float(outside[1]):g}"
             return node, NonFiniteLoss(
                 value=loss, kind="operation", op=op, dtype=_dtype(held), undefined_at=words, bad=1
@@ -140,13 +140,13 @@ def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] 
 
 
 def _made_by(node: Any, value: Tensor, loss: float) -> NonFiniteLoss:
-    """A value found bad where it was used, made by `node` below."""
+    """The origin of a non-finite value that was found where it was used, and that `node` made."""
     op, held = graph.op(node), graph.saved(node)
     dtype = str(value.dtype).removeprefix("torch.")
     ranges = _ranges(held)
     low = dtype in ("float16", "bfloat16")
     if op in _CLOSED and not low and not _range_is_huge(held):
-        # Finite in, not finite out: the other operand, which is not in the graph, was not finite.
+        # The input is finite and the output is not: the other operand, which is not in the graph, was not finite.
         other = "the other operand"
         return NonFiniteLoss(
             value=loss, kind="data", op=op, tensor=other, inputs=ranges, dtype=dtype, **bad_rows(value)
@@ -155,7 +155,7 @@ def _made_by(node: Any, value: Tensor, loss: float) -> NonFiniteLoss:
 
 
 def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    """Evidence that the operation was given a value it is not defined for."""
+    """Evidence that the operation was given a value outside its domain."""
     check: Callable[[Any, dict[str, Tensor]], UndefinedValues | None] | None = _UNDEFINED.get(op)
     try:
         return check(node, given) if check is not None else None
@@ -245,7 +245,7 @@ def _attention(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
 
 def _nll(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     index = node._saved_ignore_index
-    index -= 2**64 if index >= 2**63 else 0  # torch hands out its sign bit as a number
+    index -= 2**64 if index >= 2**63 else 0  # torch returns negative numbers as unsigned
     ignored = int((given["target"] == index).sum())
     if ignored == given["target"].numel():
         return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
@@ -261,7 +261,7 @@ def _exp(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
 
 
 def _half_product(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    """A product in half precision whose true value is beyond 65504, computed again in single precision."""
+    """A half-precision product that is beyond 65504 when it is computed again in single precision."""
     left = next((given[k] for k in ("self", "mat1") if k in given), None)
     right = next((given[k] for k in ("mat2", "other") if k in given), None)
     if left is None or right is None or left.dtype != torch.float16 or not (_finite(left) and _finite(right)):
@@ -290,7 +290,7 @@ def _ops_near(node: Any, depth: int) -> set[str]:
 
 
 def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, str, str]]]) -> CallSites:
-    """Where in the user's code an operation of this kind was called, by its place among its kind."""
+    """The lines of the user's code that called this operation, matched by its position among operations of its kind."""
     op = graph.op(node)
     known = origins.get(op, [])
     if not known:
@@ -311,7 +311,7 @@ def _finite(value: Tensor) -> bool:
 
 
 def _is_mask(value: Tensor) -> bool:
-    """Additive attention masks hold -inf on purpose."""
+    """Whether it looks like an additive attention mask, which contains -inf on purpose."""
     return not bool(torch.isnan(value).any()) and bool(((value == 0) | (value == -math.inf)).all())
 
 
@@ -325,7 +325,7 @@ def _count(value: Tensor) -> NonFiniteCounts:
 
 
 def bad_rows(value: Tensor) -> NonFiniteCounts:
-    """How many values of a tensor are not finite, and in which rows they are."""
+    """The number of non-finite values of a tensor, and the rows that contain them."""
     facts = _count(value)
     if value.dim() > 1:
         rows = (~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero().reshape(-1)

@@ -1,4 +1,6 @@
-"""What a sampled step records about operations: overflows, values near an edge, ids out of range, orders of rows."""
+"""The facts that a sampled step records about numeric operations: overflows, values near the edge of a domain, ids out
+of range, and the order of rows.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +27,28 @@ if TYPE_CHECKING:
 
 _MOST_ORDERED = 1 << 20
 _AT_ONCE = 1 << 24
-"""Values that are tested at the same time."""
+"""The number of values tested at a time."""
 MOST_OVERFLOWS = 20
 MOST_CANDIDATES = 1_000
-"""Calls of one step that may have overflowed, if this is not known immediately."""
+"""The maximum number of calls of one step that may have overflowed, while this is not known yet."""
 MOST_ORDERS = 4
-"""Indices of one step that may be permutations, if this is not known immediately."""
+"""The maximum number of indices of one step that may be permutations, while this is not known yet."""
 
 
 class _Order(NamedTuple):
-    """A tensor that rows were picked by, weakly held."""
+    """A tensor that rows were picked by, held weakly."""
 
     number: int
     tensor: weakref.ref[Tensor]
     is_permutation: Any
-    """A truth value that may be deferred."""
+    """A boolean that may be deferred."""
 
 
 _orders: list[_Order] = []
 
 
 class NumericCalls:
-    """Operations of one sampled step whose values need a second look."""
+    """Operations of one sampled step whose values are examined."""
 
     def __init__(self, history: CallHistory) -> None:
         self._history = history
@@ -55,10 +57,10 @@ class NumericCalls:
         self.overflows: list[OverflowCall] = []
         self.orders: list[RowOrder] = []
         self._overflown, self._ordered = count(), count()
-        """How many were kept, counted when it is known that they are such."""
+        """The number of overflows and of orders kept, counted when they are known to be such."""
 
     def folded_ids_of(self, entry: RecordedCall, args: tuple[Any, ...], out: Any) -> None:
-        """Integer ids that were forced into a range."""
+        """Integer ids that were clamped or wrapped into a range."""
         if not args or not isinstance(args[0], Tensor) or args[0].is_floating_point() or args[0].dtype is torch.bool:
             return
         if isinstance(out, Tensor) and out.shape == args[0].shape and out.numel() > 1 and not out.is_floating_point():
@@ -86,7 +88,7 @@ class NumericCalls:
         _append(self.overflows, found)
 
     def domain(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Whether an operation without a graph made something non-finite, and whether what it was given was finite."""
+        """Whether an operation without a graph returned non-finite values, and whether its inputs were finite."""
         made = next((value for value in tensors_in(out) if value.is_floating_point()), None)
         if made is None or made.layout is not torch.strided or made.is_meta:
             return
@@ -97,7 +99,7 @@ class NumericCalls:
         kept = [value for value in given if value is not made]
         is_finite: Any = None
         lowest: Any = None
-        if kept and len(kept) == len(given):  # else it was written over
+        if kept and len(kept) == len(given):  # otherwise an input was overwritten
             is_finite = _are_finite([value for value in given if value.device == made.device])
             edge = sampled(kept[-1 if entry.name == "div" else 0]).float()
             lowest = edge.min() if edge.numel() else None
@@ -105,11 +107,11 @@ class NumericCalls:
         entry.notes.domain = later(partial(_domain_facts, made.numel()), nan, inf, is_finite, lowest)
 
     def risk(self, entry: RecordedCall, args: tuple[Any, ...], out: Tensor) -> None:
-        """How near an operation came to where it, or its derivative, is not defined."""
+        """How close an operation came to values for which it, or its derivative, is undefined."""
         if len(self.risky) >= 150 or not args:
             return
         if entry.name == "pow" and len(args) > 1 and _is_whole(args[1]):
-            return  # a square has a derivative everywhere
+            return  # a whole power has a derivative everywhere
         if entry.name == "div":
             edge = args[1] if len(args) > 1 else None
         elif entry.name in ("norm", "normalize", "std", "var", "where", "cdist", "softmax"):
@@ -128,7 +130,7 @@ class NumericCalls:
         )
 
     def order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Rows that are picked by a permutation or by a part of one: which permutation, and whether it is a new one."""
+        """Rows that are picked by a permutation or a part of one: the permutation, and whether it is new."""
         index = next((v for v in (*args[1:], *kwargs.values()) if isinstance(v, Tensor)), None)
         if index is None or index.dtype is not torch.int64 or index.dim() != 1:
             return
@@ -183,13 +185,13 @@ def _domain_facts(
 
 
 def _count(test: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """For how many values a test holds, without a mask of all of them."""
+    """The number of values for which a test holds, without allocating a mask for all of them."""
     parts = [test(part).sum() for part in torch.split(values.detach().reshape(-1), _AT_ONCE)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
 def _are_finite(tensors: list[Tensor]) -> Tensor:
-    """Whether all values of tensors on one device are finite. Their ends tell: both pass NaN on."""
+    """Whether all values of tensors on one device are finite. Minimum and maximum are enough: both propagate NaN."""
     ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor.detach())]
     return torch.stack([torch.isfinite(end) for end in ends]).all() if ends else torch.tensor(True)
 

@@ -37,7 +37,7 @@ VIEWS = {
     "swapaxes", "ravel", "unflatten", "narrow", "select", "requires_grad_", "detach", "type_as", "squeeze_", "chunk",
     "split", "unbind", "stack", "cat", "long",
 }  # fmt: skip
-"""Calls that pass values on as they are."""
+"""Calls that return their values unchanged."""
 
 RISKY = {
     "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "div", "norm", "pow", "acos", "asin", "acosh", "atanh", "exp",
@@ -45,7 +45,7 @@ RISKY = {
     "cumprod", "prod", "tan", "erfinv", "atan2", "lgamma", "digamma", "linalg_inv", "inverse", "cholesky",
     "linalg_cholesky", "slogdet", "logdet", "pairwise_distance", "dist", "std_mean", "softmax",
 }  # fmt: skip
-"""Operations that are not defined everywhere, or whose derivative is not."""
+"""Operations that are not defined for all values, or whose derivative is not."""
 PARTIAL = (RISKY - {"where", "softmax", "cdist", "dist"}) | {
     "rdiv",
     "rpow",
@@ -54,4 +54,4 @@ PARTIAL = (RISKY - {"where", "softmax", "cdist", "dist"}) | {
     "median",
     "log_softmax",
 }
-"""Operations that can make something non-finite out of finite values; the mean of nothing is one."""
+"""Operations that can return non-finite values for finite inputs, such as the mean of an empty tensor."""

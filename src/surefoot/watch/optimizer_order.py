@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class OptimizerOrder:
-    """How often each optimizer stepped in a row."""
+    """Counts the consecutive steps of each optimizer."""
 
     def __init__(self) -> None:
         self._streak = (-1, 0)
-        """The optimizer that stepped last, and how often in a row."""
+        """The optimizer that stepped last, and the number of its consecutive steps."""
         self._streaks: dict[int, int] = {}
 
     def is_rare_next(self, watched: OptimizerRecord, optimizers: list[OptimizerRecord]) -> bool:
-        """Whether another optimizer, which steps once for many of this one's, comes next and was rarely sampled."""
+        """Whether another optimizer, which steps once for many steps of this one, is next and was rarely sampled."""
         if len(optimizers) < 2:
             return False
         number, count = self._streak
@@ -43,7 +43,7 @@ class OptimizerOrder:
 
 
 def follow(record: SchedulerRecord, record_of: Callable[[torch.optim.Optimizer], OptimizerRecord]) -> None:
-    """Read off a scheduler how far it is and, the first time, its settings."""
+    """Record the position of a scheduler and, the first time, its settings."""
     scheduler = record.ref()
     if scheduler is None:
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OptimizerRecord:
-    """One optimizer, weakly held."""
+    """One optimizer, held weakly."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class OptimizerRecord:
         self.lines: set[int] = set()
         """The lines of `backward` whose gradients it stepped with, as `StepData` numbers them."""
         self.backwards_at_start = 0
-        """The number of backwards when its step began: a closure makes more inside."""
+        """The number of backward calls when its step began: a closure makes more during the step."""
         self.row: SeriesRow = {}
-        """The row of the step it is in."""
+        """The row of the current step."""
         self.may_be_healthy = False
-        """Whether that step is measured in full only if its gradient norm is not finite."""
+        """Whether the current step is measured in full only if its gradient norm is not finite."""
         self.in_flight: dict[int, tuple[SeriesRow, float]] = {}
-        """Rows that the guard has not completed yet, and what their gradient norms still have to be divided by.
+        """Rows that the guard has not completed yet, and the divisor that their gradient norms still need.
 
-        The key is the number that the guard gives the step.
+        The key is the number of the step in the guard.
         """
 
     def is_in_flight(self, row: SeriesRow, taken: int) -> bool:
@@ -71,7 +71,7 @@ class OptimizerRecord:
         return False
 
     def give_up_waiting(self) -> None:
-        """The guard reports no more steps: rows that wait for its numbers are written without them."""
+        """The guard reports no further steps: write the waiting rows without its numbers."""
         for row, _ in self.in_flight.values():
             self.series.arrived(row)
         self.in_flight.clear()
@@ -102,7 +102,7 @@ class OptimizerRecords:
         self._round: set[int] = set()
 
     def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
-        """The record of an optimizer, or of the one that it only wraps: they share their groups."""
+        """The record of an optimizer, or of the one that it wraps: both share their parameter groups."""
         found = next((record for record in self.all if record.ref() is optimizer), None)
         if found is not None:
             return found
@@ -114,7 +114,7 @@ class OptimizerRecords:
         return [(record, optimizer) for record in self.all if (optimizer := record.ref()) is not None]
 
     def stepped(self, record: OptimizerRecord) -> bool:
-        """Note a step; returns whether a new round begins: a round ends when an optimizer steps again."""
+        """Record a step; returns whether it begins a new round. A round ends when an optimizer steps again."""
         begins = record.number in self._round or not self._round
         if begins:
             self._round = set()
@@ -122,12 +122,12 @@ class OptimizerRecords:
         return begins
 
     def is_due(self, record: OptimizerRecord) -> bool:
-        """Whether an optimizer has not stepped yet in a round that others have begun."""
+        """Whether an optimizer has not stepped yet in the current round, and others have."""
         return record.number not in self._round
 
 
 def left_share(tensors: list[Tensor]) -> Any:
-    """Which share of the parameters still has a gradient that is not zero; on a device a tensor, to be read later."""
+    """The share of the parameters that still has a nonzero gradient; on a device, a tensor to be read later."""
     with WithoutHooks():
         held = [local for t in tensors if t.grad is not None and (local := readable(t.grad)) is not None]
         held = [real(grad.detach()) for grad in held if grad.layout is torch.strided and grad.numel()]
@@ -139,7 +139,7 @@ def left_share(tensors: list[Tensor]) -> Any:
 
 
 def least(shares: list[Any]) -> Any:
-    """The smallest share; without waiting where some are on a device."""
+    """The smallest share. Does not wait if some are on a device."""
     away = [share for share in shares if isinstance(share, Tensor)]
     if not away:
         return min(shares)

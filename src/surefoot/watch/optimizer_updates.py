@@ -1,4 +1,4 @@
-"""The effect of an optimizer's step: the gradients, the optimizer's state, and how far each parameter moves.
+"""The effect of an optimizer's step: the gradients, the optimizer's state, and the change of each parameter.
 
 Before a step, a small sample of each parameter is copied; after it, the two are compared. Large tensors are judged by a
 sample, and only at sampled steps. Whether an update is too large or too small is decided elsewhere.
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 SAMPLE_SIZE = 65_536
-"""So many values of a parameter are compared."""
+"""The number of values of a parameter that are compared."""
 MOST_MOVES = 16
-"""So many moves of a parameter without an optimizer are measured."""
+"""The number of changes measured for a parameter without an optimizer."""
 _STACKED = 1 << 22
-"""Moments that are sorted at the same time."""
+"""The number of moments sorted at a time."""
 
 
 class OptimizerUpdates:
-    """The steps of one sampled step: several, if several optimizers take turns."""
+    """The optimizer steps within one sampled step: several, if several optimizers alternate."""
 
     def __init__(self, registry: ParameterRegistry) -> None:
         self.steps: list[OptimizerUpdate] = []
@@ -45,7 +45,7 @@ class OptimizerUpdates:
         self._before: dict[int, Tensor] = {}
 
     def before_step(self, turn: int, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients as the optimizer will see them, and a sample of each parameter to compare with."""
+        """Record the gradients that the optimizer will use, and a sample of each parameter."""
         with WithoutHooks():
             held = [
                 _Held(self._registry.add(tensor), tensor, group, optimizer.state.get(tensor, {}))
@@ -53,7 +53,7 @@ class OptimizerUpdates:
                 for tensor in group["params"]
                 if not intercepts_operations(tensor)
             ]
-            self._registry.see_again([(each.record, each.tensor) for each in held if not each.record.is_compared])
+            self._registry.measure_again([(each.record, each.tensor) for each in held if not each.record.is_compared])
             gradients = gradient_facts([each.tensor.grad for each in held])
             for each, gradient in zip(held, gradients, strict=True):
                 each.record.optimizers.add(turn)
@@ -77,7 +77,7 @@ class OptimizerUpdates:
         return dict(zip(kept, norms(list(kept.values())), strict=True))
 
     def after_step(self, number: int) -> None:
-        """What the step did to each parameter."""
+        """Record the change of each parameter."""
         held = self._last_step(number)
         if held is not None:
             with WithoutHooks():
@@ -111,13 +111,13 @@ class OptimizerUpdates:
         return next((step for step in reversed(self.steps) if step.optimizer == number), None)
 
     def drop_step(self, number: int) -> None:
-        """The step was skipped: that no parameter changed is no evidence."""
+        """Drop a skipped step: its unchanged parameters are not evidence of anything."""
         held = self._last_step(number)
         if held is not None:
             self.steps = [step for step in self.steps if step is not held]
 
     def forget(self) -> None:
-        """Let go of the samples."""
+        """Drop the samples."""
         self._before = {}
 
 
@@ -135,7 +135,7 @@ class _MomentFacts(TypedDict, total=False):
 
 
 class _Held(NamedTuple):
-    """A parameter of the optimizer that steps."""
+    """A parameter of the optimizer that is stepping."""
 
     record: Parameter
     tensor: Tensor
@@ -147,13 +147,13 @@ def _count_gradient(record: Parameter, grad: Tensor | None, facts: _GradientFact
     if grad is None:
         return
     record.with_grad += 1
-    # Of a sharded one only a part is seen here, which may be zero or empty.
+    # Only a part of a sharded gradient is in this process. It may be zero or empty.
     if grad.layout is torch.strided and is_readable(grad) and "grad" in facts:
         record.zero_grad.add(later(_is_zero, facts["grad"]))
 
 
 def _count_update(record: Parameter, update: float, number: int, is_whole: bool) -> None:
-    """`is_whole`: all of the parameter is in this process."""
+    """`is_whole`: the whole parameter is in this process."""
     is_changed = later(bool, update)
     record.is_compared |= is_whole or is_changed is not False
     record.changed.add(is_changed)
@@ -171,12 +171,14 @@ def _ratio(update: float, norm: float | None) -> float | None:
 
 
 def _rest(part: float, size: int) -> float:
-    """The share of those that are not part of it."""
+    """The share that remains."""
     return (size - part) / size if size else 1.0
 
 
 def gradient_facts(grads: list[Tensor | None]) -> list[_GradientFacts]:
-    """Norm, zeros and largest entry of each gradient; of a sparse one the norm; of a sharded one, of its part here."""
+    """Norm, zeros and largest entry of each gradient. For sparse gradients only the norm is known, for sharded ones the
+    numbers of the local part.
+    """
     found: list[_GradientFacts] = [{} for _ in grads]
     dense: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for place, grad in enumerate(grads):
@@ -195,7 +197,7 @@ def gradient_facts(grads: list[Tensor | None]) -> list[_GradientFacts]:
 
 
 def _read_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
-    """Gradients on the CPU, by a sample of each."""
+    """Measure gradients on the CPU, from a sample of each."""
     samples = [sampled(grad) for grad in grads]
     return [
         {
@@ -216,7 +218,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _measure_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
-    """Gradients on one device: one pass over them, and a sample of each for the zeros."""
+    """Measure gradients on one device: one pass over all of them, and a sample of each to count zeros."""
     measured = TensorMeter().measure(grads)
     samples = [sampled(grad, SAMPLE_SIZE) for grad in grads]
     columns = [numbers(measured.norm), norms(samples, 0), numbers(measured.nonfinite), numbers(measured.largest)]
@@ -236,7 +238,7 @@ def _unless_broken(largest: float, broken: float) -> float:
 
 
 def moment_facts(states: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[_MomentFacts]:
-    """The second moment an adaptive optimizer keeps of each parameter, and how many steps it has gathered.
+    """The second moment of each parameter in an adaptive optimizer, and the number of steps that it covers.
 
     Args:
         states: The state of each parameter, and its parameter group.
@@ -280,7 +282,7 @@ def _middle_and_mean(samples: dict[int, Tensor]) -> dict[int, tuple[float, float
 
 
 def _medians(rows: Tensor) -> Tensor:
-    """The lower median of each row. Elsewhere than on a CPU, torch refuses `median(1)` in its deterministic mode."""
+    """The lower median of each row. In deterministic mode, torch supports `median(1)` only on the CPU."""
     if reads_at_once(rows):
         return rows.median(1).values
     ordered = rows.sort(1).values  # NaN is last
@@ -288,7 +290,7 @@ def _medians(rows: Tensor) -> Tensor:
 
 
 def _ages(steps: dict[int, Any]) -> dict[int, float]:
-    """How many steps each state has gathered. The counters of fused optimizers lie on the device."""
+    """The number of steps that each state covers. The counters of fused optimizers are on the device."""
     found: dict[int, float] = {}
     away: dict[torch.device, list[int]] = {}
     for place, step in steps.items():
@@ -312,7 +314,7 @@ def _unbiased(root: float, age: float, beta: float | None) -> float:
 
 
 def note_if_moved(record: Parameter) -> None:
-    """Whether a parameter that no optimizer should have changed has changed since the last sampled step."""
+    """Record whether a parameter without an optimizer has changed since the last sampled step."""
     tensor = record.tensor()
     if tensor is None:
         return
@@ -329,7 +331,7 @@ def note_if_moved(record: Parameter) -> None:
 
 
 def thin(tensor: Tensor) -> Tensor | None:
-    """The flattened values in this process, thinned evenly to at most 65,536; `None` if they cannot be read."""
+    """The flattened local values, thinned evenly to at most 65,536; `None` if they cannot be read."""
     local = readable(tensor)
     if local is None:
         return None

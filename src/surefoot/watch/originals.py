@@ -36,31 +36,31 @@ _UNBOUND = ("surefoot.watch.run_script", "surefoot.watch.torch_import", "surefoo
             "surefoot.watch.patches.hooks", "surefoot.diagnose", "surefoot.doctor",
             "surefoot.replay", "surefoot.experiments", "surefoot.commands.zoo", "surefoot.cli", "surefoot.zoo",
             "surefoot.__main__")  # fmt: skip
-"""Modules that replace functions, or run before and after the script."""
+"""Modules that replace functions, or that run before and after the script."""
 _CLASSES = (Tensor, nn.Parameter, nn.Module, Optimizer)
 _FREE = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
                    "__init_subclass__", "__torch_function__", "__torch_dispatch__", "__slots__", "__qualname__",
                    "__static_attributes__", "__firstlineno__", "__slotnames__",
                    "___needs_generation_tag_patch"})  # fmt: skip
-"""Names that are never called on an object that exists, or, as `__torch_function__`, are turned off otherwise.
+"""Names that are never called on an existing object, or that are disabled in another way, as `__torch_function__`.
 
-`__slotnames__` is what `copyreg` keeps on a class once an object of it was pickled or copied; the last one is what
-Dynamo keeps on `Module` once it has compiled."""
+`__slotnames__` is set by `copyreg` on a class when an object of it is pickled or copied; Dynamo sets the last one on
+`Module` when it compiles."""
 _OWNERS = (Tensor, torch, torch.functional, nn.functional)
-"""Where torch looks functions up that are written in Python and go to a mode."""
+"""Modules in which torch looks up functions that are written in Python and dispatched to a mode."""
 _MISSING = object()
 LOOK_EVERY_CALLS = 64
-"""So often all subclasses of tensors are looked for, once the script or a library has made one."""
+"""The number of calls between two searches for subclasses of tensors, once the script or a library has made one."""
 _KINDS = (torch.dtype, torch.layout, float)
-"""What is a constant, as `math.inf`; looking each up in the module would cost a call."""
+"""Types of constants, such as `math.inf`, which are copied: looking each up in the module would cost a call."""
 
 
 class Unobservable(Exception):
-    """Nothing can be observed now without the script noticing."""
+    """Nothing can be observed now without a visible effect on the script."""
 
 
 class Originals:
-    """The functions and methods that were there before the script."""
+    """The functions and methods that existed before the script ran."""
 
     def __init__(self) -> None:
         self._builtins = dict(vars(builtins))
@@ -70,32 +70,32 @@ class Originals:
         self._classes: list[_Class] = []
         self._subclasses: int = 0
         self._changes: list[tuple[type, str, Any]] = []
-        """The methods that the script had replaced when that was last asked, and what they were."""
+        """The methods that the script had replaced at the last check, with their originals."""
         self._last_seen: list[Any] = []
-        """How the classes had changed then."""
+        """The changes of the classes at that check."""
         self._own_kinds: list[type] = []
-        """The subclasses of tensors that are not torch's, as they were when all of them were last looked for."""
+        """The subclasses of tensors outside torch, as of the last search for all of them."""
         self._calls_since = 0
         self._threads: tuple[set[int], list[threading.Thread]] = set(), []
-        """The threads that there were when that was last asked."""
+        """The threads that existed at the last check."""
         self._others: set[int] = set()
-        """Those of them that are not surefoot's."""
+        """The threads among them that are not surefoot's."""
         self._handed_on: list[_Owner] = []
-        """Functions written in Python that torch looks up when a mode is on."""
+        """Functions written in Python that torch looks up when a mode is active."""
         self._names_of_tensors: set[str] = set()
-        """What the class of tensors itself had."""
+        """The attributes of the class of tensors itself."""
         self._inherited: set[str] = set()
-        """Methods of tensors that are written in C, where a replacement would lie above."""
+        """Methods of tensors that are written in C; a replacement would shadow them."""
         self._replaced: list[tuple[dict[str, Any], str, Any]] = []
-        """The names that `bind` has given to modules of surefoot, and what each was before."""
+        """The names that `bind` has set in modules of surefoot, with their previous values."""
 
     @property
     def is_bound(self) -> bool:
-        """Whether `bind` was called: from then on `call` has something to compare with."""
+        """Whether `bind` was called. From then on, `call` can compare."""
         return bool(self._classes)
 
     def bind(self) -> None:
-        """Give the modules of surefoot that are loaded by now names of their own."""
+        """Give the modules of surefoot that are loaded their own names."""
         added = [module for name, module in list(sys.modules.items()) if self._is_added(name, module)]
         self._bound.update(module.__name__ for module in added)
         self._used.update(*map(names_used_in, added))
@@ -116,7 +116,7 @@ class Originals:
             self._classes = [_Class(kind, self._used) for kind in _CLASSES]
 
     def unbind(self) -> None:
-        """Give the modules of surefoot the names that they had before: nothing is observed any more."""
+        """Restore the previous names in the modules of surefoot. Nothing is observed any more."""
         while self._replaced:
             held, name, value = self._replaced.pop()
             if value is _MISSING:
@@ -126,7 +126,7 @@ class Originals:
         self._classes, self._bound = [], set()
 
     def codes(self) -> Iterator[types.CodeType]:
-        """All code of surefoot's that is loaded."""
+        """All code of surefoot that is loaded."""
         for name, module in list(sys.modules.items()):
             if name.startswith("surefoot.") and not name.startswith("surefoot.zoo") and module is not None:
                 yield from _codes_of(module)
@@ -148,10 +148,10 @@ class Originals:
         return known
 
     def original_of(self, function: Any) -> Any:
-        """The function of torch's that the script has put this one in the place of; itself, if it has not.
+        """The function of torch that the script has replaced with this one, or the function itself.
 
-        On the way to a mode torch looks its functions up by name, and finds what the script has replaced them with.
-        Called by the mode, that would be called twice: the script has just called it.
+        Before it calls a mode, torch looks its functions up by name and finds the script's replacements. If the mode
+        called the replacement, it would run twice: the script has just called it.
         """
         if not all(owner.is_same() for owner in self._handed_on):
             for owner in self._handed_on:
@@ -160,7 +160,7 @@ class Originals:
                         return value
         if vars(Tensor).keys() == self._names_of_tensors:
             return function
-        holder = getattr(function, "__self__", None)  # of the `__get__` of a property
+        holder = getattr(function, "__self__", None)  # for the `__get__` of a property
         for name in self._inherited & vars(Tensor).keys():
             held = vars(Tensor)[name]
             if held is function:
@@ -170,12 +170,12 @@ class Originals:
         return function
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of surefoot's with the classes of torch as they were."""
+        """Call a function of surefoot with the original methods of torch's classes."""
         if self._are_same():
             return function(*args)
         if not self._seen_before():
             self._changes = list(self._differences())
-        if not self._changes:  # only names that surefoot never uses
+        if not self._changes:  # only names that surefoot never uses have changed
             self._accept()
             return function(*args)
         changed = [(kind, name, vars(kind).get(name, _MISSING), was) for kind, name, was in self._changes]
@@ -192,8 +192,8 @@ class Originals:
                 _put(kind, name, now)
 
     def _has_threads(self) -> bool:
-        """Whether threads other than this one and surefoot's own are there."""
-        running, known = set(sys._current_frames()), threading.enumerate()  # the frames themselves must not be held
+        """Whether there are threads other than this one and surefoot's own."""
+        running, known = set(sys._current_frames()), threading.enumerate()  # do not hold the frames themselves
         if (running, known) != self._threads:
             own = {each.ident or 0 for each in known if each.name.startswith("surefoot-")}
             self._threads, self._others = (running, known), running - own
@@ -210,9 +210,9 @@ class Originals:
         return len(Tensor.__subclasses__()) == self._subclasses
 
     def _seen_before(self) -> bool:
-        """Whether the classes have changed in the same way as when that was last asked.
+        """Whether the classes have changed in the same way as at the last check.
 
-        A subclass of a subclass that is new may be noticed some calls late: there may be hundreds of them.
+        A new subclass of a subclass may be noticed some calls late: there may be hundreds of them.
         """
         self._calls_since += 1
         count = len(Tensor.__subclasses__())
@@ -225,13 +225,13 @@ class Originals:
         return seen == before
 
     def _accept(self) -> None:
-        """What has changed does not matter."""
+        """Ignore the current changes: they do not matter."""
         self._subclasses = len(Tensor.__subclasses__())
         for held in self._classes:
             held.length, held.picked = len(held.now), held.pick(held.now)
 
     def _differences(self) -> Iterator[tuple[type, str, Any]]:
-        """Methods of torch's classes that are no longer what they were, and those of the script's own subclasses."""
+        """Methods of torch's classes that have changed, and those of the script's own subclasses."""
         for held in self._classes:
             yield from held.differences()
         for kind in _below(Tensor):
@@ -242,7 +242,7 @@ class Originals:
 
 
 class _Owner:
-    """The functions written in Python that a class or module of torch's had."""
+    """The functions written in Python of a class or module of torch."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -251,7 +251,7 @@ class _Owner:
         self._picked = self._pick(vars(kind))
 
     def is_same(self) -> bool:
-        """Whether it has them still."""
+        """Whether they are unchanged."""
         try:
             return bool(self._pick(vars(self.kind)) == self._picked)
         except KeyError:
@@ -259,7 +259,7 @@ class _Owner:
 
 
 class _Class:
-    """What one class was like."""
+    """The original state of one class."""
 
     def __init__(self, kind: type, used: set[str]) -> None:
         self.kind, self._used = kind, used
@@ -271,7 +271,7 @@ class _Class:
         self.picked, self.length = self.pick(self.now), len(self.now)
 
     def picked_now(self) -> Any:
-        """The methods that matter, as they are now; `None` if one was removed."""
+        """The relevant methods as they are now; `None` if one was removed."""
         try:
             return self.pick(self.now)
         except KeyError:
@@ -281,7 +281,7 @@ class _Class:
         return name not in _FREE and (name in self._used or name in self._within or name.startswith("__"))
 
     def _names_within(self, used: set[str]) -> set[str]:
-        """What the methods that surefoot calls call in turn."""
+        """The names that the methods that surefoot calls use in turn."""
         found: set[str] = set()
         waiting = used & self._before.keys()
         while waiting:
@@ -291,7 +291,7 @@ class _Class:
         return found
 
     def differences(self) -> Iterator[tuple[type, str, Any]]:
-        """Every method that is no longer what it was, and what it was."""
+        """Every method that has changed, with its original."""
         for name in [*self.now, *(self._before.keys() - self.now.keys())]:
             was = self._before.get(name, _MISSING)
             now = self.now.get(name, _MISSING)
@@ -300,7 +300,7 @@ class _Class:
 
 
 def _namespace(kind: type) -> Mapping[str, Any]:
-    """What `vars` of a class shows, to be read many times: without the view around it, which doubles the time."""
+    """The namespace of a class without the proxy that `vars` returns, which doubles the time of each access."""
     view = vars(kind)
     held = gc.get_referents(view)
     is_it = len(held) == 1 and type(held[0]) is dict and held[0].keys() == view.keys()
@@ -308,7 +308,7 @@ def _namespace(kind: type) -> Mapping[str, Any]:
 
 
 class _Frozen(types.ModuleType):
-    """A module whose functions are those it had; everything else is as it is now."""
+    """A module with its original functions; everything else is looked up in the module."""
 
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__(module.__name__)
@@ -328,15 +328,15 @@ def _has_kernels(module: types.ModuleType) -> bool:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether torch itself has put a function there: Dynamo replaces `Module.__setstate__` when it first compiles.
+    """Whether torch itself has set a function: Dynamo replaces `Module.__setstate__` when it first compiles.
 
-    Where a function was written is told by its globals: `functools.wraps` copies `__module__`.
+    The globals of a function show where it was defined: `functools.wraps` copies `__module__`.
     """
     return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
 
 
 def replaced_methods() -> list[str]:
-    """Methods of torch's own classes that code outside of torch has replaced, as `Tensor.sum`."""
+    """Methods of torch's own classes that code outside torch has replaced, such as `Tensor.sum`."""
     return [
         f"{kind.__name__}.{name}"
         for kind in _CLASSES
@@ -362,7 +362,7 @@ def _below(kind: type) -> Iterator[type]:
 
 @functools.cache
 def names_used_in(module: types.ModuleType) -> frozenset[str]:
-    """The names of globals, builtins and attributes in the code of a module of surefoot's."""
+    """The names of globals, builtins and attributes in the code of a module of surefoot."""
     return frozenset(name for code in _codes_of(module) for name in code.co_names)
 
 

@@ -1,4 +1,4 @@
-"""The models and parameters of a script, under the names that its author gave them."""
+"""The models and parameters of a script, with the names that its author gave them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _REDUCED = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of weights that are measured as they are."""
+"""Types of weights that are measured without conversion."""
 
 
 @dataclass
@@ -40,36 +40,36 @@ class Parameter:
     model: str = ""
     module_type: str = ""
     registered: bool = True
-    """Whether a module that was called owns it the regular way."""
+    """Whether a called module owns it as a regular parameter."""
     optimizers: set[int] = field(default_factory=set)
     trained_by: dict[int, Count] = field(default_factory=dict)
-    """How often each optimizer has changed it."""
+    """The number of changes made by each optimizer."""
     loaded: bool = False
     rewritten: Count = field(default_factory=Count)
-    """Between its entry and its first update other values were put into it, by whatever means."""
+    """Whether other values were put into it between registration and its first update."""
     requires_grad: bool = True
     first: WeightScale = field(default_factory=WeightScale)
     last: WeightScale = field(default_factory=WeightScale)
     sampled: int = 0
-    """Sampled steps in which an optimizer held it."""
+    """The number of sampled steps in which an optimizer held it."""
     in_graph: int = 0
     used: int = 0
-    """Looks in which its module ran with gradients on, or it was taken by an operation."""
+    """The number of sampled steps in which its module ran with gradients enabled, or an operation took it."""
     with_grad: int = 0
     zero_grad: Count = field(default_factory=Count)
     is_compared: bool = False
-    """Whether a step was seen, of which it is known, or will be, whether it changed it."""
+    """Whether a step was observed for which it is, or will be, known whether it changed this parameter."""
     changed: Count = field(default_factory=Count)
     unchanged: Count = field(default_factory=Count)
     moved_alone: Count = field(default_factory=Count)
-    """Looks between which it changed although it is in no optimizer."""
+    """The number of sampled steps between which it changed although no optimizer holds it."""
     moves: list[float] = field(default_factory=list)
-    """By how much, as a share of its norm; as numbers that may be read later."""
+    """The size of each change as a share of its norm; the numbers may be read later."""
     sample: Tensor | None = None
-    """Some of its values in the last sampled step, kept only while no optimizer has it."""
+    """Some of its values in the last sampled step, kept only while no optimizer holds it."""
 
     def as_facts(self, label: str) -> ParameterFacts:
-        """All that is known about it; `label` is its name with its model's in front where needed."""
+        """All facts; `label` is its name, prefixed with its model where needed."""
         return ParameterFacts(
             id=self.id,
             shape=self.shape,
@@ -99,7 +99,7 @@ class Parameter:
 
 
 def _known(numbers: list[float]) -> list[float]:
-    """Those that could be read and are finite."""
+    """The numbers that could be read and are finite."""
     found = []
     for each in numbers:
         with suppress(Lost):
@@ -115,7 +115,7 @@ def _scale(facts: WeightScale) -> WeightScale:
 
 
 def weight_facts(tensors: list[Tensor]) -> list[WeightScale]:
-    """Scale of each weight, and whether its rows are all the same; of a sharded one, of its part in this process.
+    """The scale of each weight, and whether its rows are all equal. For a sharded weight, of its local part.
 
     No weight is copied as a whole, except for those of types that torch has no reductions for.
     """
@@ -144,12 +144,12 @@ def _with_rows(scale: WeightScale, values: Tensor) -> WeightScale:
     )
 
 
-def _nothing() -> None:
-    """Stands for a reference while there must be none."""
+def _no_tensor() -> None:
+    """Replaces a weak reference that was dropped."""
 
 
 class ParameterRegistry:
-    """Every parameter seen so far, by identity; weakly held."""
+    """Every known parameter, by identity; held weakly."""
 
     def __init__(self) -> None:
         self.parameters: list[Parameter] = []
@@ -159,7 +159,7 @@ class ParameterRegistry:
         self._sharded: dict[tuple[int, str], int] = {}
         """The numbers of sharded parameters, by the identity of their module and their name in it."""
         self._gathered: dict[int, weakref.ref[Tensor]] = {}
-        """What stands in for them while their module runs."""
+        """The tensors that replace them while their module runs."""
 
     def id_of(self, tensor: Tensor) -> int | None:
         """The number of a known parameter."""
@@ -175,7 +175,7 @@ class ParameterRegistry:
         return None if number is None else self.parameters[number]
 
     def add(self, tensor: Tensor) -> Parameter:
-        """The record of a parameter, made if it is new."""
+        """The record of a parameter, which is created if it is new."""
         known = self.get(tensor)
         if known is not None:
             return known
@@ -191,23 +191,23 @@ class ParameterRegistry:
         self._ids[id(tensor)] = record.id
         return record
 
-    def let_go(self, tensors: Iterable[Tensor]) -> list[tuple[Parameter, Tensor]]:
-        """Drop the weak references to parameters until `hold_again`: torch does not swap tensors that have one."""
+    def drop_references(self, tensors: Iterable[Tensor]) -> list[tuple[Parameter, Tensor]]:
+        """Drop the weak references to parameters until `add_references`: torch does not swap tensors that have one."""
         held = []
         for tensor in tensors:
             record = self.get(tensor)
             if record is not None and record.tensor() is tensor:
-                record.tensor = _nothing
+                record.tensor = _no_tensor
                 held.append((record, tensor))
         return held
 
-    def hold_again(self, held: list[tuple[Parameter, Tensor]]) -> None:
+    def add_references(self, held: list[tuple[Parameter, Tensor]]) -> None:
         """Create weak references to the parameters again."""
         for record, tensor in held:
             record.tensor = weakref.ref(tensor)
 
-    def see_again(self, seen: list[tuple[Parameter, Tensor]]) -> None:
-        """Before their first update: since registration they may have been reinitialised, loaded, or converted."""
+    def measure_again(self, seen: list[tuple[Parameter, Tensor]]) -> None:
+        """Measure parameters again before their first update: they may have been reinitialised, loaded or converted."""
         for (record, tensor), now in zip(seen, weight_facts([tensor for _, tensor in seen]), strict=True):
             record.shape, record.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             before, record.first = record.first, now
@@ -215,7 +215,7 @@ class ParameterRegistry:
                 record.rewritten.add(later(_is_other, before.norm, now.norm))
 
     def models_now(self) -> list[nn.Module]:
-        """The models that were called so far and are still there, outermost ones only."""
+        """The outermost models that were called so far and still exist."""
         alive = [module for held, _ in self._models if (module := held()) is not None]
         if len(alive) < 2:
             return alive
@@ -230,7 +230,7 @@ class ParameterRegistry:
         return None
 
     def add_model(self, module: nn.Module) -> str:
-        """Enter a model and its parameters; returns the name its author gave it."""
+        """Add a model and its parameters; returns the name that its author gave it."""
         name = self.known_model(module)
         if name is None:
             frame = user_frame(2)
@@ -263,7 +263,7 @@ class ParameterRegistry:
                 record.model, record.name, record.registered = model, where, False
 
     def note_gathered(self, module: nn.Module) -> None:
-        """While a module of FSDP runs, whole tensors stand where its sharded parameters are: the same parameters."""
+        """Register the whole tensors that replace the sharded parameters of an FSDP module while it runs."""
         if not self._sharded:
             return
         for own, tensor in module._parameters.items():
@@ -276,7 +276,7 @@ class ParameterRegistry:
                 self._gathered[number] = weakref.ref(tensor)
 
     def label(self, record: Parameter) -> str:
-        """The name of a parameter, with its model's in front where there are several."""
+        """The name of a parameter, prefixed with its model if there are several."""
         several = len({held.model for held in self.parameters if held.model}) > 1
         name = record.name or f"tensor of shape {tuple(record.shape)}"
         return f"{record.model}.{name}" if several and record.model else name
@@ -287,13 +287,13 @@ def _is_other(before: float, now: float | None) -> bool:
 
 
 def module_facts(model: nn.Module) -> list[ModuleFacts]:
-    """The parts of a model, at most 2000."""
+    """The modules of a model, at most 2000."""
     parts = islice(model.named_modules(), 2000)
     return [ModuleFacts(path=path, type=type(part).__name__) for path, part in parts]
 
 
 def stray_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors and modules that sit in plain attributes of a model, where `parameters()` does not see them."""
+    """Tensors and modules in plain attributes of a model, which `parameters()` does not return."""
     owned = {id(tensor) for tensor in model.parameters()}
     children = {id(part) for part in model.modules()}
     for path, part in model.named_modules():

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from surefoot.watch.watch_state import WatchState
 
 SOME_STEPS = "some steps"
-"""The name under which steps that could not be observed are listed among the problems."""
+"""Steps that could not be observed are listed under this name among the problems."""
 _SAMPLING_PROBES = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end sampled steps. If one fails, sampling stops."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
-"""With `None` the compiler, which otherwise compiles whatever is called where a graph breaks, sees nothing."""
+"""With `None`, the compiler ignores surefoot's code; otherwise it compiles functions called after a graph break."""
 
 
 class ProbeRunner:
@@ -44,17 +44,17 @@ class ProbeRunner:
         self.originals = Originals()
         """The functions and methods that existed before the script ran; in use once they are bound."""
         self.out_of_memory = False
-        """Whether the script has ended because no memory was left: what fails for that reason is not reported."""
+        """Whether the script ran out of memory and ended: probes that fail for this reason are not reported."""
         self.problems: dict[str, str] = {}
         """The probes that failed, each with its error."""
 
     def here(self) -> bool:
-        """Whether this is the process and the thread that train, and torch is not compiling, tracing or capturing."""
+        """Whether this is the training process and thread, and torch is not compiling, tracing or capturing."""
         is_ours = self._state.active and self._state.thread in (None, get_ident())
         return is_ours and runs_eagerly() and not is_capturing()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
-        """Run one observation; returns its result. If it fails, returns `None` and switches the probe off."""
+        """Run one observation and return its result. If it fails, disable the probe and return `None`."""
         if probe in self.problems:
             return None
         try:
@@ -72,25 +72,25 @@ class ProbeRunner:
                         sampled.seconds += time.perf_counter() - self._began
                     if compiler is not None:
                         _set_eval_frame(compiler)
-        except Unobservable as reason:  # later, when there is no other thread, it may be possible again
+        except Unobservable as reason:  # it may be possible again later, without other threads
             if SOME_STEPS not in self.problems:
                 self.problems[SOME_STEPS] = str(reason)
                 say(f"surefoot: {SOME_STEPS} are not observed ({reason})")
             return None
         except Exception as error:
-            if worker_died(error):  # torch raises it wherever the program is, and it is the script's
+            if worker_died(error):  # torch raises this at any point of the program, and the script must receive it
                 raise
             self.switch_off(probe, error)
             return None
 
     def seconds_so_far(self) -> float:
-        """How long the observation in progress has taken; 0 if there is none."""
+        """The duration of the observation in progress; 0 if there is none."""
         return time.perf_counter() - self._began if self._is_observing else 0.0
 
     def always(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Run what protects the weights, and return its result. Its errors are the caller's.
+        """Run a function that protects the weights, and return its result. Its exceptions propagate.
 
-        It runs with torch's methods as they were before the script, or as they are now if other threads would notice.
+        It runs with the original methods of torch, or with the current ones if other threads could notice a change.
         """
         with without_torch_function():
             if self._is_observing or not self.originals.is_bound:
@@ -109,7 +109,7 @@ class ProbeRunner:
     def switch_off(self, probe: str, error: Exception) -> None:
         """Record that a probe failed, and report it once.
 
-        An error of the device is none of the probe's: the script's next call of the device raises it too, and the
+        A device error is not a failure of the probe: the script's next call of the device raises it too, and the
         diagnosis at the end names it.
         """
         if note_failure(error) or (self.out_of_memory and isinstance(error, torch.OutOfMemoryError)):
@@ -118,7 +118,7 @@ class ProbeRunner:
         if os.environ.get("SUREFOOT_DEBUG"):
             say("".join(traceback.format_exception(error)))
         is_known, self.problems[probe] = probe in self.problems, f"{type(error).__name__}: {error}"
-        if probe in _SAMPLING_PROBES:  # nothing else would ever end the sampled step
+        if probe in _SAMPLING_PROBES:  # otherwise nothing would end the sampled step
             self._state.stop_sampling()
         if not is_known:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]

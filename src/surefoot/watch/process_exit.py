@@ -1,4 +1,4 @@
-"""Observes `os._exit`, the only function that `surefoot run` replaces.
+"""Observes `os._exit`. It is the only function that `surefoot run` replaces.
 
 It is implemented in C and ends the process immediately: without a replacement, a script that calls it has no diagnosis.
 The replacement has the same type, name, signature, documentation and pickle as the original, is installed under both of
@@ -21,7 +21,7 @@ WHY = "the run is diagnosed before a script ends with this function"
 
 
 def leave_by(leaving: Callable[[int], None]) -> None:
-    """Have `leaving(status)` called before the process ends."""
+    """Call `leaving(status)` before the process ends through `os._exit`."""
     original = os._exit
     stand_in: Any = ExitHook(original, leaving)
     os._exit = stand_in
@@ -29,7 +29,7 @@ def leave_by(leaving: Callable[[int], None]) -> None:
 
 
 class ExitHook:
-    """`os._exit`, and a call before it."""
+    """A replacement for `os._exit` that makes a call first."""
 
     def __init__(self, original: Any, leaving: Callable[[int], None]) -> None:
         self._original, self._leaving = original, leaving
@@ -42,7 +42,7 @@ class ExitHook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """End the process, unless the arguments are wrong."""
         status = args[0] if args else kwargs.get("status")
-        if isinstance(status, int) and len(args) + len(kwargs) == 1:  # with anything else it raises
+        if isinstance(status, int) and len(args) + len(kwargs) == 1:  # otherwise the original raises
             self._leaving(status)
         return self._original(*args, **kwargs)
 

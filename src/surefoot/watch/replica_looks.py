@@ -1,12 +1,12 @@
-"""What each rank records for a comparison with the others, at steps that all of them choose in the same way.
+"""Records fingerprints of each rank for a comparison between ranks, at the same steps on every rank.
 
-At such a step, right before an optimizer steps, fingerprints of its parameters, their gradients and the optimizer's
-state are computed, then those of the parameters after the step and before the next one. The steps are chosen by their
-number alone, so that every rank chooses the same ones. Nothing is exchanged: `surefoot diagnose` compares what the
-ranks have written (`record.rank_file`). No collective is started, and nothing waits for a device.
+At such a step, fingerprints of an optimizer's parameters, their gradients and the optimizer's state are computed right
+before it steps, then those of the parameters after the step and before the next one. The steps are chosen by their
+number alone, so that every rank chooses the same ones. Nothing is exchanged: `surefoot diagnose` compares the files of
+the ranks (`record.rank_file`). No collective is started, and nothing waits for a device.
 
-Parameters that every rank holds completely are compared. Shards of FSDP and DTensor differ between ranks, and so do
-parameters that DDP ignores.
+Only parameters that every rank holds completely are compared. Shards of FSDP and DTensor differ between ranks, and so
+do parameters that DDP ignores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surefoot.observe.sampling import RANK_STEPS
 from surefoot.record.facts import Fingerprints, GroupSettings, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.ranks import SHARDED, UNWRAPPED, WRAPPED
 from surefoot.record.rank_file import RankFile
-from surefoot.watch.arriving_steps import Arriving
+from surefoot.watch.arriving_steps import ArrivalQueue
 from surefoot.watch.deferred import deferred_so_far, later
 from surefoot.watch.script_hooks import WithoutHooks
 
@@ -55,12 +55,12 @@ COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"
 _GROUPS = 8
 _MOST_FILES = 200
 _AVERAGING_HOOKS = ("allreduce", "compress", "powersgd", "quantization", "noop_pg")
-"""Communication hooks of torch's after which gradients are the same on all ranks have one of these in their name."""
+"""Communication hooks of torch whose name contains one of these leave equal gradients on all ranks."""
 
 
 @dataclass
 class _OpenLook:
-    """A look that is not complete: the step, or the one after it, has not begun."""
+    """An incomplete record: the step, or the one after it, has not begun."""
 
     facts: ReplicaLook
     deferred_before: int
@@ -68,21 +68,21 @@ class _OpenLook:
 
 @dataclass
 class _Forwards:
-    """What was seen of the forward of one DDP."""
+    """The forward calls of one DDP model."""
 
     synchronized: bool = False
-    """Whether the last one asked for gradients to be averaged."""
+    """Whether the last forward call requested averaged gradients."""
 
 
 class RankNotes:
-    """What this rank writes into its file."""
+    """Writes the file of this rank."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context = context
         self._file: RankFile | None = None
 
     def append(self, entry: RankOptimizer | ReplicaLook) -> None:
-        """Write a line; before the first one, what the rank runs."""
+        """Write a line; before the first one, a description of the rank's set-up."""
         if self._file is None:
             make_folder = self._context.options.folder
             assert make_folder is not None
@@ -93,7 +93,7 @@ class RankNotes:
         self._file.append(entry)
 
     def write_look(self, look: ReplicaLook) -> None:
-        """Write a look, with the data that it was trained on."""
+        """Write a record, with the data of its step."""
         batch = self._batch_of(look.backwards)
         if batch is not None:
             look = replace(look, inputs=batch.input_print, targets=batch.target_print)
@@ -109,7 +109,7 @@ class RankNotes:
         return None
 
     def _device(self) -> str:
-        """The name of the device that the first known parameter is on."""
+        """The name of the device of the first known parameter."""
         held = [tensor for each in self._context.registry.parameters if (tensor := each.tensor()) is not None]
         device = held[0].device if held else torch.device("cpu")
         return "cpu" if device.type == "cpu" else name_of(device)
@@ -133,7 +133,7 @@ class RankNotes:
 
 
 class ReplicaLooks:
-    """Looks at the optimizers of this rank. Does nothing in a run of one process."""
+    """Records fingerprints of the optimizers of this rank. Does nothing in a run of one process."""
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._registry = context, context.registry
@@ -144,10 +144,10 @@ class ReplicaLooks:
         self._communicated = 0
         self._open: dict[int, _OpenLook] = {}
         self._described: dict[int, RankOptimizer] = {}
-        self._arriving: Arriving[ReplicaLook] = Arriving(self._notes.write_look)
+        self._arriving: ArrivalQueue[ReplicaLook] = ArrivalQueue(self._notes.write_look)
 
     def install(self, hooks: Hooks) -> None:
-        """Called once, before the script begins."""
+        """Add the hooks. Called once, before the script begins."""
         if not self._is_on or not dist.is_available():
             return
 
@@ -171,7 +171,7 @@ class ReplicaLooks:
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def before_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step, with gradients that are complete."""
+        """An optimizer is about to step; its gradients are complete."""
         if not self._is_on:
             return
         step, open_look = record.series.count, self._open.pop(record.number, None)
@@ -196,7 +196,7 @@ class ReplicaLooks:
             open_look.facts = replace(open_look.facts, after=later(_total, parameters))
 
     def settle(self) -> None:
-        """Write what has been seen so far. Waits for the device."""
+        """Write the records that are not complete yet. Waits for the device."""
         for number in list(self._open):
             self._complete(self._open.pop(number), None)
         self._arriving.settle(wait=True)
@@ -236,7 +236,7 @@ class ReplicaLooks:
         self._open[record.number] = _OpenLook(facts, before)
 
     def _scale(self) -> float | None:
-        """The loss scale of this step, perhaps still on a device."""
+        """The loss scale of this step, which may be on a device."""
         held = self._context.state.scale
         scale = held() if held is not None else None
         return None if scale is None else later(float, scale.detach().reshape(()).clone())
@@ -244,7 +244,7 @@ class ReplicaLooks:
     # ---- what is compared -------------------------------------------------------------------------------------------
 
     def _held(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        """The parameters that every rank holds whole; a description of them is written when they are new."""
+        """The parameters that every rank holds completely; when they are new, a description of them is written."""
         every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         averaged = {id(parameter) for wrapper in self._wrappers for parameter in _averaged(wrapper)}
         is_wrapped = any(id(parameter) in averaged for parameter in every)
@@ -287,7 +287,7 @@ class ReplicaLooks:
         return next(iter(called or fitting), None)
 
     def _has_shards(self) -> bool:
-        """Whether a model of the first kind of FSDP was called, whose parameters look like plain ones."""
+        """Whether a model of FSDP version 1 was called, whose parameters look like plain ones."""
         models = self._registry.models_now()
         return any(type(part).__name__ == "FullyShardedDataParallel" for model in models for part in model.modules())
 
@@ -314,7 +314,7 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Tensor | float]:
 
 
 def _taken(tensors: list[Tensor | None] | list[Tensor], device: torch.device | None = None) -> Tensor:
-    """Their fingerprints, on one device."""
+    """The fingerprints of the tensors, on one device."""
     home = device or next((each.device for each in tensors if each is not None), torch.device("cpu"))
     return fingerprints(tensors, home)
 
@@ -338,7 +338,7 @@ def _hash(content: bytes) -> str:
 
 
 def _code() -> Iterator[tuple[str, str]]:
-    """The script and the modules of its author that are imported, each with a hash of its text."""
+    """The script and the imported modules of its author, each with a hash of its text."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     for name in sorted({file for file in files if isinstance(file, str) and is_users(file)})[:_MOST_FILES]:
         try:

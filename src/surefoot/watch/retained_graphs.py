@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class RetainedGraphCounter:
-    """Tokens of the graphs so far, and how many were alive when."""
+    """Attaches tokens to graphs, and counts the ones that are still alive."""
 
     def __init__(self) -> None:
         self.retained: list[RetainedGraphs] = []
-        """Step, tokens alive, tokens left so far."""
+        """The step, the number of tokens alive, and the number of tokens so far."""
         self._tokens: list[weakref.ref[Any]] = []
 
     def add_token(self, root: Tensor) -> None:
-        """Tie a token to the graph under a loss."""
+        """Attach a token to the graph below a loss."""
         node: Any = root.grad_fn
         for _ in range(2000):
             below = next((n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None), None)
@@ -37,7 +37,7 @@ class RetainedGraphCounter:
         self._tokens.append(weakref.ref(token))
 
     def count(self, step: int) -> None:
-        """Graphs of steps long past that are still held."""
+        """Count the graphs of much earlier steps that are still referenced."""
         alive = sum(ref() is not None for ref in self._tokens[:-8])
         self.retained.append(RetainedGraphs(step, alive, len(self._tokens)))
         if len(self.retained) > 200:
@@ -45,6 +45,6 @@ class RetainedGraphCounter:
 
 
 class _Token:
-    """Something a weak reference can point to."""
+    """An object that a weak reference can point to."""
 
     __slots__ = ("__weakref__",)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 _earlier: list[ModuleType] = []
-"""The `__main__` that was there before; it must not be cleared away while it is still running."""
+"""The previous `__main__`. It must not be deleted while its code is running."""
 
 
 class Target:
-    """What to run: a path or a module's name, and the arguments that belong to it."""
+    """What to run: a path or the name of a module, and its arguments."""
 
     def __init__(self, name: str, arguments: tuple[str, ...] = (), is_module: bool = False) -> None:
         self.name, self.arguments, self.is_module = name, arguments, is_module
 
 
 class Ending:
-    """How the script ended: its exit code, what it died of (`None` after a normal end or `sys.exit`), its globals."""
+    """How the script ended: exit code, exception (`None` after a normal end or `sys.exit`), and its globals."""
 
     def __init__(self, code: int = 0) -> None:
         self.code = code
@@ -64,7 +64,7 @@ def run(target: Target, ending: Ending) -> None:
         ending.error = error
         ending.lines = _lines(error.__traceback__)
         ending.code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        sys.excepthook = _without_us(sys.excepthook)
+        sys.excepthook = _without_surefoot(sys.excepthook)
         raise
 
 
@@ -102,7 +102,7 @@ def _run_text(source: str | bytes, path: str, target: Target, ending: Ending) ->
 
 
 def _run_folder(target: Target, ending: Ending) -> None:
-    """A directory or a zip file: its `__main__.py`."""
+    """Run the `__main__.py` of a directory or a zip file."""
     import runpy
 
     if getattr(sys.flags, "safe_path", False):
@@ -124,7 +124,7 @@ def _run_module(target: Target, ending: Ending) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Whether Python would look for a `__main__.py` inside: in a folder, or in a zip file."""
+    """Whether Python would look for a `__main__.py` inside: in a folder or a zip file."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -135,7 +135,7 @@ def _is_importable(path: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    """As Python makes a script's path absolute: joined, not tidied up."""
+    """Make a path absolute as Python does for a script: joined, but not normalized."""
     if os.path.isabs(path):
         return path
     return os.path.join(os.getcwd(), path)
@@ -163,8 +163,8 @@ def _exit_code(request: SystemExit) -> int:
     return request.code & 0xFF if isinstance(request.code, int) else 1
 
 
-def _without_us(hook: Callable[..., Any]) -> Callable[..., None]:
-    """An `excepthook` that shows the traceback Python would have shown."""
+def _without_surefoot(hook: Callable[..., Any]) -> Callable[..., None]:
+    """An `excepthook` that shows the traceback that Python would have shown."""
 
     def report(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = trace = clean(trace)
@@ -172,7 +172,7 @@ def _without_us(hook: Callable[..., Any]) -> Callable[..., None]:
             hook(kind, error, trace)
         except SystemExit:
             raise
-        except BaseException as failure:  # what the interpreter does when a hook fails
+        except BaseException as failure:  # as the interpreter does when a hook fails
             sys.stderr.write("Error in sys.excepthook:\n")
             failure.__context__ = None
             failure.__traceback__ = failure.__traceback__.tb_next if failure.__traceback__ is not None else None
@@ -184,7 +184,7 @@ def _without_us(hook: Callable[..., Any]) -> Callable[..., None]:
 
 
 def clean(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's (or `runpy`'s) first frame on, without the watching in between."""
+    """The traceback from the first frame of the script (or `runpy`) on, without surefoot's frames."""
     while trace is not None:
         at_door = trace.tb_frame.f_code.co_filename == __file__
         trace = trace.tb_next

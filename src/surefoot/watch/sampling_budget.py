@@ -1,4 +1,4 @@
-"""How much of a run's time sampled steps may take.
+"""The share of a run's time that sampled steps may take.
 
 The first few are sampled whatever they cost. After them, sampled steps may take two percent of the measured time since
 the first step, plus half a second at the beginning, so that short runs are sampled as well. Evaluations have their own,
@@ -13,7 +13,7 @@ import time
 SHARE = 0.02
 SECONDS_AT_FIRST = 0.5
 ALWAYS = 4
-"""So many steps are sampled whatever they cost."""
+"""The number of first steps that are sampled regardless of cost."""
 MOST_USUAL = 4.0
 """A step counts as at most this many usual ones."""
 REMEMBERED = 9
@@ -22,19 +22,19 @@ EXTRA = 3.0
 
 
 class SamplingBudget:
-    """What sampled steps have cost, and whether there is time for another one."""
+    """Adds up the cost of sampled steps, and decides whether there is time for another one."""
 
     def __init__(self, part: float = 1.0) -> None:
-        """`part`: how much of the usual budget there is."""
+        """`part` is the fraction of the usual budget."""
         self._part = part
         self._began: float | None = None
         self._paid = 0
         self._last: list[float] = []
         self.spent = 0.0
-        """Seconds that sampled steps have taken, but for the first few."""
+        """The seconds that sampled steps have taken, except for the first few."""
 
     def begin(self) -> None:
-        """The run's time counts from the first call on."""
+        """Start measuring the run's time, at the first call."""
         if self._began is None:
             self._began = time.perf_counter()
 
@@ -53,5 +53,5 @@ class SamplingBudget:
         return self.spent + cost * self._usual() <= times * self._part * (SECONDS_AT_FIRST + SHARE * elapsed)
 
     def _usual(self) -> float:
-        # Not `statistics.median`: it calls `sorted`, and a script may have replaced that.
+        # Not `statistics.median`: it calls `sorted`, which a script may have replaced.
         return sorted(self._last)[len(self._last) // 2]

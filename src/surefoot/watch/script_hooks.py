@@ -1,4 +1,4 @@
-"""Whether the script has hooks that a sampled step would call. `observe.without_hooks` computes without calling any."""
+"""Detects hooks of the script that a sampled step would call. `observe.without_hooks` computes without calling any."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = [
 
 
 def has_modes_of_its_own() -> bool:
-    """Whether the script is inside a function mode, `with torch.device(...)` included: one entered now would be above.
+    """Whether the script is inside a function mode, including `with torch.device(...)`; a new mode would be above.
 
-    The device that `torch.set_default_device` sets for good does not count.
+    The device set permanently by `torch.set_default_device` does not count.
     """
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     stack: Any = torch.overrides

@@ -35,33 +35,33 @@ if TYPE_CHECKING:
     from surefoot.watch.measuring_budget import MeasuringBudget
 
 MOST_BATCHES, MOST_WITH_BAD = 1_200, 1_300
-"""So many batches are recorded, and on a GPU some more whose data is not finite."""
+"""The maximum number of batches recorded; on a GPU, some more whose data is not finite."""
 LABELLED = 500
-"""So many batches are recorded with their labels and the size of their numbers."""
+"""The number of batches recorded with their labels and the scale of their values."""
 ROWS_OF = 300
-"""So many batches are recorded row by row."""
+"""The number of batches recorded row by row."""
 MOST_ROWS, MOST_IN_BATCH = 12_000, 256
 _SEARCHES = 12
 MOST_PASSES = 2
-"""The number of passes whose beginnings are announced: scripts evaluate there, some with gradients enabled."""
+"""The number of passes whose beginning triggers a sample: scripts evaluate there, some with gradients enabled."""
 
 _INPUTS = {
     "Addmm": "mat1", "Mm": "self", "Convolution": "input", "MkldnnConvolution": "input", "Embedding": "indices",
     "EmbeddingBag": "indices", "NativeBatchNorm": "input", "NativeLayerNorm": "input", "NativeGroupNorm": "input",
 }  # fmt: skip
-"""Layers, and the name under which each saves what it was given."""
+"""Layers, and the name under which each saves its input."""
 
 
 @dataclass(slots=True)
 class _DataPaths:
-    """Where the graphs of one line's losses hold their data."""
+    """The places of data in the graphs of the losses of one line."""
 
     line: int
     """The number of the line."""
     searches: int = 0
-    """How often the whole graph was searched."""
+    """The number of times the whole graph was searched."""
     is_whole: bool = False
-    """Whether the last data was whole numbers alone, which are always finite."""
+    """Whether the last data consisted of integers only, which are always finite."""
     found: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
     """For inputs and target: the path from the root, the operation, and the name under which it saves the tensor."""
 
@@ -73,7 +73,7 @@ class StepData:
         self._budget = budget
         self.batches: list[StepBatch] = []
         self.rows: dict[int, dict[int, int]] = {}
-        """For each line that calls `backward`: every row trained on, and the backward it was first seen at."""
+        """For each line that calls `backward`: every row trained on, with the backward at which it first occurred."""
         self.recent: set[int] = set()
         """The lines since the last step of an optimizer."""
         self.roots_of_step: set[Any] = set()
@@ -81,10 +81,10 @@ class StepData:
         self._paths: dict[Any, _DataPaths] = {}
         self._noted = 0
         self.pass_steps: int | None = None
-        """How many steps a pass over the data takes, once all rows of a batch have come before."""
+        """The number of steps in a pass over the data, known once all rows of a batch have occurred before."""
         self._passes = 0
-        """How many beginnings of a pass were announced."""
-        self._on_their_way: deque[tuple[StepBatch, BatchNumbers | LargestNumbers]] = deque()
+        """The number of passes whose beginning was reported."""
+        self._being_copied: deque[tuple[StepBatch, BatchNumbers | LargestNumbers]] = deque()
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
@@ -106,7 +106,7 @@ class StepData:
             numbers = self._numbers(inputs, target, paths.line) if is_kept else LargestNumbers(inputs, target)
             paths.is_whole = not any(each is not None and each.is_floating_point() for each in (inputs, target))
             size = None if inputs is None else len(inputs)
-            self._on_their_way.append((StepBatch(step=step, backward=backward, line=paths.line, size=size), numbers))
+            self._being_copied.append((StepBatch(step=step, backward=backward, line=paths.line, size=size), numbers))
             self._take_arrived()
         if is_kept and on_device:
             self._budget.spend(time.perf_counter() - began)
@@ -118,9 +118,9 @@ class StepData:
         return numbers
 
     def _take_arrived(self, wait: bool = False) -> None:
-        """Add the batches whose numbers are known; with `wait`, all."""
-        while self._on_their_way and (wait or self._on_their_way[0][1].has_arrived()):
-            batch, numbers = self._on_their_way.popleft()
+        """Add the batches whose numbers have arrived; with `wait`, all of them."""
+        while self._being_copied and (wait or self._being_copied[0][1].has_arrived()):
+            batch, numbers = self._being_copied.popleft()
             try:
                 self._take(batch, numbers)
             except RuntimeError:
@@ -139,7 +139,7 @@ class StepData:
             self.batches.append(replace(batch, **numbers.as_fields()))
 
     def begins_pass(self, step: int) -> bool:
-        """Whether one of the first passes over the data begins after this many steps."""
+        """Whether one of the first passes over the data begins after this step."""
         length = self.pass_steps
         if length is None or length < 2 or step % length or self._passes >= MOST_PASSES:
             return False
@@ -147,7 +147,7 @@ class StepData:
         return True
 
     def take_lines(self) -> set[int]:
-        """The lines since the last step of an optimizer; the next ones are of the next step."""
+        """Return the lines since the last step of an optimizer, and start a new set."""
         lines, self.recent = self.recent, set()
         return lines
 
@@ -191,7 +191,7 @@ class StepData:
 
 
 def _data(node: Any, name: str) -> Tensor | None:
-    """A tensor a node saved, if it came from outside the graph."""
+    """A tensor that a node saved, if it came from outside the graph."""
     try:
         tensor = getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # freed, or changed in place since
@@ -208,7 +208,7 @@ def _data(node: Any, name: str) -> Tensor | None:
 
 
 def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:
-    """Where the graph holds data: size, way from the root, operation, name, tensor."""
+    """The places where the graph holds data: size, path from the root, operation, name, tensor."""
     waiting: list[tuple[Any, tuple[int, ...]]] = [(root, ())]
     seen = {root}
     position = 0

@@ -1,4 +1,4 @@
-"""Observes optimizers: their making, and each of their steps, from the gradients they are given to the row of numbers.
+"""Observes the construction of optimizers, and each of their steps, from the gradients to the row of numbers.
 
 One row per step holds the loss, the gradient norm, the learning rate and what clipping and a gradient scaler did. Steps
 that a scaler or the guard skips are observed too.
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 FOUND_BY_SCALER = "found_inf"
-"""The signal that a fused optimizer is given by a `GradScaler`: not 0 if the scaler skips the step itself."""
+"""The attribute through which a `GradScaler` tells a fused optimizer to skip the step: not 0 if it must."""
 RETAINED_EVERY = 16
-"""How often the graphs of earlier steps that the script still holds are counted."""
+"""The number of steps between two counts of the graphs that the script still holds."""
 
 
 class StepObserver:
@@ -63,10 +63,10 @@ class StepObserver:
         self.ranks = ReplicaLooks(context)
         self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
-    # Optimizers
+    # ---- optimizers
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord:
-        """A new optimizer: record its settings and its parameters."""
+        """A new optimizer was made: record its settings and its parameters."""
         self._state.thread = get_ident()
         records = self._context.optimizers.all
         number = len(records)
@@ -91,7 +91,7 @@ class StepObserver:
         return record
 
     def record_of(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord:
-        """The record of an optimizer, made if its construction was not observed."""
+        """The record of an optimizer, created if its construction was not observed."""
         return self._context.optimizers.find(optimizer) or self.optimizer_made(optimizer)
 
     def gradients_zeroed(self) -> None:
@@ -120,7 +120,7 @@ class StepObserver:
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        """Attach the guard if it is not yet, and hand it the loss of the step that begins, if it needs one."""
+        """Attach the guard if necessary, and pass it the loss of the current step if it needs one."""
         record.may_be_healthy = False
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
@@ -148,7 +148,7 @@ class StepObserver:
         if isinstance(found_inf, Tensor) and found_inf.numel() == 1:
             attachment.observe(**{FOUND_BY_SCALER: found_inf})
         record.row["at"] = self._state.steps
-        is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # by the kernel, which the guard knows of
+        is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # the kernel does it, as the guard knows
         divide_by = 1.0 if is_unscaled else self._state.scaler.unscale_by or 1.0
         if self.guard.reports:
             record.in_flight[attachment.steps] = record.row, divide_by
@@ -190,7 +190,7 @@ class StepObserver:
     def _complete(
         self, row: SeriesRow, record: OptimizerRecord, optimizer: torch.optim.Optimizer, evaluations: int
     ) -> None:
-        """Add to a row all that is known when the step is over."""
+        """Add everything to a row that is known at the end of the step."""
         state, context = self._state, self._context
         backwards = len(context.losses.values)
         row["loss"] = context.losses.close_step(evaluations)
@@ -214,13 +214,13 @@ class StepObserver:
     # Steps that are skipped
 
     def skipped_by_scaler(self) -> None:
-        """A scaler has skipped a step: its losses belong to no row."""
+        """A scaler has skipped a step: drop its losses, which belong to no row."""
         self._context.losses.close_skipped_step()
         self._context.data.roots_of_step.clear()
         self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
 
     def _found_nonfinite(self, record: OptimizerRecord) -> None:
-        """The guard has found gradients that are not finite in the step in progress, which is not applied yet."""
+        """The guard has found non-finite gradients in the current step, which is not applied yet."""
         optimizer, in_closure = record.ref(), self._state.backwards_at_closure is not None
         if optimizer is None or (in_closure and not self.guard.acts):
             return
@@ -255,10 +255,10 @@ class StepObserver:
 
 
 class UnmeasuredSteps:
-    """Notes one number about each step that is not measured, and records the first that is not finite.
+    """Reads one number of each step that is not measured, and records the first step where it is not finite.
 
-    What is not finite in a backward reaches the gradients of all layers below it, so one gradient, the first, is
-    enough. If the script clips by norm, that norm tells as much, and nothing has to be computed.
+    A non-finite value in a backward reaches the gradients of all layers below it, so the first gradient is enough. If
+    the script clips by norm, that norm is used instead, and nothing has to be computed.
     """
 
     def __init__(self, context: WatchContext, nonfinite: NonFiniteGradients) -> None:
@@ -275,7 +275,7 @@ class UnmeasuredSteps:
         row["first_gradient"] = None if tells else first_gradient(optimizer)
 
     def take(self, row: SeriesRow) -> None:
-        """All numbers of a step have arrived, whether it was measured or not."""
+        """All numbers of a step have arrived; the step may have been measured or not."""
         if "first_gradient" not in row:
             return
         largest = row.pop("first_gradient")

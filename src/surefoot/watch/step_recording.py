@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
-from surefoot.observe.readable import has_company, is_readable
+from surefoot.observe.readable import has_other_ranks, is_readable
 from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
 from surefoot.watch.call_facts import CallFacts
-from surefoot.watch.data_origin import DataOrigin, ways_of_data
+from surefoot.watch.data_origin import DataOrigin, data_origins_in
 from surefoot.watch.deferred import deferred_so_far, read
-from surefoot.watch.extra_backward import ask_causality, ask_terms
+from surefoot.watch.extra_backward import measure_causality, measure_terms
 from surefoot.watch.function_recorder import CallNotes, FunctionRecorder
 from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class BackwardPlace(TypedDict):
-    """Which call of `backward` it is, and of what loss."""
+    """Identifies a call of `backward` and its loss."""
 
     site: str
     value: float | None
@@ -44,7 +44,7 @@ class BackwardPlace(TypedDict):
 
 
 class StepRecording:
-    """Everything seen between two steps."""
+    """Everything recorded between two steps."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class StepRecording:
         eager: EagerStance | None = None,
         most_calls: int | None = None,
     ) -> None:
-        """With `most_calls`, an evaluation is recorded: losses and dropout, until a model was called more often."""
+        """With `most_calls`, records an evaluation: losses and dropout, until models were called more often."""
         self._registry, self._safely = context.registry, context.probes.safely
         self._use_hooks, self.eager = use_hooks, eager
-        """`eager` makes compiled code run eagerly meanwhile, and is released together with the hooks."""
+        """Makes compiled code run eagerly in the meantime; it is released together with the hooks."""
         self._is_evaluation = most_calls is not None
         self._used: set[int] = set()
         self._reached: set[int] = set()
@@ -66,10 +66,10 @@ class StepRecording:
         self.thorough = thorough
         self.backward_calls: list[BackwardCall] = []
         self._claimed_last: list[list[int]] = []
-        """The optimizers of each backward whose gradients the last step used."""
+        """For each backward, the optimizers that stepped with its gradients."""
         self.updates = OptimizerUpdates(self._registry)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
-        """For each kind of autograd node: the site, module and call of those that were recorded, in order."""
+        """For each kind of autograd node: the site, module and name of the recorded calls, in order."""
         self.data_origins: list[DataOrigin] = []
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
@@ -80,9 +80,9 @@ class StepRecording:
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
         self.has_deferred = False
-        """Whether some of the numbers in the facts may be on a device, to be read later."""
+        """Whether some numbers in the facts may be on a device, to be read later."""
         self.seconds = 0.0
-        """How long the host was busy with surefoot's code since the sampled step began; complete when it has ended."""
+        """The host time that surefoot's code has taken in the sampled step; complete when the step has ended."""
 
     # Beginning and end
 
@@ -92,7 +92,7 @@ class StepRecording:
             self.hooks.add()
 
     def end(self) -> None:
-        """Remove the hooks and count what was seen of each parameter."""
+        """Remove the hooks and count the observations of each parameter."""
         self.remove_hooks()
         for number in self._used:
             self._registry.parameters[number].used += 1
@@ -108,14 +108,14 @@ class StepRecording:
         self._node_hooks = None
 
     def stop_following_calls(self) -> None:
-        """Follow no more calls; what the step changes is still seen."""
+        """Stop following calls; the changes of the step are still recorded."""
         if self.hooks.has_any():
             self.remove_hooks()
 
     def remove_hooks(self, forget: bool = False) -> None:
-        """Remove hooks and recorder; compiled code runs as such again. What was seen stays.
+        """Remove hooks and recorder, and let compiled code run compiled again. The records are kept.
 
-        With `forget`, the calls that were seen are forgotten: the rest of the step runs unseen.
+        With `forget`, the recorded calls are dropped, and the rest of the step is not recorded.
         """
         try:
             self.hooks.remove()
@@ -129,9 +129,9 @@ class StepRecording:
             self.calls = CallFacts(self.step, self._registry.id_of, None)
 
     def _forget_graph(self) -> None:
-        """Drop all references to the graph; keep where in the user's code each kind of node came from."""
+        """Drop all references to the graph; keep the lines of the user's code for each kind of node."""
         if self.recorder is not None:
-            self.data_origins = self._safely("data of steps", ways_of_data, self.recorder) or []
+            self.data_origins = self._safely("data of steps", data_origins_in, self.recorder) or []
             entries = self.recorder.entries
             products = {i for e in entries if e.name in ("matmul", "einsum", "bmm", "mul") for i in e.inputs}
             self.calls.layers.mark_attention(
@@ -145,7 +145,7 @@ class StepRecording:
         self.calls.losses.targets = {}
 
     def as_facts(self) -> SampledStep:
-        """Everything that was seen."""
+        """All facts of the step."""
         facts = SampledStep(
             step=self.step,
             model_calls=self.model_calls.as_facts(),
@@ -179,7 +179,7 @@ class StepRecording:
     # Backward and step
 
     def before_backward(self, root: Tensor, facts: BackwardPlace) -> None:
-        """Read the graph under the tensor that `backward` is called on."""
+        """Read the graph below the tensor that `backward` is called on."""
         self._node_hooks = None
         recorder = self.recorder
         with WithoutHooks():
@@ -209,27 +209,27 @@ class StepRecording:
             if len(below) <= loss_graph.MOST_HOOKED:
                 self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
                 self.hooks.keep(self._node_hooks.register(below))
-        if self.thorough and not call.custom and not self._script_would_notice() and not has_company():
-            self._ask_more(call, below)
-        self.calls.losses.let_labels_go()
+        if self.thorough and not call.custom and not self._would_affect_script() and not has_other_ranks():
+            self._measure_more(call, below)
+        self.calls.losses.drop_labels()
 
-    def _ask_more(self, call: BackwardCall, below: list[Any]) -> None:
-        """Measure what needs an extra backward."""
-        terms = self._safely("gradient of terms", ask_terms, call, self.recorder, self._registry, below)
+    def _measure_more(self, call: BackwardCall, below: list[Any]) -> None:
+        """Make the measurements that need an extra backward."""
+        terms = self._safely("gradient of terms", measure_terms, call, self.recorder, self._registry, below)
         calls, held = self.calls.losses, self.model_calls.held
-        causality = self._safely("causality", ask_causality, self.recorder, calls, held, below)
+        causality = self._safely("causality", measure_causality, self.recorder, calls, held, below)
         self.backward_calls[-1] = replace(call, terms=terms, causality=causality)
 
-    def _script_would_notice(self) -> bool:
-        """Whether an extra backward would call hooks of the script's, or fill gradients that it retains.
+    def _would_affect_script(self) -> bool:
+        """Whether an extra backward would call hooks of the script, or fill gradients that it retains.
 
-        With other processes there is none anyway: a backward may contain collectives.
+        With several processes there is no extra backward: it could contain collectives.
         """
         fills = self.recorder is not None and self.recorder.fills_gradients()
         return script_hooks.gradients or script_hooks.saved or fills
 
     def _record_leaves(self, below: list[Any]) -> list[int]:
-        """The parameters that the loss depends on, by number; unknown leaves are added to the registry."""
+        """The numbers of the parameters that the loss depends on; unknown leaves are added to the registry."""
         known = []
         for variable in [variable for node in below if (variable := graph.leaf(node)) is not None]:
             record = self._registry.get(variable)
@@ -242,7 +242,7 @@ class StepRecording:
         return sorted(known)
 
     def claim_roots(self, optimizer: int) -> None:
-        """Assign the backwards since the last step to an optimizer; without any, those of the last step again."""
+        """Assign the backward calls since the last step to an optimizer; if there are none, those of the last step."""
         fresh = [call.optimizers for call in self.backward_calls if not call.optimizers]
         self._claimed_last = fresh or self._claimed_last
         for numbers in self._claimed_last:
@@ -250,7 +250,7 @@ class StepRecording:
                 numbers.append(optimizer)
 
     def after_backward(self) -> None:
-        """Find the first node of the last backward that turned finite gradients into something else."""
+        """Find the first node of the last backward that turned finite gradients into non-finite ones."""
         node_hooks, self._node_hooks = self._node_hooks, None
         if node_hooks is not None:
             with WithoutHooks():
@@ -259,13 +259,13 @@ class StepRecording:
                 self.backward_calls[-1] = replace(self.backward_calls[-1], nonfinite_node=bad)
 
     def nonfinite_node(self) -> NonFiniteNode | None:
-        """The first node of all backwards that turned finite gradients into something else."""
+        """The first node of all backward calls that turned finite gradients into non-finite ones."""
         found = (read(call.nonfinite_node) for call in self.backward_calls)
         return next((node for node in found if node is not None), None)
 
 
 def _passed_on(entries: list[RecordedCall], index: int) -> set[int]:
-    """An entry and those that only reshape, drop or copy its result."""
+    """An entry, and those that only reshape, drop or copy its result."""
     found = {index}
     for entry in entries[index + 1 : index + 12]:
         if (entry.name in VIEWS or entry.name == "dropout") and found & set(entry.inputs):

@@ -34,11 +34,11 @@ class ClipColumns(TypedDict, total=False):
 
 
 class SeriesRow(ClipColumns, total=False):
-    """One step: the columns of `StepSeries`. A tensor is on its way from a device."""
+    """One step: the columns of `StepSeries`. Tensors are still being copied from a device."""
 
     grad_norm: Tensor | float | None
     first_gradient: Tensor | float | None
-    """No column: the largest value of one gradient, for a step that was not measured. See `UnmeasuredSteps`."""
+    """Not a column: the largest value of one gradient, for a step that was not measured. See `UnmeasuredSteps`."""
     skipped: Tensor | bool | float
     closure: int
     loss: Tensor | float | None
@@ -64,7 +64,7 @@ class _IncompleteRow:
         return not self.waits_for_guard and all(number.has_arrived() for number in self.numbers.values())
 
     def read(self) -> None:
-        """Put the numbers that were copied into the row; `None` for those that a failed device has not sent."""
+        """Put the copied numbers into the row; `None` for those that a failed device did not return."""
         for key, number in self.numbers.items():
             try:
                 self.row[key] = number.wait()  # type: ignore[literal-required]
@@ -86,7 +86,7 @@ class StepRows:
         self._waiting: deque[_IncompleteRow] = deque()
 
     def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
-        """Add the row of the next step; its number is the count so far."""
+        """Add the row of the next step, whose number is the count so far."""
         numbers = {key: begin_reading_number(value) for key, value in row.items() if isinstance(value, Tensor)}
         row["step"] = self.count
         self.count += 1
@@ -100,14 +100,14 @@ class StepRows:
             self.rows = self.rows[:HEAD] + self.rows[HEAD:-TAIL:2] + self.rows[-TAIL:]
 
     def arrived(self, row: SeriesRow) -> None:
-        """The numbers of the guard are in a row now."""
+        """The guard's numbers have been put into a row."""
         for waiting in self._waiting:
             if waiting.row is row:
                 waiting.waits_for_guard = False
         self._write_complete()
 
     def _write_complete(self, wait: bool = False) -> None:
-        """Write the rows at the front that are complete; with `wait`, all."""
+        """Write the first rows that are complete; with `wait`, all rows."""
         while self._waiting and (wait or self._waiting[0].is_complete()):
             first = self._waiting.popleft()
             first.read()

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.core.device import forbids_waiting
-from surefoot.watch.arriving_steps import Arriving
-from surefoot.watch.data_origin import origin_of_data, ways_of_data
+from surefoot.watch.arriving_steps import ArrivalQueue
+from surefoot.watch.data_origin import data_origins_in, origin_of_data
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from surefoot.watch.step_rows import SeriesRow
 
 FIRST_STEPS = 8
-"""So many steps are sampled at the beginning."""
+"""The number of first steps that are sampled."""
 SPACING = 1.35
 LONGEST_WAIT = 2
-"""Whatever it costs, a step is sampled before the number of steps has grown by this factor since the last one …"""
+"""A step is sampled, regardless of cost, when the number of steps has grown by this factor since the last one …"""
 FEWEST_BETWEEN = 16
 """… but not within this many steps, so that short runs on slow machines are also sampled after their beginning."""
 THOROUGH_STEPS = (1, 13, 144)
-"""Sampled steps that also compute the gradient of each term and test causality: an extra backward each …"""
+"""The sampled steps that also measure each term's gradient and causality, with an extra backward …"""
 THOROUGH_COST = 4.0
 """… so that they cost about as much as this many others. The first is always thorough."""
 MANY_EVALUATIONS = 4
 MOST_BACKWARDS = 64
 """A sampled step ends after this many backward calls, if no optimizer has stepped."""
 EXTRA_STEPS = 3
-"""So many steps are sampled when something new begins."""
+"""The number of steps that are sampled when something new begins."""
 
 
 class StepSampler:
@@ -57,10 +57,10 @@ class StepSampler:
         self._most = context.options.most_sampled_steps
         self._order = OptimizerOrder()
         self.sampled_steps: list[SampledStep] = []
-        self._arriving: Arriving[SampledStep] = Arriving(self._keep)
+        self._arriving: ArrivalQueue[SampledStep] = ArrivalQueue(self._keep)
         self._budget = SamplingBudget()
         self.eager = EagerStance()
-        """What makes compiled code run eagerly in a sampled step, if the run was asked to."""
+        """Makes compiled code run eagerly in sampled steps, if this was requested."""
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and call that made it in the last sampled step."""
         self._data_origins: list[DataOrigin] = []
@@ -70,7 +70,7 @@ class StepSampler:
         self._extra_steps = 0
         self._first_backward = 0
         self._evaluations = 0
-        """How often the last step evaluated a closure."""
+        """The number of closure evaluations in the last step."""
         self._cycle: set[int] = set()
         """The optimizers that have stepped since the sampled step began."""
 
@@ -103,7 +103,7 @@ class StepSampler:
         self._probes.safely("looking", state.sampled.begin)
 
     def end(self) -> None:
-        """Remove the hooks and keep what was seen."""
+        """Remove the hooks and keep the records."""
         sampled, self._state.sampled = self._state.sampled, None
         if sampled is None:
             return
@@ -122,7 +122,7 @@ class StepSampler:
             self.origins = sampled.origins or self.origins
             if (
                 sampled.recorder is not None
-            ):  # none at all: data enters as it is, whatever made it before the first step
+            ):  # no data was computed: it enters as it is, whatever made it before the first step
                 self._data_origins = sampled.data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
@@ -130,7 +130,7 @@ class StepSampler:
         self._latest_step = max(sampled.step + FEWEST_BETWEEN, LONGEST_WAIT * sampled.step)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
-            # A step that evaluates a closure many times is as good as many steps: every other one is enough.
+            # A step that evaluates a closure many times counts as many steps: sampling every second one is enough.
             self._next_step = self._state.steps + (self._evaluations > MANY_EVALUATIONS)
         else:
             self._next_step = max(self._state.steps + 1, math.ceil(sampled.step * SPACING))
@@ -161,7 +161,7 @@ class StepSampler:
     # Backward and steps
 
     def after_backward(self) -> None:
-        """`backward` is done."""
+        """`backward` has finished."""
         state = self._state
         if state.sampled is None:
             return
@@ -186,7 +186,7 @@ class StepSampler:
                 state.sampled.recorder.enter_step(has_closure)
 
     def leave_step(self, record: OptimizerRecord, evaluations: int) -> None:
-        """An optimizer's step is over, in which it evaluated its closure so often; its row is not complete yet."""
+        """An optimizer's step has ended, after this many evaluations of its closure; its row is not complete yet."""
         self._evaluations = evaluations
         sampled = self._state.sampled
         if sampled is None:
@@ -209,7 +209,7 @@ class StepSampler:
                 self.begin()
             return
         with WithoutHooks():
-            is_skipped = bool(row.get("skipped"))  # on a device: a sampled step waits for it anyway
+            is_skipped = bool(row.get("skipped"))  # on a device; a sampled step waits for it anyway
         updates = state.sampled.updates
         self._probes.safely("updates", updates.drop_step if is_skipped else updates.after_step, record.number)
         self._cycle.add(record.number)
@@ -224,23 +224,23 @@ class StepSampler:
     # Origins of bad values
 
     def origins_now(self) -> dict[str, list[tuple[str, str, str]]]:
-        """Where operations were called: in the sampled step in progress, or else in the last one."""
+        """The lines that called operations, in the sampled step in progress, or else in the last one."""
         sampled = self._state.sampled
         return self.origins if sampled is None or sampled.recorder is None else sampled.recorder.origins()
 
     def data_origin(self, facts: NonFiniteLoss, tensor: Tensor | None, drawn: list[list[Tensor]]) -> NonFiniteLoss:
-        """Add where data that is not finite came from, and whether it was finite when it was loaded.
+        """Add the origin of non-finite data, and whether it was finite when it was loaded.
 
         Args:
-            facts: What is known of the bad tensor.
-            tensor: The tensor, where the graph holds it.
+            facts: What is known about the bad tensor.
+            tensor: The tensor, if the graph holds it.
             drawn: The batches that data loaders returned for this step.
         """
         if facts.dtype == "float16" and not facts.nan:
-            return facts  # the cast may have made it
+            return facts  # a cast may have made it non-finite
         sampled = self._state.sampled
         if sampled is not None and sampled.recorder is not None:
-            known = ways_of_data(sampled.recorder)
+            known = data_origins_in(sampled.recorder)
             if known:
                 return origin_of_data(facts, tensor, known, True, drawn)
         return origin_of_data(facts, tensor, self._data_origins, False, drawn)

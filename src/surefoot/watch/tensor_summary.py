@@ -15,13 +15,13 @@ from surefoot.record.facts import RowDistribution, TensorSummary
 from surefoot.watch.deferred import later, number, numbers, read, reads_at_once
 
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""Types that torch computes with; others are converted first."""
+"""Types that torch can compute with; others are converted first."""
 SAMPLE = 1 << 20
-"""Above this many elements, statistics are taken from an even sample."""
+"""Above this number of elements, statistics are computed from an even sample."""
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The tensor; a complex one as its real and imaginary parts."""
+    """The tensor; for a complex one, its real and imaginary parts."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -52,7 +52,7 @@ def describe(tensor: Tensor) -> TensorSummary:
 
 
 def summary_of(tensor: Tensor) -> TensorSummary:
-    """What `describe` returns; of a tensor on a device it may be read later."""
+    """The same as `describe`, but the numbers of a tensor on a device may be read later."""
     facts = TensorSummary(
         shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), requires_grad=tensor.requires_grad
     )
@@ -84,7 +84,7 @@ def summary_of(tensor: Tensor) -> TensorSummary:
 
 
 def _moments_of(values: Tensor, finite: Tensor) -> Tensor:
-    """Non-finite values, and of the others lowest, highest, mean and standard deviation: a vector."""
+    """A vector: the number of non-finite values, and minimum, maximum, mean and standard deviation of the others."""
     count = finite.sum()
     mean = torch.where(finite, values, 0).sum() / count
     return torch.stack(
@@ -120,16 +120,16 @@ def rows_of(tensor: Tensor, dim: int) -> Tensor:
     for size in reversed(moved.shape[:-1]):  # `torch.unravel_index` would wait for the device
         index.insert(0, places % size)
         places = places // size
-    return moved[tuple(index)]  # copies these rows alone
+    return moved[tuple(index)]  # copies only these rows
 
 
 def distance_of_rows(count: int, width: int) -> int:
-    """Every how many rows `rows_of` takes one."""
+    """The distance between the rows that `rows_of` takes."""
     return max(1, math.ceil(count / max(1, SAMPLE // max(1, width))))
 
 
 def columns_of(tensor: Tensor) -> Tensor:
-    """The tensor; one of more than a million elements as a matrix of its rows, with evenly thinned columns."""
+    """The tensor. With more than a million elements, it is a matrix of its rows, with evenly thinned columns."""
     tensor = tensor.detach()
     width = tensor.numel() // max(1, len(tensor))
     if tensor.numel() <= SAMPLE or width == 1:
@@ -153,7 +153,7 @@ def few_of(tensor: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def norms(tensors: list[Tensor], order: float = 2) -> list[Any]:
-    """The norm of each tensor, in fp32 at least; of none it is 0. With `order` 0, how many values are not 0."""
+    """The norm of each tensor, at least in fp32; 0 if it is empty. With `order` 0, the number of nonzero values."""
     found: list[Any] = [0.0] * len(tensors)
     kinds: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -184,7 +184,7 @@ def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
 
 
 def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
-    """How often each label occurs; `None` if there are too many kinds to be labels."""
+    """How often each label occurs; `None` if there are too many different values to be labels."""
     values, _, counts = torch._unique2(labels.detach().reshape(-1), return_counts=True)
     if values.numel() > limit:
         return None
@@ -192,12 +192,12 @@ def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:
 
 
 def fingerprints(rows: Tensor, limit: int = 4096) -> list[int]:
-    """One number per row that equal rows share and others almost surely do not."""
+    """One number per row. Equal rows have equal numbers; different rows almost surely do not."""
     return read(prints_of_rows(rows, limit))
 
 
 def prints_of_rows(rows: Tensor, limit: int = 4096) -> list[int]:
-    """What `fingerprints` returns; of a tensor on a device it may be read later."""
+    """The same as `fingerprints`, but the numbers of a tensor on a device may be read later."""
     return later(_prints, row_sums(rows, limit))
 
 
@@ -206,9 +206,9 @@ def _prints(sums: Tensor) -> list[int]:
 
 
 def row_sums(rows: Tensor, limit: int = 4096) -> Tensor:
-    """Two weighted sums of each row, on the device of the rows; equal rows share them."""
+    """Two weighted sums of each row, on the device of the rows. Equal rows have equal sums."""
     matrix = few_of(rows, limit, 4096).double()
-    # The order of a sum depends on the number of rows: the last digits are rounded off, and two sums taken.
+    # The order of a summation depends on the number of rows: the last digits are rounded off, and there are two sums.
     return (torch.nan_to_num(matrix) @ _weights(matrix.shape[1], matrix.device)).float()
 
 

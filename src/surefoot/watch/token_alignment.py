@@ -1,4 +1,4 @@
-"""How the labels of a loss correspond to token ids: at which offset they equal the inputs, and where rows end in
+"""How the labels of a loss correspond to token ids: the offset at which they equal the inputs, and where rows end in
 padding.
 
 Labels are often flattened, so their rows are found through the ids that embeddings looked up earlier in the same step:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
 
 MOST_EMBEDDINGS = 3
-"""Embeddings that the labels of one loss are compared with."""
+"""The number of embeddings that the labels of one loss are compared with."""
 MOST_LABELS = 1 << 16
-"""Labels that are compared; of more, the first rows …"""
+"""The maximum number of labels compared; of more, the first rows …"""
 MOST_ROWS = 1024
-"""… and never more rows than this: the most frequent of so few values is found without waiting for a device."""
+"""… and never more rows than this: the most frequent of so few values can be found without waiting for a device."""
 SHORTEST = 4
-"""Shorter rows are no sequences."""
+"""Shorter rows are not sequences."""
 
 
 def alignments(recorder: FunctionRecorder | None, target: Tensor, ignore: int) -> list[TokenAlignment] | None:
-    """The labels against the ids of the last embeddings whose layout fits; `None` if there is none."""
+    """Compare the labels with the ids of the last embeddings whose layout fits; `None` if there is none."""
     if recorder is None or target.is_floating_point() or target.dim() not in (1, 2) or not target.numel():
         return None
     found: list[TokenAlignment] = []
@@ -55,7 +55,7 @@ def _rows(ids: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
     """Ids and labels as matrices with one sequence per row; `None` if they do not fit together."""
     if ids.dim() != 2 or min(ids.shape) < 2:
         return None
-    for turned in (False, True):  # the second: time comes first
+    for turned in (False, True):  # the second attempt: time is the first dimension
         given = ids.t() if turned else ids
         count, length = given.shape
         width = target.numel() // count

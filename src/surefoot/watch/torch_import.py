@@ -1,4 +1,4 @@
-"""Waits for the script to import torch.
+"""Calls a function when the script imports torch.
 
 surefoot must not import torch itself: scripts set `CUDA_VISIBLE_DEVICES` or `OMP_NUM_THREADS` first, and some never
 import it. So a finder at the front of `sys.meta_path` lets the real finders find torch, and calls back when torch's
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call back when the module has been imported: now, if it already is."""
+    """Call a function when the module has been imported: immediately, if it already is."""
     if name in sys.modules:
         call()
     else:
@@ -44,14 +44,14 @@ class _Finder:
         return None
 
     def arrived(self) -> None:
-        """The module is there: leave, and say so."""
+        """The module was imported: remove this finder and call the function."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self.call()
 
 
 class _Loader:
-    """The module's real loader, and the call afterwards."""
+    """Wraps the module's real loader, and calls the finder afterwards."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder

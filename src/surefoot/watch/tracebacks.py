@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from surefoot.core.operations import on_its_behalf
+from surefoot.core.operations import call_as_caller
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -31,7 +31,7 @@ _CALL: CodeType = nn.Module._call_impl.__code__
 
 
 def without_watching(trace: TracebackType) -> TracebackType:
-    """The same traceback without surefoot's part in it; as it is, should that not be possible."""
+    """The traceback without surefoot's entries; unchanged if they cannot be removed."""
     entries: list[TracebackType] = []
     at: TracebackType | None = trace
     while at is not None:
@@ -39,21 +39,21 @@ def without_watching(trace: TracebackType) -> TracebackType:
         at = at.tb_next
     kept: list[TracebackType] = []
     for position, entry in enumerate(entries):
-        if not _is_ours(entry):
+        if not _is_surefoots(entry):
             kept.append(entry)
             continue
         if not kept or not kept[-1].tb_frame.f_code.co_filename.endswith(_OVERRIDES):
             continue
         kept.pop()
-        following = next((e for e in entries[position + 1 :] if not _is_ours(e)), None)
+        following = next((e for e in entries[position + 1 :] if not _is_surefoots(e)), None)
         if following is not None and kept and kept[-1].tb_frame.f_code is following.tb_frame.f_code:
-            kept.pop()  # the function handed itself over to the recorder, which called it again
+            kept.pop()  # the function dispatched to the recorder, which called it again
     return _linked(_without_hook_branch(kept)) or trace
 
 
-def _is_ours(entry: TracebackType) -> bool:
+def _is_surefoots(entry: TracebackType) -> bool:
     code = entry.tb_frame.f_code
-    return code.co_filename.startswith(_OURS) or code.co_name == on_its_behalf.__name__
+    return code.co_filename.startswith(_OURS) or code.co_name == call_as_caller.__name__
 
 
 def _without_hook_branch(entries: list[TracebackType]) -> list[TracebackType]:
@@ -74,7 +74,7 @@ def _without_hook_branch(entries: list[TracebackType]) -> list[TracebackType]:
 
 
 def _direct_call() -> tuple[int, int] | None:
-    """Instruction and line of `return forward_call(...)`, the first call of it in the function."""
+    """Instruction and line of `return forward_call(...)`, at its first occurrence in the function."""
     line = called = None
     for step in dis.get_instructions(_CALL):
         if step.starts_line is not None and not isinstance(step.starts_line, bool):

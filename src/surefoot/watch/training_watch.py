@@ -2,15 +2,15 @@
 
 `TrainingWatch.begin` installs the same observers and probes that `surefoot run` installs, although the script has been
 running for a while, and `end` removes them: functions of torch have their own code again, and nothing of the script is
-held. What happened before is read off what exists: the optimizers, their schedules and their parameters, and whether
-saved tensors are being hooked. What cannot be read (seeds, loaded files) is left out of the facts, whose scope says so.
+held. Earlier facts are read from existing objects: the optimizers, their schedules and their parameters, and whether
+saved tensors are being hooked. Seeds and loaded files cannot be read and are left out; the scope of the facts says so.
 
-Nothing is watched, with one line in the log that says why, where watching could change the run or would be incomplete:
+Nothing is observed, and one line in the log gives the reason, if this could change the run or would be incomplete:
 
-- `surefoot run` watches the process already;
-- something was compiled before. Compiled code depends on the hooks and modes that are on when it is made, and what has
-  been compiled in other places cannot be found out;
-- a method of torch's classes was replaced before, so that surefoot's own calls would go through the replacement.
+- `surefoot run` already watches the process;
+- something was compiled before. Compiled code depends on the hooks and modes that are active during compilation, and
+  code that was compiled elsewhere cannot be found;
+- a method of torch's classes was replaced before: surefoot's own calls would go through the replacement.
 
 Left out: events between the ranks of a distributed run, which the guard watches itself; the copy of the first bad step,
 which `incidents=` keeps; and facts of a process that is killed, whose diagnosis rests on its run log.
@@ -58,9 +58,9 @@ class TrainingWatch:
 
     @staticmethod
     def begin(models: Sequence[nn.Module]) -> TrainingWatch | None:
-        """Observe this process from here on; `None` if that could change the run or would be incomplete."""
+        """Observe this process from now on; `None` if that could change the run or would be incomplete."""
         if patches.installed:
-            return None  # `surefoot run` says more than this would
+            return None  # `surefoot run` observes more
         reason = _why_not(models)
         if reason:
             logger.info("surefoot: sampled steps are not observed in depth: %s.", reason)
@@ -77,7 +77,7 @@ class TrainingWatch:
         return TrainingWatch(watcher, hooks, before)
 
     def add(self, optimizers: Iterable[Optimizer], schedulers: Iterable[Any] = (), began_at: int = 0) -> None:
-        """Observe optimizers and schedules that may have been made before, from a step of the guard on."""
+        """Observe optimizers and schedules that may already exist, from a step of the guard on."""
         self._began_at = began_at
         self._watcher.probes.safely("optimizers", self._add, list(optimizers), list(schedulers))
 
@@ -96,7 +96,7 @@ class TrainingWatch:
             indexing.begin(self._watcher, self._hooks)
 
     def end(self, error: BaseException | None = None) -> RunFacts | None:
-        """Observe nothing any more; returns what was seen. `error` is what ended the training."""
+        """Stop observing; returns the facts. `error` is the exception that ended the training."""
         if self._hooks not in patches.installed:
             return None
         watcher, safely = self._watcher, self._watcher.probes.safely
@@ -117,7 +117,7 @@ class TrainingWatch:
 
 
 def _why_not(models: Sequence[nn.Module]) -> str:
-    """Why nothing may be observed, in words; empty if it may."""
+    """The reason why nothing may be observed; empty if there is none."""
     if _has_compiled(models):
         return "something was compiled with `torch.compile` before the training began"
     if replaced := replaced_methods():
@@ -130,7 +130,7 @@ def _has_compiled(models: Sequence[nn.Module]) -> bool:
     if "torch._dynamo" not in sys.modules:
         return False  # nothing can have been compiled
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {0: "unknown"})
-    if any(backend is not None for backend in backends.values()):  # `None` stands for code that is not to be compiled
+    if any(backend is not None for backend in backends.values()):  # `None` marks code that must not be compiled
         return True
     parts = [part for model in models for part in model.modules()]
     return any(
@@ -140,6 +140,6 @@ def _has_compiled(models: Sequence[nn.Module]) -> bool:
 
 
 def _saves_with_hooks() -> bool:
-    """Whether what autograd saves goes through hooks of the script's now."""
+    """Whether tensors that autograd saves currently go through hooks of the script."""
     ask = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return ask is None or ask(False) is not None

@@ -22,7 +22,7 @@ _WRAPPERS = tuple(
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
-    """The innermost frame of the user's."""
+    """The innermost frame of the user's code."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -30,9 +30,9 @@ def user_frame(depth: int = 1) -> FrameType | None:
 
 
 def caller() -> FrameType | None:
-    """The frame that called the function which is being observed.
+    """The frame that called the observed function.
 
-    Wrappers of torch's are passed over: importing `torch._dynamo` puts one around some functions.
+    Wrappers of torch are skipped: importing `torch._dynamo` puts one around some functions.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_WATCHING):
@@ -45,7 +45,7 @@ def caller() -> FrameType | None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file belongs to a library that a script may call, this one included: not to Python, torch or NumPy."""
+    """Whether a file belongs to a library other than Python, torch and NumPy; this one counts."""
     if is_users(filename) or filename.startswith("<"):
         return False
     packaged = any(folder in filename for folder in PACKAGES)
@@ -60,16 +60,16 @@ def is_other_library(filename: str) -> bool:
 
 _TRAINERS = {
     os.path.join(os.sep, "transformers", ""): "transformers",
-    os.path.join(os.sep, "trl", ""): "transformers",  # its trainers are derived from that one
+    os.path.join(os.sep, "trl", ""): "transformers",  # its trainers are derived from those of transformers
     os.path.join(os.sep, "lightning", "pytorch", ""): "lightning",
     os.path.join(os.sep, "pytorch_lightning", ""): "lightning",
     os.path.join(os.sep, "accelerate", ""): "accelerate",
 }
-"""Folders of libraries, inside of that of all packages, and the library whose settings their loops have."""
+"""Folders of libraries below the folder of all packages, and the library whose settings their loops have."""
 
 
 def trainer_of(frame: FrameType | None) -> str | None:
-    """The library whose training loop is running: the outermost one that is known, as trainers call each other."""
+    """The library whose training loop is running: the outermost known one, as trainers call each other."""
     found = None
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -82,13 +82,13 @@ def trainer_of(frame: FrameType | None) -> str | None:
 
 
 def site(depth: int = 1) -> str:
-    """Where the user's code is right now, as `train.py:14`; empty if no frame is theirs."""
+    """The current position in the user's code, such as `train.py:14`; empty if no frame is the user's."""
     frame = user_frame(depth + 1)
     return "" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """The frames of a traceback with the line each was at, outermost first."""
+    """The frames of a traceback, each with its line, outermost first."""
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
@@ -97,8 +97,8 @@ def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, i
 def variables(frame: FrameType) -> dict[str, object]:
     """The local variables of a running frame.
 
-    Before Python 3.13, asking a function's frame for them makes a dictionary that stays with the frame: what the
-    function deletes after that would live on until it returns. It is emptied again, unless the script has it too.
+    Before Python 3.13, reading them creates a dictionary that stays with a function's frame: objects that the function
+    deletes afterwards would live until it returns. The dictionary is emptied again, unless the script holds it too.
     """
     own = frame.f_locals
     found = dict(own)
@@ -112,12 +112,12 @@ def _references() -> int:
     return sys.getrefcount(own)
 
 
-_CO_OPTIMIZED = 1  # of a function; the variables of a module or a class are its namespace itself
+_CO_OPTIMIZED = 1  # for a function; the variables of a module or a class are its namespace
 _UNSHARED = _references()
 
 
 def name_of(value: object, frame: FrameType | None) -> str:
-    """What the user calls an object: the variable of the frame, or of its module, that holds it."""
+    """The name of the variable, of the frame or its module, that holds an object."""
     while frame is not None:
         for scope in (variables(frame), frame.f_globals):
             for name, held in list(scope.items()):

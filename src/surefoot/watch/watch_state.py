@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 
 @dataclass
 class LossScalerState:
-    """What a gradient scaler was seen to do."""
+    """The observed state of a gradient scaler."""
 
     enabled: bool = False
     scaled_now: bool | None = None
-    """Whether gradients carry the scale now; `None` before the first call."""
+    """Whether gradients are scaled now; `None` before the first call."""
     scale: float | None = None
     unscale_by: Any = None
-    """What gradients still have to be divided by: a number, or one that is read when a number is divided by it."""
+    """The divisor that unscales the gradients: a number, or an object that is read when a number is divided by it."""
     clipped_scaled: int = 0
-    """How often gradients were clipped while they carried the scale."""
+    """How often gradients were clipped while they were scaled."""
     clip_site: str | None = None
     attempts: int = 0
     made_at: list[int] = field(default_factory=list)
-    """How many attempts there had been whenever another scaler came."""
+    """The numbers of attempts at which another scaler came into use."""
     skips: int = 0
     skip_steps: list[int] = field(default_factory=list)
     trace: list[float] = field(default_factory=list)
-    """The scale after each step; of a long run the middle is left out."""
+    """The scale after each step; the middle of a long run is left out."""
 
     def as_facts(self) -> LossScalerFacts:
-        """All of it."""
+        """All facts."""
         known = self.unscale_by if isinstance(self.unscale_by, float) else None
         return LossScalerFacts(**(vars(self) | {"unscale_by": known, "made_at": self.made_at or None}))
 
 
 class WatchState:
-    """How far the run is, and what is switched on."""
+    """The progress of the run, and what is enabled."""
 
     def __init__(self) -> None:
         self.active = True
         """False in a forked child, such as a data loader's worker."""
         self.thread: int | None = None
-        """The thread that trains, once an optimizer was made."""
+        """The thread that trains, known once an optimizer was made."""
         self.trainer: str | None = None
-        """The library whose training loop runs, as the first step showed it."""
+        """The library whose training loop runs, detected at the first step."""
         self.compiled = False
         """Whether the script has compiled something. From then on no hooks and no modes are used."""
         self.steps = 0
@@ -63,21 +63,21 @@ class WatchState:
         self.sampling_stopped = False
         """Whether a probe that begins or ends sampled steps has failed, so that no more are started."""
         self.backwards_at_closure: int | None = None
-        """The number of backwards when a step that evaluates a closure began; `None` outside of such a step."""
+        """The number of backward calls when a step that evaluates a closure began; `None` outside such a step."""
         self.losses_are_late = False
-        """Whether the last loss, on a device, was not known yet when its backward began."""
+        """Whether the last loss, on a device, had not arrived when its backward began."""
         self.has_stepped = False
         """Whether an optimizer has stepped."""
         self.scaler = LossScalerState()
         self.scale: weakref.ref[Tensor] | None = None
-        """The scale of the last scaler itself, which may be on a device."""
+        """The scale of the last scaler, which may be on a device."""
 
     def is_repeated_evaluation(self) -> bool:
         """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""
         return self.backwards_at_closure is not None and self.backwards > self.backwards_at_closure + 1
 
     def run_compiled(self) -> None:
-        """Let compiled code run as such again, if it runs eagerly now, before the sampled step is over."""
+        """Let compiled code run compiled again before the end of the sampled step, if it runs eagerly now."""
         if self.sampled is not None and self.sampled.eager is not None:
             self.sampled.remove_hooks(forget=True)
 

@@ -51,20 +51,20 @@ class Watcher:
         self.memory = DeviceMemory(context.state)
 
     def before_swap(self, tensors: tuple[Tensor, ...]) -> Callable[[], None]:
-        """Torch is about to swap tensors, which it refuses if a weak reference exists. Returns what to call after."""
+        """Torch is about to swap tensors, which must have no weak references. Returns a function to call afterwards."""
         self.sampler.forget_tensors()
         self.indexed_calls.forget_tensors()
         self.compiled_inputs.forget_tensors()
-        held, by_hand = self.registry.let_go(tensors), self.backward.manual.let_go()
+        held, by_hand = self.registry.drop_references(tensors), self.backward.manual.drop_references()
 
         def swapped() -> None:
-            self.registry.hold_again(held)
-            self.backward.manual.hold_again(by_hand)
+            self.registry.add_references(held)
+            self.backward.manual.add_references(by_hand)
 
         return swapped
 
     def as_facts(self, at_end: bool = True) -> RunFacts:
-        """Everything that was observed."""
+        """All facts of the run."""
         if at_end:
             self.sampler.end()
             self.probes.safely("evaluation", self.evaluations.drop)

@@ -117,7 +117,7 @@ def test_data_that_came_in_broken_stays_to_blame(watch: Nursery, name: str, row:
     assert run.first.confidence > 0.9
 
 
-def test_where_nobody_saw_the_data_both_are_told(watch: Nursery) -> None:
+def test_where_nobody_saw_the_data_both_are_reported(watch: Nursery) -> None:
     prepared = "a, b = torch.log(torch.from_numpy(rows[i.numpy()])), y[i]"
     run = watch(DATA, f"x[{LATE}, 2] = torch.nan\nrows = x.numpy()", *by_hand(prepared))
     assert run.first.cause == "data.nonfinite-input"

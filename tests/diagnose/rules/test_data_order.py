@@ -86,7 +86,7 @@ def drawn(prints: list[int], per_iteration: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_loader_opened_at_every_step_gives_its_first_batch_for_ever() -> None:
+def test_a_loader_opened_at_every_step_gives_its_first_batch_indefinitely() -> None:
     facts = {"loaders": [loader(iterations=100, drawn=100)], "batches": drawn([7] * 100, 1)}
     claim = data_order.repeated_batches(run(**facts))
     assert claim is not None

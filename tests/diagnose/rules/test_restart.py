@@ -40,7 +40,7 @@ def test_a_full_restart_is_fine() -> None:
     assert restart.state_missing(twice(events("optimizer-loaded"))) is None
 
 
-def test_a_schedule_that_goes_on_after_the_restart_is_fine_and_one_that_begins_anew_is_not() -> None:
+def test_a_schedule_that_continues_after_the_restart_is_fine_and_one_that_begins_again_is_not() -> None:
     for rate, begins_anew in ((0.004, False), (0.01, True)):
         held = twice(events("optimizer-loaded"), schedulers=[{"type": "ExponentialLR"}])
         held.optimizers[0].series.lr[:] = [0.01] * 30 + [0.007] * 30
@@ -79,7 +79,7 @@ def test_one_more_epoch_in_a_fixed_order_is_no_replay() -> None:
     assert restart.data_replayed(twice(events("optimizer-loaded"), stream=noted(once))) is None
 
 
-def test_a_restart_that_goes_on_where_it_stopped_is_fine() -> None:
+def test_a_restart_that_continues_where_it_stopped_is_fine() -> None:
     assert restart.data_replayed(twice(events("optimizer-loaded"), stream=noted([*range(120)]))) is None
 
 

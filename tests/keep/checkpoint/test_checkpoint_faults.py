@@ -235,7 +235,7 @@ class Failing(Staged):
         raise MemoryError("no pinned memory is left")
 
 
-def test_a_copy_that_fails_is_told_and_training_goes_on(tmp_path, caplog):
+def test_a_copy_that_fails_is_reported_and_training_continues(tmp_path, caplog):
     manager = CheckpointManager(tmp_path, every_steps=1)
     manager.save(None, 1, staged=Failing(state(1)))
     manager.wait()

@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_manager_alone_comes_back_from_one_file(tmp_path):
         export_weights(loaded, tmp_path / "weights.safetensors")
 
 
-def test_nothing_is_overwritten_and_other_files_are_told_apart(tmp_path):
+def test_nothing_is_overwritten_and_other_files_are_distinguished(tmp_path):
     trained(tmp_path / "run")
     loaded = load_whole(checkpoints_in(tmp_path / "run"), "latest")
     export_state(loaded, tmp_path / "state.safetensors")

@@ -48,9 +48,9 @@ def test_a_save_that_works_starts_the_count_anew(clock, caplog):
     saves = FailedSaves()
     fail(saves, 3)
     with caplog.at_level(logging.INFO, logger="surefoot"):
-        assert saves.works_again(7) == "checkpoints can be written again: step 7 is on the disk."
+        assert saves.succeeded(7) == "checkpoints can be written again: step 7 is on the disk."
     assert (saves.failures, saves.last_error) == (0, None)
-    assert saves.works_again(8) is None
+    assert saves.succeeded(8) is None
     assert fail(saves, 1)[0]
 
 
@@ -59,6 +59,6 @@ def test_a_warning_of_one_kind_is_logged_once_until_a_save_works(caplog):
     for _ in range(2):
         saves.warn_once("vanished", "the folder has vanished")
     assert len(caplog.records) == 1
-    saves.works_again(0)
+    saves.succeeded(0)
     saves.warn_once("vanished", "the folder has vanished")
     assert len(caplog.records) == 2

@@ -6,12 +6,12 @@ import torch
 
 from surefoot.keep.checkpoint.listing import (
     by_metric,
+    complete_steps,
     last_number,
     list_checkpoints,
     part_name,
     rank_of,
     to_discard,
-    whole_ones,
 )
 from surefoot.keep.checkpoint.storage import write
 
@@ -44,7 +44,7 @@ def test_newest_means_saved_last_and_not_the_highest_step(tmp_path):
     save(tmp_path, 30, number=1)
     save(tmp_path, 20, number=2)  # after a rollback
     assert steps(list_checkpoints(tmp_path)) == [30, 20]
-    assert steps(whole_ones(list_checkpoints(tmp_path))) == [20, 30]
+    assert steps(complete_steps(list_checkpoints(tmp_path))) == [20, 30]
     assert last_number(tmp_path) == 2
     assert last_number(tmp_path / "missing") == 0
 
@@ -69,7 +69,7 @@ def test_the_best_is_the_good_one_with_the_lowest_metric(tmp_path):
     save(tmp_path, 2, number=2, metric=1.0)
     save(tmp_path, 3, number=3, metric=0.5, quiet=False)
     save(tmp_path, 4, number=4, metric=0.1, finite=False)
-    assert steps(by_metric(whole_ones(list_checkpoints(tmp_path)))) == [2, 1]
+    assert steps(by_metric(complete_steps(list_checkpoints(tmp_path)))) == [2, 1]
 
 
 def test_the_last_good_ones_the_best_and_the_last_evidence_are_kept(tmp_path):

@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_loaded_does_not_hang_on_its_file(tmp_path):
     assert tree["model"]["weight"].sum() == 12
 
 
-def test_latest_good_best_a_step_and_a_path_are_told_apart(tmp_path):
+def test_latest_good_best_a_step_and_a_path_are_distinguished(tmp_path):
     manager = CheckpointManager(tmp_path, keep_evidence=2)
     saved(manager, 1, metric=0.1)
     saved(manager, 2, metric=0.5)
@@ -278,7 +278,7 @@ def test_a_copy_has_the_settings_and_a_life_of_its_own(tmp_path):
     assert repr(manager).startswith("CheckpointManager(")
 
 
-def test_two_managers_that_overwrite_each_other_are_told_once(tmp_path, caplog):
+def test_two_managers_that_overwrite_each_other_are_reported_once(tmp_path, caplog):
     generator, discriminator = CheckpointManager(tmp_path), CheckpointManager(tmp_path)
     for step in (1, 2):
         saved(generator, step)

@@ -101,7 +101,7 @@ def test_a_shard_that_is_not_what_its_layout_says_is_refused():
     ],
 )
 def test_a_forged_layout_is_refused(entry):
-    with pytest.raises(CheckpointError, match="layout of shards that is none"):
+    with pytest.raises(CheckpointError, match="invalid layout of shards"):
         read_layout(entry)
 
 
@@ -117,7 +117,7 @@ def test_partial_sums_are_refused():
 
 
 def test_a_shard_that_torch_would_have_cut_otherwise_is_refused():
-    with pytest.raises(UsageError, match="cut in another way than torch does"):
+    with pytest.raises(UsageError, match="divided in another way than torch does"):
         Spread((4,), (3,), (Shard(0),), (2,), (0,)).layout()
 
 

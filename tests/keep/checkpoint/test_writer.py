@@ -74,7 +74,7 @@ def test_a_failure_is_reported_and_so_is_the_save_that_works_again(writer, tmp_p
     assert writer.failed_saves.last_error is None
 
 
-def test_no_checkpoint_means_that_a_restart_begins_anew(tmp_path):
+def test_no_checkpoint_means_that_a_restart_begins_again(tmp_path):
     assert newest_good_age(tmp_path / "missing", 3) == "There is no good checkpoint: a restart starts from step 0."
     assert [duration(seconds) for seconds in (42.4, 600, 20_000)] == ["42 s", "10 min", "5.6 h"]
 

@@ -160,7 +160,7 @@ def test_every_place_in_three_passes_is_found_again(order, augment):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("order", ["shuffled", "own generator", "batch sampler", "single"])
-def test_random_augmentation_in_workers_goes_on(order, persistent):
+def test_random_augmentation_in_workers_continues(order, persistent):
     def make(seed):
         data = Numbers(augment=True)
         return DataLoader(data, num_workers=2, persistent_workers=persistent, **options(order, data, seed))

@@ -76,7 +76,7 @@ def rows(batches) -> list[float]:
     return [row for batch in batches for row, _ in batch]
 
 
-def test_a_pass_that_was_broken_off_goes_on_until_a_new_one_begins():
+def test_a_pass_that_was_broken_off_continues_until_a_new_one_begins():
     position = DataPosition()
     first(position, loader(), 2)
     assert rows(moved(position).follow(loader())) == ROWS[4:]
@@ -86,7 +86,7 @@ def test_a_pass_that_was_broken_off_goes_on_until_a_new_one_begins():
     assert rows(resumed.follow(loader())) == ROWS[2:]
 
 
-def test_two_loaders_are_told_apart_by_their_order():
+def test_two_loaders_are_distinguished_by_their_order():
     position, other = DataPosition(), [(100.0, 0.0), (101.0, 0.0)]
     list(position.follow(loader()))
     first(position, [other, other], 1)
@@ -167,7 +167,7 @@ def test_chained_passes_tell_the_sampler_their_epoch():
     assert rows(moved(position).follow(make(), epochs=3)) == bare[12:]
 
 
-def test_loops_over_epochs_are_told_apart_by_their_order():
+def test_loops_over_epochs_are_distinguished_by_their_order():
     def phases(position, stop=None):
         seen = []
         for phase in range(2):
@@ -221,7 +221,7 @@ def test_what_cannot_begin_in_the_middle_is_consumed_and_that_is_said(caplog):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_iterable_data_set_in_workers_goes_on_exactly(persistent):
+def test_an_iterable_data_set_in_workers_continues_exactly(persistent):
     def run(position, source, stop=None):
         seen = []
         for _ in range(2):
@@ -244,7 +244,7 @@ def test_an_iterable_data_set_in_workers_goes_on_exactly(persistent):
         assert run(moved(position), make()) == whole[stop:]
 
 
-def test_another_loader_is_told_and_a_place_beyond_its_end_is_an_error(caplog):
+def test_another_loader_is_reported_and_a_place_beyond_its_end_is_an_error(caplog):
     position = DataPosition()
     first(position, loader(), 4)
     assert rows(moved(position).follow(loader(batch_size=4))) == ROWS[8:]
@@ -332,7 +332,7 @@ def test_a_batch_with_streams_is_pinned_as_it_would_be_alone():
     assert plan.states == {1: {"python": ["state"]}}
 
 
-def test_every_kind_of_generator_goes_on_where_it_was_read():
+def test_every_kind_of_generator_continues_where_it_was_read():
     class Holder:
         def __init__(self, seed):
             self.parts = [torch.Generator().manual_seed(seed), random.Random(seed), np.random.RandomState(seed)]

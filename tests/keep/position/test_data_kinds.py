@@ -30,7 +30,7 @@ def interrupted(make, stop: int) -> tuple[list, list]:
     return whole[stop:], list(resumed.follow(make()))
 
 
-def test_a_spawned_worker_goes_on_with_the_random_numbers_of_its_collate_function():
+def test_a_spawned_worker_continues_with_the_random_numbers_of_its_collate_function():
     def make():
         collate = functools.partial(random.choices, k=4)  # in a spawned worker, a generator of its own
         return DataLoader(

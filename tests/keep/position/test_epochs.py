@@ -14,7 +14,7 @@ def test_a_loop_begins_at_its_first_epoch_and_counts():
     assert not loops.nested
 
 
-def test_a_loop_under_way_goes_on_with_the_epoch_it_was_in():
+def test_a_loop_under_way_continues_with_the_epoch_it_was_in():
     loops = EpochLoops()
     loops.enter(0)
     loops.epoch_over(3)

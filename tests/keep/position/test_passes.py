@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from surefoot.core.random_state import read_streams
 from surefoot.errors import UsageError
-from surefoot.keep.position.passes import begin, take_up
+from surefoot.keep.position.passes import begin, resume
 
 DATA = TensorDataset(torch.arange(12.0))
 
@@ -19,7 +19,7 @@ def draw(current, iterator, count):
     found = []
     for _ in range(count):
         found.append(next(iterator))
-        current.handed_out()
+        current.count_batch()
     return values(found)
 
 
@@ -28,14 +28,14 @@ def draw(current, iterator, count):
     [DataLoader(DATA, batch_size=2, shuffle=True), [10, 20, 30, 40, 50, 60]],
     ids=["map", "list"],
 )
-def test_a_pass_goes_on_with_the_batch_after_the_last_one(loader):
+def test_a_pass_continues_with_the_batch_after_the_last_one(loader):
     torch.manual_seed(3)
     current, iterator = begin(loader, 0)
     draw(current, iterator, 2)
     saved = current.state_dict(None)
     rest = values(iterator)
     torch.manual_seed(99)
-    again, resumed = take_up(loader, saved)
+    again, resumed = resume(loader, saved)
     assert values(resumed) == rest
     assert (again.number, again.count) == (0, 2)
 
@@ -51,12 +51,12 @@ def test_beginning_a_pass_draws_what_the_loader_itself_would():
     assert torch.equal(read_streams()["torch"], after)
 
 
-def test_a_batch_that_raised_counts_once_the_loop_goes_on_after_it():
+def test_a_batch_that_raised_counts_once_the_loop_continues_after_it():
     current, iterator = begin([1, 2, 3], 0)
     draw(current, iterator, 1)
     current.failed += 1
     assert current.state_dict(None)["count"] == 1
-    current.handed_out()
+    current.count_batch()
     assert current.state_dict(None)["count"] == 3
 
 
@@ -66,12 +66,12 @@ def test_a_loader_with_fewer_batches_than_the_position_is_refused():
     with pytest.raises(
         UsageError, match="the saved position is after batch 3 of the pass, but the loader ends after 1"
     ):
-        take_up([1], current.state_dict(None))
+        resume([1], current.state_dict(None))
 
 
 def test_what_cannot_begin_in_the_middle_is_consumed_and_that_is_logged(caplog):
     current, iterator = begin((value for value in range(5)), 0)
     draw(current, iterator, 2)
-    _, resumed = take_up((value for value in range(5)), current.state_dict(None))
+    _, resumed = resume((value for value in range(5)), current.state_dict(None))
     assert list(resumed) == [2, 3, 4]
     assert "re-reading 2 batches, because a generator cannot start in the middle" in caplog.text

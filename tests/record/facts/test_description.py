@@ -9,7 +9,7 @@ def test_nothing_need_be_there() -> None:
     assert RunDescription.from_json({}) == RunDescription()
 
 
-def test_a_run_that_has_not_ended_is_told_from_one_that_names_no_exit_code() -> None:
+def test_a_run_that_has_not_ended_is_distinguished_from_one_that_names_no_exit_code() -> None:
     assert RunDescription.from_json({"exit_code": None}).exit_code is None
     assert RunDescription.from_json({"script": "train.py"}).exit_code == 0
 

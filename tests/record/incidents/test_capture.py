@@ -194,7 +194,7 @@ def test_incidents_are_captured_again_once_the_disk_works(tmp_path, caplog, deci
     assert sum("cannot be written" in record.message for record in caplog.records) == 1
 
 
-def test_a_disk_that_goes_on_failing_is_asked_less_and_less_often(tmp_path, caplog):
+def test_a_disk_that_fails_repeatedly_is_asked_less_and_less_often(tmp_path, caplog):
     """Every step is refused: the disk is asked at steps 0, 1, 3, 7, 15; it works from step 10 on."""
     model = nn.Linear(4, 1)
     stabilizer = sf.TrainingStabilizer(

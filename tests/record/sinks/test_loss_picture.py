@@ -59,7 +59,7 @@ def test_losses_over_many_decades_are_drawn_on_a_scale_of_decades():
     assert drawn[len(drawn) // 2] == pytest.approx(middle, abs=10)
 
 
-def test_a_loss_that_is_not_finite_is_a_red_tick_and_the_curve_goes_on():
+def test_a_loss_that_is_not_finite_is_a_red_tick_and_the_curve_continues():
     image = draw_loss(curve_of([math.nan if step == 50 else 1.0 for step in range(100)]), 99)
     assert 0 < len(heights(image, BAD)) < 10
     assert len(heights(image)) > WIDTH / 2

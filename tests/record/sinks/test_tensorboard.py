@@ -103,13 +103,13 @@ def test_a_batch_that_is_tried_again_counts_its_events_once(tmp_path):
     assert [value for _, value in curve(found, "events/skip")] == [1.0, 1.0]
 
 
-def test_a_resumed_run_takes_over_from_where_it_went_on(tmp_path):
+def test_a_resumed_run_takes_over_from_where_it_continued(tmp_path):
     written(tmp_path, Batch(steps=[step(i, 1.0) for i in range(10)]))
     found = written(tmp_path, Batch(steps=[step(i, 2.0) for i in range(6, 9)]))
     assert curve(found, "loss") == [(i, 1.0) for i in range(6)] + [(i, 2.0) for i in range(6, 9)]
 
 
-def test_each_batch_can_be_read_while_the_run_goes_on(tmp_path):
+def test_each_batch_can_be_read_while_the_run_continues(tmp_path):
     sink = sf.TensorBoardSink(tmp_path)
     for number in range(3):
         sink.write(Batch(steps=[step(number)]))
@@ -117,7 +117,7 @@ def test_each_batch_can_be_read_while_the_run_goes_on(tmp_path):
     sink.close()
 
 
-def test_a_write_that_fails_half_way_leaves_a_file_that_can_be_read_and_goes_on(tmp_path):
+def test_a_write_that_fails_half_way_leaves_a_file_that_can_be_read_and_continues(tmp_path):
     sink = sf.TensorBoardSink(tmp_path)
     sink.write(Batch(steps=[step(0)]))
     (file,) = tmp_path.iterdir()

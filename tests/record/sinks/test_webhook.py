@@ -247,7 +247,7 @@ def test_the_message_at_the_end_has_the_verdict_the_command_and_a_picture_of_the
     lines = body["text"].split("\n")
     assert lines[1] == "[info] end: broken; exit code 0 (cause: lr.too-high)"
     assert lines[4].startswith("`█")
-    assert lines[5] == "Look closer: `surefoot report runs/exp1`"
+    assert lines[5] == "Details: `surefoot report runs/exp1`"
 
 
 def test_a_run_log_that_is_closed_sends_how_the_run_ended_and_what_was_lost(server, tmp_path):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from recorded_calls import captured
-from surefoot.replay.export.call_text import Unspeakable, spell, title, value
+from surefoot.replay.export.call_text import NotWritable, spell, title, value
 
 X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 1])
 
@@ -46,5 +46,5 @@ def test_numbers_that_have_no_literal():
     assert value(float("inf"), str) == 'float("inf")'
     assert value((1,), str) == "(1,)"
     assert value({"a": [None, torch.float16]}, str) == "{'a': [None, torch.float16]}"
-    with pytest.raises(Unspeakable, match="object among the arguments"):
+    with pytest.raises(NotWritable, match="object among the arguments"):
         value(object(), str)

@@ -185,7 +185,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_step_that_does_something_else_each_time_is_told(tmp_path):
+def test_a_step_that_does_something_else_each_time_is_reported(tmp_path):
     ways = iter([torch.log, torch.reciprocal, torch.rsqrt, torch.log2, torch.lgamma, torch.digamma, torch.log10] * 3)
     with pytest.raises(UsageError, match="behaves differently when run again"):
         surefoot.export_reproduction(lambda: next(ways)(torch.zeros(3)).sum(), tmp_path)

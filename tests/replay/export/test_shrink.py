@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.replay.export.call_text import Unspeakable, value
+from surefoot.replay.export.call_text import NotWritable, value
 from surefoot.replay.export.literals import literal
 from surefoot.replay.export.shrink import fewest
 
@@ -59,5 +59,5 @@ def test_what_cannot_be_written_down_is_refused():
     assert value([1, (2.5,), {"dim": None}, torch.float16, float("-inf")], str) == (
         "[1, (2.5,), {'dim': None}, torch.float16, float(\"-inf\")]"
     )
-    with pytest.raises(Unspeakable, match="a Generator among the arguments"):
+    with pytest.raises(NotWritable, match="a Generator among the arguments"):
         value([torch.Generator()], str)

@@ -58,7 +58,7 @@ def test_the_sentence_says_where_what_and_which_way():
     assert "Passed on by: log -> mul -> mean -> neg -> loss" in said
 
 
-def test_backward_is_told_with_its_node_and_its_forward():
+def test_backward_is_reported_with_its_node_and_its_forward():
     found = search("sqrt_at_zero")
     assert found.op == "SqrtBackward0 -> aten.div.Tensor"
     assert found.forward_op == "aten.sqrt.default"

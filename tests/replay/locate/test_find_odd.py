@@ -143,7 +143,7 @@ def test_complex_numbers_are_looked_at(w):
     assert found.forward_op == "aten.sqrt.default"
 
 
-def test_an_operation_that_refuses_bad_values_is_told_from_one_that_would_fail_anyway(w):
+def test_an_operation_that_refuses_bad_values_is_distinguished_from_one_that_would_fail_anyway(w):
     found = find_nonfinite(lambda: torch.linalg.eigvalsh(w @ w.T / torch.zeros(4, 4)).sum())
     assert found.op == "aten.div.Tensor"
     assert "the step then raised" in str(found)

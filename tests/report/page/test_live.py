@@ -59,7 +59,7 @@ def test_the_page_moves_as_the_run_writes_and_keeps_the_zoom(open_page, serving,
     assert {url.removeprefix(serving.url).split("?")[0] for url in opened.asked} <= {"", "data"}
 
 
-def test_a_server_that_is_gone_is_told(open_page, tmp_path):
+def test_a_server_that_is_gone_is_reported(open_page, tmp_path):
     report_runs.quiet(tmp_path / "run", steps=20)
     server = LiveServer(tmp_path / "run", port=0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

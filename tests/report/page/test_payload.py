@@ -165,7 +165,7 @@ def test_a_run_that_never_took_a_step_has_a_page(tmp_path):
     assert (found["head"]["steps"], found["charts"], found["maps"]) == (0, [], [])
 
 
-def test_of_several_ranks_the_first_is_shown_and_the_others_are_told(tmp_path):
+def test_of_several_ranks_the_first_is_shown_and_the_others_are_reported(tmp_path):
     for rank, verdict in ((0, "healthy"), (1, "broken"), (10, "healthy"), (2, "unstable")):
         report_runs.write_findings(report_runs.quiet(tmp_path / f"rank{rank}", steps=20), verdict=verdict)
     head = of(tmp_path)["head"]

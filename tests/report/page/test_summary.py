@@ -76,7 +76,7 @@ def test_a_page_holds_a_bounded_number_of_events_and_the_gravest_of_them(tmp_pat
         ({"exit_code": None}, "finished", "none"),  # the log says so
     ],
 )
-def test_how_a_run_ended_is_told(tmp_path, changes, state, tone):
+def test_how_a_run_ended_is_reported(tmp_path, changes, state, tone):
     folder = report_runs.quiet(tmp_path / "run")
     (folder / "findings.json").unlink()
     report_runs.describe(folder, **changes)

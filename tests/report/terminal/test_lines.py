@@ -136,7 +136,7 @@ def test_every_line_has_its_time_and_step():
         assert (name, len(date), len(time_of_day), step) == ("surefoot", 10, 8, "step")
 
 
-def test_events_are_told_at_once_and_progress_now_and_then():
+def test_events_are_reported_at_once_and_progress_now_and_then():
     view, plain = RunView(), PlainLines(every_seconds=10)
     view.add(Batch(steps=[StepRow(1, 1e9, loss=2.0)]))
     assert len(plain.lines(view, [], 1e9)) == 1
@@ -147,7 +147,7 @@ def test_events_are_told_at_once_and_progress_now_and_then():
     assert len(plain.lines(view, [], 1e9 + 11)) == 1
 
 
-def test_a_stall_is_told_and_then_more_and_more_seldom():
+def test_a_stall_is_reported_and_then_more_and_more_seldom():
     view, plain = RunView(), PlainLines()
     view.add(Batch(steps=[StepRow(7, 1e9, loss=2.0)]))
     told = [line for second in range(7200) for line in plain.lines(view, [], 1e9 + second)]

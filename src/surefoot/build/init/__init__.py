@@ -1,1 +1,1 @@
-"""Initialisation: the named recipes, and `init_for`, which picks among them by what it sees."""
+"""Initialisation: the named recipes, and `init_for`, which chooses among them by inspecting the model."""

@@ -4,7 +4,7 @@ How it decides what surrounds a layer: `trace` (with an example input) or `guess
 `rules`. What it leaves unchanged: parameters that are frozen, that `only` and `skip` exclude, that have no rule, and
 those of modules that do not look as PyTorch made them, because then they were loaded, trained or set (`fresh`).
 
-Left out: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
+Not covered: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
 """
 
 from typing import Any
@@ -39,16 +39,16 @@ def init_for(
     dry_run: bool = False,
     generator: torch.Generator | None = None,
 ) -> InitReport:
-    """Initialise `model` by what it is made of, and return the table of what was done to which parameter and why.
+    """Initialise `model` according to its structure, and return a table of what was done to each parameter, and why.
 
     Args:
         model: The model; its parameters are written in place, so tied weights stay tied.
         example: An input to trace (a tensor, a tuple of arguments, or a dict of keyword arguments). It shows functional
-            activations and residual branches that the list of modules does not. The trace leaves no mark.
+            activations and residual branches that the list of modules does not. The trace changes nothing.
         only: Names or patterns (`"head"`, `"blocks.*.mlp"`) of what may be written; everything else is left.
         skip: Names or patterns of what must be left.
         overwrite: Also write parameters that do not look like PyTorch's default, and so were loaded, trained or set.
-        calibrate: Take `example` for real, standardised data: draw the layers before ReLU, GELU or SiLU with orthogonal
+        calibrate: Treat `example` as real, standardised data: draw the layers before ReLU, GELU or SiLU with orthogonal
             directions and rescale each until its output on `example` has the variance its recipe aims at. Worth it for
             deep convolutional networks without norms.
         dry_run: Print the table, write nothing, and draw no random number.
@@ -64,7 +64,7 @@ def init_for(
     modules = dict(model.named_modules())
     plan = [(entry, _decide(entry, modules, found, allowed=entry.names[0] in allowed)) for entry in entries]
     if not overwrite:
-        plan = _spare_what_was_set(plan, modules, named_by_user=only is not None)
+        plan = _keep_set_values(plan, modules, named_by_user=only is not None)
     if not dry_run:
         aims = _write_all(plan, modules, generator, calibrate)
         if aims:
@@ -110,14 +110,14 @@ def _decide(entry: ParameterEntry, modules: dict[str, nn.Module], found: Trace, 
     return weight_norm_rule(*_behind_weight_norm(entry, modules), found)
 
 
-def _spare_what_was_set(
+def _keep_set_values(
     plan: list[tuple[ParameterEntry, InitRule]], modules: dict[str, nn.Module], *, named_by_user: bool
 ) -> list[tuple[ParameterEntry, InitRule]]:
     """Turn the rule into `left` for every parameter of a module that was loaded, trained or set by hand.
 
-    A module is judged as a whole: a short bias alone says nothing. Where other modules were set, one that is too small
-    or too smooth to judge is spared too, unless the user named what to write: fresh values left are harmless, and
-    trained ones lost are not.
+    A module is judged as a whole: a short bias alone says nothing. If other modules were set, one that is too small or
+    too smooth to judge is left unchanged too, unless the user named what to write: keeping fresh values is harmless,
+    losing trained ones is not.
     """
     verdicts: dict[str, Freshness] = {}
     for entry, rule in plan:

@@ -5,7 +5,7 @@ since deviations multiply from layer to layer, and zero padding takes a little a
 measures the second moment of each layer's output and rescales its weight on the way (layer-sequential unit-variance,
 Mishkin and Matas 2016, arXiv:1511.06422, with each recipe's own aim in place of one). Only weights change.
 
-Left out: layers whose weight is used several times or sits behind a parametrization, and the backward pass, where the
+Not covered: layers whose weight is used several times or has a parametrization, and the backward pass, where the
 deviation of a narrow network stays.
 """
 

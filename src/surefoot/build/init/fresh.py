@@ -35,7 +35,7 @@ _SAMPLE = 65_536
 
 
 class Freshness(Enum):
-    """What the values say about where they come from; larger wins when a module's parameters disagree."""
+    """What the values show about their origin; the larger one wins if a module's parameters disagree."""
 
     UNSURE = 0
     FRESH = 1

@@ -4,7 +4,7 @@ A layer with fan-in `n` draws its weights with variance `C / n`. Push a signal o
 the next such layer and the variance becomes `C · E[φ(√q z)²]` (plus the variance of the bias), while the gradient on
 the way back is multiplied by `C · E[φ'(√q z)²]`. A deep network keeps both scales when both maps are the identity:
 
-* ReLU and its kin are scale-free: `C = 2` does it at every `q` (He et al. 2015, arXiv:1502.01852).
+* ReLU and similar functions are scale-free: `C = 2` does it at every `q` (He et al. 2015, arXiv:1502.01852).
 * GELU and SiLU are not. They have one variance `q*` at which both maps have slope one, and they need a bias of a given
   variance to stay there (Roberts, Yaida and Hanin, "The Principles of Deep Learning Theory", 2022, section 5.3.4). A
   layer fed by standardised data must bring the signal *to* `q*` in one go; the next ones keep it.
@@ -12,7 +12,7 @@ the way back is multiplied by `C · E[φ'(√q z)²]`. A deep network keeps both
   `q*` at which the gradient still moves by less than one per cent a layer; the often seen gain of 5/3 (`C = 2.8`)
   multiplies the gradient by about 90 over 50 layers.
 
-Left out: activations that are not in the table get ReLU's value, and the report says so.
+Activations that are not in the table get ReLU's value, and the report says so.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Gain:
     """Which fan divides: `in` (He, LeCun) or the average of in and out (Xavier)."""
 
     recipe: str
-    """The name the recipe goes by."""
+    """The name of the recipe."""
 
     @property
     def aim(self) -> float:

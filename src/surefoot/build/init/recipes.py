@@ -124,7 +124,7 @@ def remember_bias_(tensor: Tensor, gates: int, *, sequence_steps: int | None = N
     spread evenly from 1 to `3 · sequence_steps`, and their negatives go to the LSTM's input gate (chrono
     initialisation, Tallec and Ollivier 2018, arXiv:1804.11188). A unit with time `u` passes `exp(-T / u)` of its
     gradient back over `T` steps: spread up to `T`, the paper's choice, leaves 0.17 of it (root mean square), up to
-    `3 T` about half. Evenly, not at random as in the paper: units start alike, without random variation.
+    `3 T` about half. Evenly, not at random as in the paper: units start without random variation.
     """
     if gates not in (3, 4) or tensor.shape[0] % gates:
         raise ValueError(

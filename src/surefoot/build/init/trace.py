@@ -1,10 +1,10 @@
 """Find what surrounds each weight, by running the model once and reading the autograd graph backwards.
 
-The graph says what no list of modules can: which activation really follows a layer (functional calls included), which
+The graph shows what no list of modules can: which activation really follows a layer (including functional calls), which
 additions close a residual branch, and which layer comes last in each. A residual addition is one whose one side is an
-ancestor of its other side: `x + f(x)`. The forward runs in eval mode, and model and random streams are put back.
+ancestor of its other side: `x + f(x)`. The forward runs in eval mode, and model and random streams are restored.
 
-Left out: what autograd does not show. A branch behind `torch.utils.checkpoint(use_reentrant=True)` or a custom
+Not covered: what autograd does not show. A branch behind `torch.utils.checkpoint(use_reentrant=True)` or a custom
 `autograd.Function` is one opaque node, and a shortcut that is itself a layer (`conv(x) + f(x)`) is not counted.
 """
 
@@ -118,7 +118,7 @@ def call(model: nn.Module, example: Any) -> Any:
 
 
 class _sequence_lengths:  # noqa: N801 - reads as the context it is
-    """While open, note how long the sequences are that recurrent modules get."""
+    """While open, record the length of the sequences that recurrent modules get."""
 
     def __init__(self, model: nn.Module, found: Trace) -> None:
         self._modules = [module for module in model.modules() if isinstance(module, nn.RNNBase)]

@@ -1,4 +1,4 @@
-"""The rules, one file per kind of trouble. A module here with a tuple `RULES` is found by itself."""
+"""The rules, one file per kind of problem. A module here with a tuple `RULES` is found automatically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def find_rules(path: list[str], package: str) -> tuple[Rule, ...]:
     """The rules of every module of a package, those with the strongest kind of evidence first.
 
-    Of two causes that explain each other, the first one is taken for the cause.
+    If two causes explain each other, the first one counts as the cause.
     """
     names = sorted(module.name for module in pkgutil.iter_modules(path))
     rules = [rule for name in names for rule in getattr(import_module(f"{package}.{name}"), "RULES", ())]

@@ -1,4 +1,4 @@
-"""Generators and discriminators: one side that has won, and samples that are all alike."""
+"""Generators and discriminators: one side that has won, and samples that are too similar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair:
 
 
 def adversaries(run: RecordedRun) -> Pair | None:
-    """Two optimizers of which one trains through the other's model, and the other judges real against made."""
+    """Two optimizers: one trains through the other's model, which classifies real and generated samples."""
     active = [held for held in run.optimizers if held.steps >= max(10, 0.02 * run.steps)]
     for first in active:
         for second in active:
@@ -72,7 +72,7 @@ def _roles(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[Opti
 
 
 def _by_passes(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[OptimizerFacts, OptimizerFacts] | None:
-    """When made samples are never detached: whose outputs are the other's inputs."""
+    """If generated samples are never detached: the model whose outputs are the other's inputs."""
     for first, second in ((a, b), (b, a)):
         makers, judges = _models(run, first), _models(run, second)
         for look in run.sampled.steps:
@@ -100,7 +100,7 @@ def _learns_values(run: RecordedRun) -> bool:
 
 
 def discriminator_wins(run: RecordedRun) -> Claim | None:
-    """The discriminator's loss at 0 for good, and nothing left for the generator to follow."""
+    """The discriminator's loss stays at 0, and the generator gets no useful gradient."""
     pair = adversaries(run)
     if pair is None:
         return None
@@ -141,11 +141,11 @@ def _rate(optimizer: OptimizerFacts) -> float | None:
 
 
 _GROWN = 100
-"""A generator with fewer steps may still make samples as similar to each other as random weights do."""
+"""A generator with fewer steps may still generate samples that are as similar as those of random weights."""
 
 
 def mode_collapse(run: RecordedRun) -> Claim | None:
-    """Made samples spread far less than real ones, or cover only a part of them."""
+    """Generated samples vary far less than real ones, or cover only a part of them."""
     pair = adversaries(run)
     if pair is None or discriminator_wins(run) is not None:
         return None
@@ -153,7 +153,7 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     real, batches = _samples(late, pair)
     if len(real) < 24 or not batches or min(map(len, batches)) < 8:
         return None
-    # Batch by batch: a generator that hops from one mode to the next makes alike samples at any one time.
+    # Batch by batch: a generator that switches between modes generates similar samples at any one time.
     spread = median(_spread(batch) for batch in batches) / max(1e-9, _spread(real))
     if pair.generator.steps < _GROWN and spread > 0.5 * _first_spread(run, pair) / max(1e-9, _spread(real)):
         return None  # the samples were as similar to each other before training
@@ -175,13 +175,13 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
 
 
 def _first_spread(run: RecordedRun, pair: Pair) -> float:
-    """How much the first samples of a generator differ; 0 if they are not known."""
+    """The difference between the first samples of a generator; 0 if they are not known."""
     made = _samples(run.sampled.steps[:2], pair)[1]
     return _spread(made[0]) if made else 0.0
 
 
 def _samples(looks: list[SampledStep], pair: Pair) -> tuple[list[list[float]], list[list[list[float]]]]:
-    """Real rows, and each batch of made ones."""
+    """Real rows, and each batch of generated ones."""
     real: list[list[float]] = []
     made: list[list[list[float]]] = []
     for look in looks:
@@ -215,7 +215,7 @@ def _spread(rows: list[list[float]]) -> float:
 
 
 def coverage(real: list[list[float]], made: list[list[float]]) -> tuple[float, float]:
-    """Which share of real rows has a made one as near as other real ones are, and the other way round."""
+    """The share of real rows with a generated one as near as other real ones are, and vice versa."""
     import numpy as np
 
     r, m = np.array(real), np.array(made)

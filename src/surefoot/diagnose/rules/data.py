@@ -1,4 +1,4 @@
-"""What goes in: values that are not finite, labels and ids that do not fit, scales, and labels that say nothing."""
+"""Inputs and labels: non-finite values, labels and ids that do not fit, scales, and labels without information."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def nonfinite_input(run: RecordedRun) -> Claim | None:
     if bad is not None and (bad.kind == "parameter" or bad.without_graph or bad.from_model):
         return None
     step = bad.step if bad is not None else run.steps if first_bad is None else first_bad
-    if bad is not None and _half_infinite(bad):  # what the graph holds was cast: only the batch itself is a witness
+    if bad is not None and _half_infinite(bad):  # the graph holds a cast copy: only the batch itself is evidence
         return _seen_in_pass(run, step)
     return _seen_in_pass(run, step) or _seen_in_stream(run, step)
 
 
 def _overflowed(run: RecordedRun) -> bool:
-    """Whether the loss had left all bounds before: then an overflow, not the data, made the first NaN."""
+    """Whether the loss had diverged before: then an overflow, not the data, made the first NaN."""
     late = [abs(value) for value in run.curve.finite[-6:]]
     return bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start))
 
@@ -66,7 +66,7 @@ _SHOWN = frozenset({"nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "
 
 
 def _claim_argument(bad: NonFiniteLoss) -> Claim:
-    """A compiled model was given something that is not finite. What happens inside, and before, was not seen."""
+    """A compiled model got a non-finite input. Earlier operations, and those inside, were not observed."""
     held = _counted(bad) if bad.nan or bad.inf else "NaN" if math.isnan(bad.largest or 0.0) else "Inf"
     place = f" at {bad.site}" if bad.site else ""
     shape = tuple(bad.shape or ())
@@ -82,7 +82,7 @@ def _claim_argument(bad: NonFiniteLoss) -> Claim:
 
 
 def _counted(bad: NonFiniteLoss) -> str:
-    """How many values are not finite, and in which rows."""
+    """The number of non-finite values, and their rows."""
     nan, inf, rows, shape = bad.nan or 0, bad.inf or 0, bad.rows or [], tuple(bad.shape or ())
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
     if not rows or not shape:
@@ -162,7 +162,7 @@ _BOUNDS = re.compile(r"index (-?\d+) is out of bounds for dimension (\d+) with s
 
 
 def label_crash(run: RecordedRun) -> Claim | None:
-    """Labels that name a class there is no output for."""
+    """Labels without a corresponding output."""
     return _label_crash(run.facts.crash) if run.facts.crash is not None else None
 
 
@@ -235,7 +235,7 @@ def _indexed_crash(crash: CrashFacts) -> Claim | None:
 
 
 def _is_within(tensor: TensorSummary, low: int, size: int) -> bool:
-    """Whether all values index something of this size; what could not be read is taken to."""
+    """Whether all values are valid indices for this size; values that could not be read count as valid."""
     return tensor.min is None or tensor.max is None or low <= tensor.min <= tensor.max < size
 
 
@@ -245,7 +245,7 @@ def _beyond_unit(target: TensorSummary) -> bool:
 
 
 def label_beyond(run: RecordedRun) -> Claim | None:
-    """A binary loss whose targets are no probabilities, or labels beyond the outputs in a batch that did not run."""
+    """A binary loss whose targets are not probabilities, or labels beyond the outputs in a batch that did not run."""
     for note in run.sampled.training_losses(*CLASS_LOSSES):
         low, high = note.label_range or (0, 0)
         if note.valid and not 0 <= low <= high < class_count(note):
@@ -269,7 +269,7 @@ def _binary_claim(site: str, op: str, target: TensorSummary, step: int | None) -
 
 
 def token_crash(run: RecordedRun) -> Claim | None:
-    """Ids the embedding table has no row for."""
+    """Ids without a row in the embedding table."""
     crash = run.facts.crash
     if crash is None:
         return None
@@ -302,7 +302,7 @@ def _lookup_crash(crash: CrashFacts) -> Claim | None:
 
 
 def token_forced(run: RecordedRun) -> Claim | None:
-    """Ids from the data that were clamped, or folded, to the rows of a table, or lie beyond it in a later batch."""
+    """Ids from the data that were clamped or wrapped to the rows of a table, or that exceed it in a later batch."""
     for call in run.sampled.calls.embeddings:
         if not 0 <= call.lowest <= call.highest < call.rows:  # a batch that did not run
             return _ids_claim(call.site, call.lowest, call.highest, call.rows)
@@ -373,7 +373,7 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
 
 
 def _blown_start(run: RecordedRun) -> bool:
-    """Whether the first losses lie many times above what an untrained model should lose."""
+    """Whether the first losses are many times above those of an untrained model."""
     level = chance(run)
     return level is not None and level.kind != "variance" and max(run.curve.finite[:20], default=0) > 8 * level.level
 
@@ -386,7 +386,7 @@ def _normalised_first(run: RecordedRun) -> bool:
         tables = look.calls.embeddings
         if norms and min(norms) < min(layers, default=math.inf) and not tables:
             return True
-        # A convolution or linear layer followed at once by batch norm does not care for the scale either.
+        # A convolution or linear layer directly followed by batch norm does not depend on the scale either.
         if layers and any(n.op == "batch_norm" and n.index <= min(layers) + 2 for n in look.calls.normalizations):
             return True
     return False

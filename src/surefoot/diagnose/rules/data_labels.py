@@ -1,4 +1,4 @@
-"""Labels that say nothing about the inputs, and predictions that collapse to a few classes."""
+"""Labels that are independent of the inputs, and predictions that collapse to a few classes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def class_collapse(run: RecordedRun) -> Claim | None:
     share = trained[common] / sum(trained.values())
     rows = sum(predicted.values())
     shown, rare = predicted.get(common, 0) / rows, total - labels[common]
-    expected = (1 - share) * rows  # how often the other classes should be predicted
+    expected = (1 - share) * rows  # the expected number of predictions of the other classes
     if share < 0.7 or expected < 4 or 1 - shown > 0.2 * (1 - share):
         return None
     return Claim(
@@ -77,7 +77,7 @@ def _predictions(note: LossCall) -> dict[str, int]:
 
 
 def labels_uninformative(run: RecordedRun) -> Claim | None:
-    """Stuck at chance although the weights move, and no label can be told from its input by other means either."""
+    """At chance level although the weights move, and no other method predicts the labels from the inputs either."""
     if run.facts.preflight is not None:
         return _no_better_than_shuffled(run.facts.preflight.label_control)
     stuck = at_chance(run, 0.8)
@@ -112,9 +112,9 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
 
 
 def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
-    """The true labels were of no use for other rows, although both copies learned theirs by heart.
+    """The true labels did not help on other rows, although both copies memorized theirs.
 
-    The same holds where the true labels were as hard to learn as shuffled ones, and other rows do not foretell them.
+    The same holds if the true labels were as hard to learn as shuffled ones, and other rows do not predict them.
     """
     if control is None or not control.gain <= 0.02:
         return None
@@ -134,7 +134,7 @@ def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
 
 
 def _never_spread(run: RecordedRun) -> bool:
-    """Whether the outputs are the same for every row: then the model, not the labels, is to blame."""
+    """Whether the outputs are equal for every row: then the model, not the labels, is the cause."""
     spreads = [n.unit_spread for n in run.sampled.training_losses() if n.unit_spread is not None]
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
@@ -151,17 +151,17 @@ def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
 
 
 class Predictability(NamedTuple):
-    """How well the nearest neighbours of a row foretell its label."""
+    """How well the nearest neighbours of a row predict its label."""
 
     found: float
     shuffled: float
     """With the labels shuffled."""
     score: float
-    """The difference, in spreads of the shuffled ones; the better of two ways to foretell."""
+    """The difference, in spreads of the shuffled ones; the better of two predictors."""
 
 
 def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> Predictability | None:
-    """How much better the nearest neighbours of a row foretell its label than with the labels shuffled."""
+    """How much better the nearest neighbours of a row predict its label than with the labels shuffled."""
     import numpy as np
 
     x = np.array([row for row, _ in pairs])

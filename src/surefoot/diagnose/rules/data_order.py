@@ -1,4 +1,4 @@
-"""The order of the data: sorted rows, batches that come again, and one batch unlike all others."""
+"""The order of the data: sorted rows, repeated batches, and one batch unlike all others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def unshuffled(run: RecordedRun) -> Claim | None:
-    """Batches of few labels each, alike from one to the next and unlike further off."""
+    """Batches with few labels each, similar to the next one and different from those further away."""
     batches = [batch for batch in label_batches(run) if sum(batch.values()) > 1]
     if run.adversarial:
         return None
@@ -102,7 +102,7 @@ def _far_overlap(batches: list[Counter[str]]) -> float:
 
 
 def _mixed_entropy(batches: list[Counter[str]]) -> float:
-    """The mean label entropy the same batches would have if their rows were mixed."""
+    """The mean label entropy that the same batches would have if their rows were mixed."""
     rows = [label for batch in batches for label in batch.elements()]
     random.Random(0).shuffle(rows)
     found, start = [], 0
@@ -160,13 +160,13 @@ def _sorted_targets(run: RecordedRun) -> Claim | None:
 
 
 def repeated_batches(run: RecordedRun) -> Claim | None:
-    """The very same batches again, although the script draws them anew."""
+    """Exactly the same batches again, although the script draws them again."""
     if run.steps < 6 and run.facts.preflight is None:
         return None
-    return _first_batch_for_ever(run) or _one_batch_held(run) or _same_within_epoch(run) or _same_shuffle(run)
+    return _always_first_batch(run) or _one_batch_held(run) or _same_within_epoch(run) or _same_shuffle(run)
 
 
-def _first_batch_for_ever(run: RecordedRun) -> Claim | None:
+def _always_first_batch(run: RecordedRun) -> Claim | None:
     """`next(iter(loader))`: every step opens the loader again and takes its first batch."""
     for loader in run.facts.loaders:
         notes = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
@@ -246,9 +246,9 @@ def _same_within_epoch(run: RecordedRun) -> Claim | None:
 
 
 def worker_seeds(run: RecordedRun) -> Claim | None:
-    """Workers that hand out the same batch, one after another, though each was asked for rows of its own.
+    """Workers that return the same batch, one after another, although each got its own indices.
 
-    A stream that is not split between workers repeats its batches too; there, no rows are asked for.
+    A stream that is not split between workers repeats its batches too, but has no indices.
     """
     for loader in run.facts.loaders:
         first = [b for b in run.facts.batches if b.loader == loader.number and b.iteration == 1]
@@ -275,7 +275,7 @@ def worker_seeds(run: RecordedRun) -> Claim | None:
 
 
 def _same_shuffle(run: RecordedRun) -> Claim | None:
-    """Every epoch has the same batches in the same order, and something that should have mixed them did not."""
+    """Every epoch has the same batches in the same order, although something should have mixed them."""
     loader = training_loader(run)
     if loader is not None:
         drawn = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
@@ -300,7 +300,7 @@ def _same_shuffle(run: RecordedRun) -> Claim | None:
 
 
 def _period(prints: Sequence[int | None]) -> int | None:
-    """After how many batches the sequence repeats itself exactly; `None` if it does not."""
+    """The number of batches after which the sequence repeats exactly; `None` if it does not."""
     if len(prints) < 4:
         return None
     first = prints[0]
@@ -369,7 +369,7 @@ def _reason(run: RecordedRun, loader: LoaderFacts | None, period: int) -> Unmixe
 
 
 def bad_batch(run: RecordedRun) -> Claim | None:
-    """Losses that stand out together with the data they came from."""
+    """Losses that stand out together with their data."""
     if run.facts.preflight is not None:
         return _largest_batch(run.facts.preflight)
     spikes = run.events(SpikeEvent)
@@ -379,7 +379,7 @@ def bad_batch(run: RecordedRun) -> Claim | None:
 
 
 def _largest_batch(preflight: PreflightFacts) -> Claim | None:
-    """Before training there is no loss to go by: only a gross outlier counts."""
+    """Before training there is no loss: only an extreme outlier counts."""
     worst = max(preflight.largest_batches, key=lambda seen: seen.ratio, default=None)
     if worst is None or worst.ratio <= 50:
         return None
@@ -437,7 +437,7 @@ def _claim_outlier(
 
 
 def _outlying_row(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
-    """For data the stream does not know: a row far out of its own batch, at most of the spikes."""
+    """For data that is not in the stream: a row far from its own batch, at most of the spikes."""
     usual = [
         abs(v)
         for note in run.sampled.trained_model_calls
@@ -466,7 +466,7 @@ def _outlying_row(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
 
 
 def _recurring_batch(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
-    """The same batch each time, and each time it comes."""
+    """The same batch at each spike, and a spike whenever it occurs."""
     printed = [note for note in stream(run) if has_print(note)]
     prints = {note.backward: hash((note.input_print, note.target_print)) for note in printed}
     if len(set(prints.values())) < 4:
@@ -493,7 +493,7 @@ RULES: tuple[Rule, ...] = (
         "data.unshuffled",
         "value",
         unshuffled,
-        # Rows in the order of their labels come in the same order every time: no shuffle was drawn, not the same one.
+        # Rows sorted by label come in the same order every time: no shuffle was drawn, rather than the same one.
         explains=(
             "data.class-collapse",
             "lr.too-high",

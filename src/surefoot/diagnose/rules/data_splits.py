@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the rows a model was trained on."""
+    """What is known about the rows that a model was trained on."""
 
     rows: set[int]
     coverage: float
-    """Which share of all training rows these are, roughly; 0 if it cannot be told."""
+    """The approximate share of all training rows; 0 if it is not known."""
 
 
 def _rows(call: ModelCall) -> list[int]:
@@ -30,7 +30,7 @@ def _rows(call: ModelCall) -> list[int]:
 
 
 def trained_rows(run: RecordedRun, model: str) -> Known:
-    """The rows a model was trained on: those of the lines whose gradients its optimizer took, and of the looks."""
+    """The rows that a model was trained on: those of the lines of its optimizer, and of sampled steps."""
     optimizers = {n for p in run.parameters.values() if p.model == model for n in p.trained_by}
     lines = {str(line) for held in run.optimizers if held.number in optimizers for line in held.backward_lines}
     lines -= _lines_of_others(run, optimizers)
@@ -51,14 +51,14 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
 
 
 def _lines_of_others(run: RecordedRun, optimizers: set[int]) -> set[str]:
-    """Lines that also train another model, made in the same place later, as the folds of a cross-validation are."""
+    """Lines that also train another model, made later in the same place, as in a cross-validation."""
     made = {held.site for held in run.optimizers if held.number in optimizers and held.site}
     others = [held for held in run.optimizers if held.number not in optimizers and held.site in made]
     return {str(line) for held in others for line in held.backward_lines}
 
 
 def _recapture(passes: list[ModelCall], first: dict[int, int]) -> float:
-    """Which share of the rows of late batches had come before: how much of the set is known."""
+    """The share of the rows of late batches that had occurred before: how much of the set is known."""
     last = max(first.values(), default=0)
     later = [note for note in passes if note.step > last] or passes[-4:]
     return median(sum(first.get(r, math.inf) <= last for r in _rows(n)) / len(_rows(n)) for n in later)
@@ -70,7 +70,7 @@ def _recapture(passes: list[ModelCall], first: dict[int, int]) -> float:
 def leakage(run: RecordedRun) -> Claim | None:
     """Some rows of an evaluation batch were trained on and others not, or a held-out set lies within the training set.
 
-    An evaluation of the training set itself, for its accuracy, shares all of its rows: that is no leak.
+    An evaluation of the training set itself, for its accuracy, shares all of its rows: that is not a leak.
     """
     if run.facts.preflight is not None:
         return _named_splits_share_rows(run.facts.preflight.splits)
@@ -88,9 +88,9 @@ def leakage(run: RecordedRun) -> Claim | None:
 
 
 def _named_splits_share_rows(splits: SplitComparison | None) -> Claim | None:
-    """The doctor was told which rows are held out: none of them should be trained on."""
+    """The doctor got the held-out rows: none of them should be trained on."""
     if splits is None or splits.different < 0.95 * splits.trained or splits.shared <= 0.01 * splits.evaluated:
-        return None  # equal rows prove nothing where most are
+        return None  # equal rows prove nothing if most are equal
     return Claim(
         0.9,
         f"{splits.shared} of {splits.evaluated:,} evaluation rows are, value for value, among {splits.trained:,} "
@@ -114,7 +114,7 @@ def _shared(note: ModelCall, known: Known) -> float:
 
 
 def _part_known(model: str, passes: list[ModelCall], known: Known) -> Claim | None:
-    # A few rows in a hundred coincide where inputs are short sequences, or where a pool is used up little by little.
+    # A few rows in a hundred coincide if inputs are short sequences, or if a pool is used up gradually.
     touched = [(note, share) for note in passes if (share := _shared(note, known)) > 0.1]
     mixed = []
     for note, share in touched:
@@ -129,7 +129,7 @@ def _part_known(model: str, passes: list[ModelCall], known: Known) -> Claim | No
 
 
 def _held_within(run: RecordedRun, model: str, passes: list[ModelCall], known: Known) -> Claim | None:
-    """All evaluated rows were trained on, and they are but a part of the training set, from a source of their own."""
+    """All evaluated rows were trained on, and are only a part of the training set, from a separate source."""
     shares = [_shared(note, known) for note in passes]
     if min(shares) < 0.97 or known.coverage < 0.9 or _same_loader(run):
         return None
@@ -156,7 +156,7 @@ def _claim_leak(model: str, note: ModelCall, share: float, known: Known, confide
 
 
 def _rows_differ(run: RecordedRun, model: str) -> bool:
-    """Whether two different rows would look different: not so for a few kinds of tokens or discrete states."""
+    """Whether two different rows would look different: not with a few kinds of tokens or discrete states."""
     batches = [_rows(n) for n in run.sampled.trained_model_calls if n.model == model and len(_rows(n)) > 7]
     sizes = [math.prod(n.inputs[0].shape[1:]) for n in run.sampled.trained_model_calls if n.model == model and n.inputs]
     if not sizes or median(sizes) < 4:
@@ -165,7 +165,7 @@ def _rows_differ(run: RecordedRun, model: str) -> bool:
 
 
 def _same_loader(run: RecordedRun) -> bool:
-    """Whether the loader that training draws from is also drawn from without gradients."""
+    """Whether the training loader is also iterated without gradients."""
     with_grad = {b.loader for b in run.facts.batches if b.grad_mode}
     without = {b.loader for b in run.facts.batches if not b.grad_mode}
     return bool(without) and without <= with_grad
@@ -186,7 +186,7 @@ def split_mismatch(run: RecordedRun) -> Claim | None:
         train = [n.features for n in seen if n.features is not None]
         others = [n for n in run.evaluations() if n.model == model and n.features is not None and not n.grad_mode]
         if len(train) < 3 or any(n.inputs[0].requires_grad for n in seen if n.features is not None):
-            continue  # too little seen, or the inputs themselves are being optimised
+            continue  # too little data, or the inputs themselves are being optimised
         for place in dict.fromkeys((n.site, n.inputs[0].shape[0]) for n in others):
             group = [n for n in others if (n.site, n.inputs[0].shape[0]) == place]
             claim = _compare(model, train, group)
@@ -220,7 +220,7 @@ def _pool(held: list[FeatureScales], width: int) -> tuple[list[float], list[floa
 
 
 def _is_finite(*values: float) -> bool:
-    """Older facts have the largest number of float32 for an infinity."""
+    """Older facts contain the largest float32 for an infinity."""
     return all(abs(value) < 1e38 for value in values)
 
 

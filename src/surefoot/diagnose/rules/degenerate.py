@@ -1,7 +1,7 @@
-"""Batches that hold nothing to learn from: inputs that are all the same or all 0, and labels of one kind only.
+"""Batches without information: inputs that are all equal or all 0, and labels of one kind only.
 
-Most steps leave the size of their inputs and the counts of their labels; the spread of each feature is known of the
-sampled steps. Batches of one label each are another matter: data in sorted order (`data_order`).
+For most steps, the size of their inputs and the counts of their labels are recorded; the spread of each feature is
+known for the sampled steps. Batches with one label each are another problem: sorted data (`data_order`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FEWEST_ROWS = 8
 _LARGEST_SHARE = 0.25
-"""If more batches than this are alike, that is how the data is drawn."""
+"""If more batches than this are alike, the data is drawn that way."""
 _UNLIKELY = 1e-9
 
 
@@ -51,7 +51,7 @@ def _is_constant(call: ModelCall) -> bool:
 
 
 def degenerate_batch(run: RecordedRun) -> Claim | None:
-    """A few batches are all 0, or have one label, where the others are mixed."""
+    """A few batches are all 0, or have one label, while the others are mixed."""
     notes = [note for note in main_line(run) if (note.size or 0) >= _FEWEST_ROWS]
     if run.adversarial or len(notes) < 20:
         return None

@@ -1,7 +1,7 @@
-"""What the accelerator ends a script with: an assertion or an access of a kernel, no memory left, a failed collective.
+"""Errors of the accelerator that end a script: a kernel's failed assertion or access, no memory, a failed collective.
 
-The words of the errors are those of `cudaGetErrorString`, of `ncclGetErrorString` as torch's `DistBackendError` gives
-them, and of gloo.
+The texts of the errors are those of `cudaGetErrorString`, of `ncclGetErrorString` in torch's `DistBackendError`, and of
+gloo.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Collective(NamedTuple):
     """A kind of failure of a collective."""
 
     pattern: re.Pattern[str]
-    """What its message contains."""
+    """The text in its message."""
     meaning: str
     fix: str
 
@@ -69,7 +69,7 @@ _TRIED = re.compile(r"Tried to allocate ([\d.]+) ([KMG]iB)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([KMG]iB)")
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
 _ASSERTED = "device-side assert triggered"
-"""Every message of torch's about CUDA ends with how "to enable device-side assertions"."""
+"""Every message of torch about CUDA ends with how "to enable device-side assertions"."""
 _ILLEGAL = (
     "an illegal memory access was encountered",
     "misaligned address",
@@ -81,18 +81,18 @@ _ILLEGAL = (
 )
 _NCCL_KIND = re.compile(r"\b(nccl(?:[A-Z]\w+Error|InvalidArgument|InvalidUsage))\b")
 _SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\]\s*")
-"""The line of its own source that gloo begins a message with."""
+"""The source line with which gloo begins a message."""
 _LAST_ERROR = re.compile(r"Last error:\s*\n(.+)")
 _FEWEST = 6
-"""At so many notes in a row more must be held than at the one before: batches of different lengths vary by chance."""
+"""The number of consecutive records at which more must be held than before: batch lengths vary by chance."""
 _GROWN = 1.1
 _MOST_MODULES = 3
 _WORTH_NAMING = 2**20
-"""A module that leaves fewer bytes held is not named."""
+"""A module that leaves fewer bytes allocated is not named."""
 
 
 def failed_assertion(run: RecordedRun) -> Claim | None:
-    """A kernel's assertion failed, and it was none of the calls whose ids and labels were noted."""
+    """A kernel's assertion failed, in none of the calls whose ids and labels were recorded."""
     crash = run.facts.crash
     if crash is None or _ASSERTED not in crash.message:
         return None
@@ -109,7 +109,7 @@ def failed_assertion(run: RecordedRun) -> Claim | None:
 
 
 def _nan_probability(crash: CrashFacts) -> Claim | None:
-    """`binary_cross_entropy` was given values that are not finite: why they are not, other rules may know."""
+    """`binary_cross_entropy` got non-finite values; other rules may find the reason."""
     given = crash.arguments.input if crash.arguments is not None else None
     if crash.call != "binary_cross_entropy" or given is None or not given.nonfinite:
         return None
@@ -127,7 +127,7 @@ def _nan_probability(crash: CrashFacts) -> Claim | None:
 
 
 def illegal_access(run: RecordedRun) -> Claim | None:
-    """A kernel used an address, or an instruction, that it must not use."""
+    """A kernel used an invalid address or instruction."""
     crash = run.facts.crash
     if crash is None or crash.step is not None:
         return None
@@ -150,7 +150,7 @@ def _reported(run: RecordedRun, crash: CrashFacts) -> str:
 
 
 def _fitted(crash: CrashFacts) -> str:
-    """What is known of the ids and labels of the calls before."""
+    """What is known about the ids and labels of the calls before."""
     seen = crash.calls_checked or 0
     if not seen:
         return "No call of embedding, cross_entropy, nll_loss or binary_cross_entropy was seen on the device"
@@ -161,7 +161,7 @@ def _fitted(crash: CrashFacts) -> str:
 
 
 def collective_failed(run: RecordedRun) -> Claim | None:
-    """A collective of several ranks has failed: NCCL says which kind of error it is, and often why."""
+    """A collective of several ranks has failed: NCCL reports the kind of error, and often the reason."""
     crash = run.facts.crash
     if crash is None or not _is_collective(crash):
         return None
@@ -189,7 +189,7 @@ def _is_collective(crash: CrashFacts) -> bool:
 
 
 def compiled_misfit(run: RecordedRun) -> Claim | None:
-    """A compiled model was given whole numbers that are beyond every table in it."""
+    """A compiled model got integers that exceed every table in it."""
     crash = run.facts.crash
     given = crash.arguments if crash is not None and crash.call == "compiled model" else None
     if crash is None or given is None or given.indices is None or given.weight is None:
@@ -210,7 +210,7 @@ def compiled_misfit(run: RecordedRun) -> Claim | None:
 
 
 def out_of_memory(run: RecordedRun) -> Claim | None:
-    """The device had no memory left: because more was held with every step, or because a step needs that much."""
+    """The device ran out of memory: because more was held with every step, or because a step needs that much."""
     crash = run.facts.crash
     if crash is None or crash.type != "OutOfMemoryError":
         return None
@@ -248,7 +248,7 @@ def out_of_memory(run: RecordedRun) -> Claim | None:
 
 
 def _largest_modules(notes: list[ModuleMemory], held: list[HeldMemory]) -> tuple[str, list[list[Any]]]:
-    """The modules whose calls left most memory held in the last sampled step, in words and as evidence."""
+    """The modules that left the most memory allocated in the last sampled step, as text and as evidence."""
     fullest = held[-1].device if held else max(notes, key=lambda each: each.peak).device if notes else ""
     notes = [each for each in notes if each.device == fullest and each.held >= _WORTH_NAMING]
     if not notes:
@@ -264,19 +264,19 @@ def _largest_modules(notes: list[ModuleMemory], held: list[HeldMemory]) -> tuple
 
 
 def _earlier(now: ModuleMemory, notes: list[ModuleMemory]) -> str:
-    """What a module left held when it was first observed, if that is much less."""
+    """The memory that a module left allocated when it was first observed, if that is much less."""
     first = next(each for each in notes if each.module == now.module)
     return f" ({_size(first.held)} in step {first.step})" if now.held > _GROWN * first.held else ""
 
 
 def _of_fullest(held: list[HeldMemory]) -> list[HeldMemory]:
-    """The notes of the device on which most is held."""
+    """The records of the device with the most memory held."""
     fullest = max(held, key=lambda each: each.allocated, default=None)
     return [] if fullest is None else [each for each in held if each.device == fullest.device]
 
 
 def _growth(held: list[HeldMemory]) -> tuple[HeldMemory, HeldMemory] | None:
-    """The step since which memory has grown at every note, and the last; `None` if it has not, or hardly.
+    """The steps between which memory has grown at every record; `None` if it has not, or hardly.
 
     The first two steps allocate gradients and the state of the optimizer: they do not count.
     """

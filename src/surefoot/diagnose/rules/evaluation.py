@@ -1,7 +1,7 @@
-"""How the model is judged: evaluation that is random, and labels that do not belong to the rows they are compared with.
+"""Evaluation: random evaluation, and labels that do not belong to the rows they are compared with.
 
-Rows, losses and predictions of blocks without gradients are compared with those of training. What the two splits have
-in common is in `data_splits`; a model that is left in training mode is in `wiring`.
+Rows, losses and predictions of blocks without gradients are compared with those of training. Overlap of the splits is
+in `data_splits`; a model that is left in training mode is in `wiring`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def random_eval(run: RecordedRun) -> Claim | None:
-    """Something drops at random in an evaluation, although every dropout module of the model is switched off."""
+    """An evaluation drops values at random, although every dropout module of the model is in evaluation mode."""
     if run.adversarial or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients
     trained, evaluating = trained_models(run), evaluating_blocks(run)
@@ -63,7 +63,7 @@ def random_eval(run: RecordedRun) -> Claim | None:
 
 @dataclass(frozen=True)
 class Scores:
-    """How often predictions were right in late losses, and how often the best guess without inputs would be."""
+    """The accuracy in late losses, and that of the best guess without inputs."""
 
     accuracy: float
     guess: float
@@ -91,7 +91,7 @@ def _scores(losses: list[LossCall]) -> Scores | None:
 
 
 def labels_mismatched(run: RecordedRun) -> Claim | None:
-    """Evaluation is no better than a guess, though inputs are alike and what was learned holds for other rows."""
+    """Evaluation is no better than a guess, although inputs are similar and training generalizes to other rows."""
     if run.adversarial or run.nonfinite.seen or run.blind or split_mismatch(run) is not None:
         return None
     blocks = [block for block in run.facts.evaluation_calls if block.losses and block.step >= 0.3 * run.steps]
@@ -103,10 +103,10 @@ def labels_mismatched(run: RecordedRun) -> Claim | None:
     learned = here.accuracy > here.guess + max(0.2, 6 * here.error)
     if not learned or there.accuracy > there.guess + 3 * there.error:
         return None
-    general = _foretold(run)
+    general = _predicted_within(run)
     if general is None or general.score < 6.0:
-        return None  # labels that cannot be foretold at all were learned by heart
-    across = _foretold_across(run, blocks)
+        return None  # labels that cannot be predicted at all were memorized
+    across = _predicted_across(run, blocks)
     if across is None or across.found > across.shuffled + 0.25 * (general.found - general.shuffled):
         return None
     site = evaluated[0].site
@@ -141,14 +141,14 @@ def _same_labels(evaluated: list[LossCall], trained: list[LossCall]) -> bool:
     return widths[0] == widths[1] and len(kinds[0] & kinds[1]) >= 0.5 * len(kinds[1])
 
 
-def _foretold(run: RecordedRun) -> Predictability | None:
-    """How well training rows foretell each other's labels."""
+def _predicted_within(run: RecordedRun) -> Predictability | None:
+    """How well training rows predict each other's labels."""
     pairs = known_pairs(run)
     return predictability(pairs, continuous=False) if len(pairs) >= 60 else None
 
 
-def _foretold_across(run: RecordedRun, blocks: list[EvaluationBlock]) -> Predictability | None:
-    """How well training rows foretell the labels of evaluation rows, against shuffled labels."""
+def _predicted_across(run: RecordedRun, blocks: list[EvaluationBlock]) -> Predictability | None:
+    """How well training rows predict the labels of evaluation rows, compared with shuffled labels."""
     import numpy as np
 
     trained = known_pairs(run)

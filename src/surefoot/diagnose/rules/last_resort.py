@@ -1,7 +1,7 @@
-"""What to say of a run that ended with a loss that is not finite, or learned nothing, when no rule knows why.
+"""Claims about a run that ended with a non-finite loss, or learned nothing, if no other rule finds the cause.
 
-Such a run is never healthy, nor is one of which `--guard` had to leave steps out. These claims are asked for only if
-every other rule is silent; they say what was seen and how to find the rest, with a confidence to match.
+Such a run is never healthy, nor is one in which `--guard` had to skip steps. These rules run only if no other rule has
+a claim; they describe what was observed and how to find the cause, with a low confidence.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _REPLAY = (
 
 
 def _ended_badly(run: RecordedRun) -> bool:
-    """Whether the last loss was not finite: a run that lost a few steps and came back has nothing to explain."""
+    """Whether the last loss was not finite: a run that lost a few steps and recovered needs no explanation."""
     return bool(run.curve.values) and not math.isfinite(run.curve.values[-1])
 
 
 def steps_left_out(run: RecordedRun) -> str:
-    """How many steps the guard skipped, in one sentence; empty if none."""
+    """The number of steps that the guard skipped, in one sentence; empty if there are none."""
     guard = run.facts.guard
     if guard is None or not guard.skipped:
         return ""
@@ -41,7 +41,7 @@ def steps_left_out(run: RecordedRun) -> str:
 
 
 def left_out(run: RecordedRun) -> Claim | None:
-    """`--guard` left steps out, whose gradients would have gone into the weights."""
+    """`--guard` skipped steps whose gradients would have broken the weights."""
     guard = run.facts.guard
     if guard is None or not guard.skipped:
         return None
@@ -63,7 +63,7 @@ def left_out(run: RecordedRun) -> Claim | None:
 
 
 def broken_gradient(run: RecordedRun) -> Claim | None:
-    """A finite loss had a gradient that was not, and the weights took it."""
+    """A finite loss had a non-finite gradient, which was applied to the weights."""
     events = run.nonfinite.gradients
     if not _ended_badly(run):
         return None
@@ -87,7 +87,7 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
 
 
 def _broken_norm(run: RecordedRun) -> Claim | None:
-    """The same where only the norm of the gradients was recorded: on a device it is read some steps later."""
+    """The same if only the norm of the gradients was recorded: on a device it is read some steps later."""
     bad = _first_bad_norm(run)
     if bad is None:
         return None
@@ -103,7 +103,7 @@ def _broken_norm(run: RecordedRun) -> Claim | None:
 
 
 def _first_bad_norm(run: RecordedRun) -> tuple[int, float, float] | None:
-    """The first step with a finite loss and a gradient that is not: step, norm and loss."""
+    """The first step with a finite loss and a non-finite gradient: step, norm and loss."""
     series = run.series
     for step, norm, loss in zip(series.step, series.grad_norm, series.loss, strict=False):
         if norm is not None and loss is not None and not math.isfinite(norm):
@@ -112,7 +112,7 @@ def _first_bad_norm(run: RecordedRun) -> tuple[int, float, float] | None:
 
 
 def broken_update(run: RecordedRun) -> Claim | None:
-    """Weights in fp16 were not finite after a step whose gradients were: the update itself overflowed."""
+    """Weights in fp16 were not finite after a step with finite gradients: the update itself overflowed."""
     bad = run.nonfinite.loss
     if not _ended_badly(run) or bad is None or bad.kind != "parameter" or _had_bad_gradient(run):
         return None
@@ -143,7 +143,7 @@ def _was_measured(run: RecordedRun, step: int) -> bool:
 
 
 def _had_bad_gradient(run: RecordedRun) -> bool:
-    """Whether a gradient was not finite before the first loss that was not."""
+    """Whether a gradient was not finite before the first non-finite loss."""
     bad = run.nonfinite.loss
     step = (bad.step if bad is not None else None) or 0
     norm = _first_bad_norm(run)
@@ -151,7 +151,7 @@ def _had_bad_gradient(run: RecordedRun) -> bool:
 
 
 def broken_weights(run: RecordedRun) -> Claim | None:
-    """Weights were not finite, though no gradient before had been bad."""
+    """Weights were not finite, although no gradient before had been."""
     bad = run.nonfinite.loss
     if not _ended_badly(run) or bad is None or bad.kind != "parameter":
         return None
@@ -172,7 +172,7 @@ def broken_weights(run: RecordedRun) -> Claim | None:
 
 
 def broken_loss(run: RecordedRun) -> Claim | None:
-    """The loss was not finite, and what made it so was not seen."""
+    """The loss was not finite, and its origin was not observed."""
     if not _ended_badly(run):
         return None
     step, bad = run.curve.first_bad, run.nonfinite.loss
@@ -205,4 +205,4 @@ LAST_RESORT = (
     Rule("loss.undefined-op", "curve", broken_loss),
     Rule("optim.not-learning", "curve", not_learning),
 )
-"""In this order; the first that claims something is the answer."""
+"""In this order; the first claim is used."""

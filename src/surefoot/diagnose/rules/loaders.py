@@ -1,4 +1,4 @@
-"""Data loaders: worker processes that die. torch's error says how, and that separates the reasons."""
+"""Data loaders: worker processes that die. torch's error shows how, which separates the reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Meaning(NamedTuple):
-    """What a signal says about the reason, and what to do about it."""
+    """The reason that a signal indicates, and what to do about it."""
 
     why: str
     fix: str

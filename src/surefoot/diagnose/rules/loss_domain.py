@@ -1,4 +1,4 @@
-"""Operations on values outside of their domain: what made a loss or a gradient that is not finite."""
+"""Operations on values outside their domain, which make a loss or a gradient non-finite."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
         event = events[0]
         exact = event.node
         if exact and _blown_up(run, None):
-            return None  # an overflow: where it showed first says nothing
+            return None  # an overflow: the first occurrence does not indicate the cause
         if exact:
             return Claim(
                 0.95,
@@ -61,7 +61,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
 
 
 def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
-    """The data was finite, and an operation on its way to the model made it otherwise."""
+    """The data was finite, and an operation before the model made it non-finite."""
     made, taken = bad.made_by, f"`{bad.call or str(bad.op).lower()}`"
     nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
@@ -138,7 +138,7 @@ _EDGES = {"sqrt", "norm", "pow", "div", "log", "acos", "asin", "where", "std", "
 
 
 def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim | None:
-    """No look was on at that step: name the operations whose derivative has an edge, the one nearest to it first."""
+    """That step was not sampled: name the operations whose derivative is undefined somewhere, the closest first."""
     risky = [n for n in run.sampled.calls.risky if n.op in _EDGES and n.nearest_zero is not None]
     if not risky:
         return None
@@ -162,7 +162,7 @@ def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim |
 
 
 def _blown_up(run: RecordedRun, bad: NonFiniteLoss | None) -> bool:
-    """Whether values had already grown beyond reason: then the operation is only where it ended."""
+    """Whether values had already grown extremely: then the operation is only where it ended."""
     inputs = bad.inputs if bad is not None else None
     ranges = [abs(v) for pair in (inputs or {}).values() for v in pair]
     huge = bool(ranges) and max(ranges) > 1e10

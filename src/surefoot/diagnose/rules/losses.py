@@ -1,4 +1,4 @@
-"""Losses that are not what they seem: what reaches them, what leaves them, how they add up."""
+"""Losses with wrong inputs, wrong signs, wrong shapes or wrong sums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "softplus": (0, math.inf), "hardsigmoid": (0, 1), "clamp_min": (0, math.inf), "log_softmax": (-math.inf, 0),
     "logsigmoid": (-math.inf, 0), "exp": (0, math.inf),
 }  # fmt: skip
-"""What an operation's results cannot leave."""
+"""The bounds of an operation's results."""
 
 
 class HasProducer(Protocol):
@@ -50,7 +50,7 @@ class HasProducer(Protocol):
 
 
 def _source(call: HasProducer) -> str:
-    """Where the values came from, if it was recorded."""
+    """The call that made the values, if it was recorded."""
     return call.producer.site if call.producer is not None else ""
 
 
@@ -135,12 +135,12 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
 
 
 def scores_crash(run: RecordedRun) -> Claim | None:
-    """`binary_cross_entropy` raised, or failed on a device, because of what it was given for probabilities."""
+    """`binary_cross_entropy` raised, or failed on a device, because its input was not probabilities."""
     crash = run.facts.crash
     if crash is None or crash.call != "binary_cross_entropy" or crash.arguments is None:
         return None
     given = crash.arguments.input
-    failed_later = crash.step is not None  # on a device, whose message names no reason
+    failed_later = crash.step is not None  # on a device, whose message contains no reason
     if given is None or given.nonfinite or not (failed_later or "between 0 and 1" in crash.message):
         return None
     return Claim(
@@ -154,7 +154,7 @@ def scores_crash(run: RecordedRun) -> Claim | None:
 
 
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
-    """A loss for (log-)probabilities is given something else."""
+    """A loss for (log-)probabilities gets something else."""
     for site, notes in _by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):
@@ -188,7 +188,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
 
 
 def sign_flipped(run: RecordedRun) -> Claim | None:
-    """What is minimised is the negative of a loss."""
+    """The negative of a loss is minimised."""
     if run.adversarial:
         return None
     calls = run.sampled.backward_calls
@@ -234,7 +234,7 @@ def _has_advantages(run: RecordedRun) -> bool:
 
 
 def broadcast(run: RecordedRun) -> Claim | None:
-    """Prediction and target have different shapes and grow into each other."""
+    """Prediction and target have different shapes, which broadcast."""
     found: list[LossCall | DifferenceCall] = [
         n for n in run.sampled.training_losses(*DISTANCE_LOSSES) if not n.same_shape
     ]
@@ -262,7 +262,7 @@ def broadcast(run: RecordedRun) -> Claim | None:
 
 
 def bounded_output(run: RecordedRun) -> Claim | None:
-    """Targets lie where the last operation can never go."""
+    """Targets are outside the range of the last operation."""
     if run.facts.preflight is not None and run.facts.preflight.output_range is not None:
         return _out_of_range(run.facts.preflight.output_range)
     notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCE_LOSSES)]
@@ -324,7 +324,7 @@ def _learned_target(note: LossCall | DifferenceCall) -> bool:
 
 
 def no_valid_targets(run: RecordedRun) -> Claim | None:
-    """A batch in which nothing is left to learn from."""
+    """A batch without any valid target."""
     bad = run.nonfinite.loss
     if bad is not None and bad.all_ignored:
         return Claim(
@@ -358,7 +358,7 @@ def no_valid_targets(run: RecordedRun) -> Claim | None:
 
 
 def sum_reduction(run: RecordedRun) -> Claim | None:
-    """A loss summed over the batch, in a run that does badly."""
+    """A loss summed over the batch, in a run that fails."""
     preflight = run.facts.preflight
     does_well = not fails_at_its_rate(preflight) if preflight is not None else run.curve.learned
     if does_well and not run.nonfinite.seen:
@@ -376,7 +376,7 @@ def sum_reduction(run: RecordedRun) -> Claim | None:
 
 
 def _is_root(run: RecordedRun, note: LossCall) -> bool:
-    """Whether a loss goes into backward undivided. One line, which calls a trainer, may make many losses."""
+    """Whether a loss goes into backward undivided. One line that calls a trainer may compute many losses."""
     sign = run.sampled.signs.get((note.step, note.index))
     return sign is not None and sign.factor == 1
 
@@ -399,7 +399,7 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
 
 
 def term_dominates(run: RecordedRun) -> Claim | None:
-    """One term of the loss brings nearly all of the gradient, and another one does not improve."""
+    """One term of the loss contributes nearly all of the gradient, and another one does not improve."""
     looked = [root for root in run.sampled.backward_calls if root.terms]
     if not looked:
         return None
@@ -416,9 +416,9 @@ def term_dominates(run: RecordedRun) -> Claim | None:
         notes = [n for n in run.sampled.training_losses() if n.site == term.loss_site and n.value]
         values = present(n.value for n in notes)
         if any(n.target_from_model for n in notes):
-            continue  # what it asks for moves with the model: its level says nothing
+            continue  # its targets move with the model: its level does not indicate progress
         if term.loss == strongest.loss and _same_prediction(run, last, term, strongest):
-            continue  # one prediction asked for two targets, as mixup does with random weights
+            continue  # one prediction with two targets, as mixup has with random weights
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,

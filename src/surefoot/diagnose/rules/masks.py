@@ -1,4 +1,4 @@
-"""Masks of attention: rows that are masked as a whole, and positions that see later ones."""
+"""Attention masks: rows that are fully masked, and positions that depend on later ones."""
 
 from __future__ import annotations
 

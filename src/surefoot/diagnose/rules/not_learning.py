@@ -1,12 +1,12 @@
-"""A run that learned nothing, although no rule knows why: it is not called healthy.
+"""A run that learned nothing, although no rule finds the cause: it is not healthy.
 
-The loss is compared with that of the best constant answer, which a model reaches without looking at its inputs: the
-entropy of the labels, or the variance of the targets. Where that is not known, a supervised loss that ends where it
-began counts. These claims come last; `why_unjudged` is the weaker form of them, for losses whose level says little
-(those of metric learning, for instance) and for runs that were still on their way down.
+The loss is compared with that of the best constant answer, which a model reaches without using its inputs: the entropy
+of the labels, or the variance of the targets. If that is not known, a supervised loss that ends where it began counts.
+These claims come last; `why_unjudged` is their weaker form, for losses whose level indicates little (such as those of
+metric learning) and for runs whose loss was still falling.
 
-Losses of policies, of adversaries, of parameters that were trained or loaded before, and of very short runs say nothing
-about what was learned: they are left out.
+Losses of policies, of adversaries, of parameters that were trained or loaded before, and of very short runs do not
+indicate what was learned: they are not judged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from surefoot.record.facts import OptimizerFacts
 
 FEWEST = 40
-"""With fewer losses nothing is said about what a run learned."""
+"""With fewer losses, a run is not judged."""
 _AT_CONSTANT = 0.98
-"""From this share of the best constant answer's loss on, nothing but that answer was learned."""
+"""From this share of the best constant answer's loss on, only that answer was learned."""
 _SUPERVISED = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES
 
 
 @dataclass(frozen=True)
 class Course:
-    """How a loss went, by quarters of the run."""
+    """The course of a loss, by quarters of the run."""
 
     first: float
     """The mean of the first quarter."""
@@ -48,12 +48,12 @@ class Course:
 
     @property
     def is_falling(self) -> bool:
-        """Whether the last quarter is clearly below the one before."""
+        """Whether the last quarter is clearly below the previous one."""
         return self.third - self.last > max(3 * self.error, 0.005 * abs(self.third))
 
     @property
     def fell(self) -> bool:
-        """Whether it was ever clearly below where it began."""
+        """Whether it was ever clearly below its beginning."""
         margin = max(2 * self.error, 0.03 * abs(self.first))
         return self.first - self.last > margin or self.first - self.lowest > max(6 * self.error, 0.1 * abs(self.first))
 
@@ -72,13 +72,13 @@ def course_of(losses: list[float]) -> Course:
 
 
 def _can_judge(run: RecordedRun) -> bool:
-    """Whether the level of the loss says what was learned, and there is enough of it."""
+    """Whether the level of the loss indicates what was learned, and there are enough losses."""
     curve = run.curve
     return curve.count >= FEWEST and _means_something(run)
 
 
 def _means_something(run: RecordedRun) -> bool:
-    """Whether the level of the loss says what was learned, however short the run was."""
+    """Whether the level of the loss indicates what was learned, for a run of any length."""
     curve = run.curve
     if run.facts.preflight is not None or run.adversarial or run.nonfinite.seen or not curve.finite:
         return False
@@ -88,7 +88,7 @@ def _means_something(run: RecordedRun) -> bool:
 
 
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
-    """Whether most of what an optimizer trains had been learned before."""
+    """Whether most of what an optimizer trains had been trained before."""
     mine = [p for p in run.parameters.values() if optimizer.number in p.optimizers and p.requires_grad]
     if not began_new(run.facts, mine):
         return True
@@ -163,9 +163,9 @@ def _claim(run: RecordedRun, words: str, course: Course, level: float | None, co
 
 
 def started_over(run: RecordedRun) -> Claim | None:
-    """A new model for every pass over the data: what the last one had learned is thrown away.
+    """A new model for every pass over the data: the progress of the last one is lost.
 
-    In cross-validation and in searches each model sees its rows many times; here, once.
+    In cross-validation and in searches each model is trained on its rows many times; here, once.
     """
     made = [held for held in run.optimizers if held.series.loss]
     lives = [held for held in made if held.site and held.site == made[0].site and held.type == made[0].type]
@@ -194,7 +194,7 @@ def started_over(run: RecordedRun) -> Claim | None:
 
 
 def runs_over_the_batch(run: RecordedRun) -> Claim | None:
-    """A recurrent layer takes the rows of the batch for steps of time, and the steps for rows."""
+    """A recurrent layer uses the rows of the batch as time steps, and the steps as rows."""
     found = []
     for look in run.sampled.steps:
         losses = [loss for loss in look.calls.losses if loss.trained_on]
@@ -223,7 +223,7 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
 
 
 def _passes(run: RecordedRun, lives: int) -> float | None:
-    """How often each of so many models saw each row, rounded; `None` if not every row is known."""
+    """How often each model was trained on each row, rounded; `None` if not every row is known."""
     held = list(run.facts.step_data.rows.values())
     if len(held) != 1 or not held[0].whole or not held[0].prints:
         return None
@@ -234,11 +234,11 @@ def _passes(run: RecordedRun, lives: int) -> float | None:
 
 
 _METRIC = {"triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss", "margin_ranking_loss"}
-"""Losses that compare outputs of the model: their level says little, but most of them fall."""
+"""Losses that compare outputs of the model: their level indicates little, but most of them fall."""
 
 
 def why_unjudged(run: RecordedRun) -> str:
-    """Why a run without a finding cannot be called healthy as far as its loss goes; empty if it can."""
+    """Why a run without a finding cannot be called healthy because of its loss; empty if it can."""
     functions = {loss.op for loss in run.sampled.training_losses()}
     compares = bool(functions) and functions <= _METRIC and run.curve.count >= FEWEST and not run.adversarial
     if not _can_judge(run) and not compares:
@@ -273,4 +273,4 @@ RULES: tuple[Rule, ...] = (
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
 )  # fmt: skip
-"""`not_learning` itself is asked last: see `last_resort`."""
+"""`not_learning` itself runs last: see `last_resort`."""

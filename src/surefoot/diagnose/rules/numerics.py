@@ -1,4 +1,4 @@
-"""Precision, accumulation and memory: how numbers are rounded, added up, and kept alive."""
+"""Precision, accumulation and memory: how numbers are rounded, summed, and kept alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MANY_SKIPS = 5
 LOW_SCALE = 256.0
-"""A scaler that has to go lower than this has met gradients of more than 256, where fp16 ends at 65504."""
+"""A scaler below this scale has met gradients above 256, because fp16 ends at 65504."""
 
 
 def _uses(run: RecordedRun, dtype: str) -> bool:
@@ -106,7 +106,7 @@ def _overflowed_gradient(run: RecordedRun) -> Claim | None:
 
 
 def _did_no_harm(run: RecordedRun, step: int) -> bool:
-    """Whether the step was taken with a finite loss, by a run that learned or broke elsewhere: the -inf of a mask."""
+    """Whether the step was taken with a finite loss, in a run that learned or failed elsewhere: the -inf of a mask."""
     curve, skipped = run.curve, run.facts.loss_scaler.skip_steps
     loss = dict(zip(curve.steps, curve.values, strict=True)).get(step, math.nan)
     broke = any(event.step == step for event in run.nonfinite.gradients)
@@ -163,7 +163,7 @@ def low_precision_weights(run: RecordedRun) -> Claim | None:
 
 
 def scaler_stuck(run: RecordedRun) -> Claim | None:
-    """Every step is skipped, for ever."""
+    """Every step is skipped, permanently."""
     scaler = run.facts.loss_scaler
     attempts, skips, steps = scaler.attempts, scaler.skips, scaler.skip_steps
     tail = 0
@@ -183,9 +183,9 @@ def scaler_stuck(run: RecordedRun) -> Claim | None:
 
 
 def scaler_skips(run: RecordedRun) -> Claim | None:
-    """Gradients overflow so often that the scaler costs a good part of the steps.
+    """Gradients overflow so often that a good part of the steps is lost.
 
-    A few skips are how a scaler works: at the beginning, until its scale fits, and each time it tries a larger one.
+    A few skips are normal: at the beginning, until the scale fits, and each time the scaler tries a larger one.
     """
     scaler = run.facts.loss_scaler
     attempts, skips, trace = scaler.attempts, scaler.skips, scaler.trace
@@ -193,7 +193,7 @@ def scaler_skips(run: RecordedRun) -> Claim | None:
     later = skips - first - sum(_was_tried(trace, step) for step in scaler.skip_steps if len(trace) == attempts)
     keeps_on = later >= MANY_SKIPS and later > 0.05 * attempts
     fell_far = skips >= 8 and skips > 0.1 * attempts and bool(trace) and trace[-1] < LOW_SCALE
-    known = run.facts.scope == STEPS_ONLY or _uses(run, "float16")  # of a stabilizer's folder only the steps are known
+    known = run.facts.scope == STEPS_ONLY or _uses(run, "float16")  # in a stabilizer's folder only the steps are known
     if not known or not (keeps_on or fell_far) or scaler_stuck(run) is not None:
         return None
     fell = f", whose scale fell from {max(trace):.3g} to {trace[-1]:.3g}" if trace and trace[-1] < max(trace) else ""
@@ -208,7 +208,7 @@ def scaler_skips(run: RecordedRun) -> Claim | None:
 
 
 def _was_tried(trace: list[float], step: int) -> bool:
-    """Whether the scale of a step was a larger one that the scaler tried for the first time."""
+    """Whether the scale of a step was a larger one, tried for the first time."""
     return step >= 2 and trace[step - 1] > trace[step - 2]
 
 
@@ -230,12 +230,12 @@ def clip_before_unscale(run: RecordedRun) -> Claim | None:
 
 
 def _windows(run: RecordedRun) -> list[list[BackwardCall]]:
-    """The backwards of each step that was looked at, in order."""
+    """The backward calls of each sampled step, in order."""
     return [look.backward_calls for look in run.sampled.steps if look.backward_calls and look.updates]
 
 
 def accum_not_divided(run: RecordedRun) -> Claim | None:
-    """Several backwards per step, each with a whole loss."""
+    """Several backward calls per step, each with a whole loss."""
     if run.adversarial or not run.main:
         return None
     counts = [int(v) for v in run.series.backwards if v]
@@ -272,7 +272,7 @@ def _is_divided(root: BackwardCall) -> bool:
 
 
 def accum_uneven(run: RecordedRun) -> Claim | None:
-    """Microbatches of unequal size that count the same."""
+    """Microbatches of unequal size that count equally."""
     uneven = []
     total = 0
     for look in run.sampled.steps:
@@ -284,7 +284,7 @@ def accum_uneven(run: RecordedRun) -> Claim | None:
         if len(sizes) != len(roots) or min(factors) == 0 or "Sum" in (roots[0].operations or [])[:2]:
             continue
         total += 1
-        weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # what one target counts
+        weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # the weight of one target
         if max(weights) > 1.3 * min(weights):
             uneven.append((look.step, sizes, roots[0].site))
     if total < 3 or len(uneven) < 0.5 * total:
@@ -304,7 +304,7 @@ def accum_uneven(run: RecordedRun) -> Claim | None:
 
 
 def _sizes(look: SampledStep) -> list[int]:
-    """How many targets each backward of a step averages over."""
+    """The number of targets that each backward of a step averages over."""
     losses = [n for n in look.calls.losses if n.trained_on]
     if len(losses) == len(look.backward_calls):
         if any(n.reduction != "mean" for n in losses):
@@ -322,7 +322,7 @@ def _ran_out(run: RecordedRun) -> bool:
 
 
 def graph_retained(run: RecordedRun) -> Claim | None:
-    """Graphs of past steps that something still holds."""
+    """Graphs of earlier steps that are still referenced."""
     crash, untrained = run.facts.crash, run.facts.preflight is not None
     if crash is not None and run.steps:  # the first step ran: this one met the graph of an earlier one
         freed = "backward through the graph a second time" in crash.message

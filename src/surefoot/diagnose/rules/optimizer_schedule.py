@@ -1,4 +1,4 @@
-"""Learning-rate schedules that fade too early, rebound, or climb."""
+"""Learning-rate schedules that decay too early, rebound, or rise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CYCLES = {"CosineAnnealingWarmRestarts", "OneCycleLR", "CyclicLR"}
 
 
 def schedule_broken(run: RecordedRun) -> Claim | None:
-    """The learning rate itself jumps, rebounds, or reaches nothing too early."""
+    """The learning rate itself jumps, rebounds, or reaches zero too early."""
     for held in run.optimizers:
         found = _schedule(run, held)
         if found is not None:
@@ -31,11 +31,11 @@ def schedule_broken(run: RecordedRun) -> Claim | None:
 
 @dataclass(frozen=True)
 class RateHistory:
-    """The learning rates of one optimizer, and what made them."""
+    """The learning rates of one optimizer, and their schedulers."""
 
     rates: list[float]
     base: float
-    """What the optimizer was made with."""
+    """The initial settings of the optimizer."""
     schedulers: list[SchedulerFacts]
     place: tuple[str, ...]
 
@@ -46,7 +46,7 @@ class RateHistory:
 
     @property
     def evidence(self) -> Evidence:
-        """Its ends and its top."""
+        """First, last and highest rate."""
         rates = self.rates
         found = {"lr_first": rates[0], "lr_highest": max(rates), "lr_last": rates[-1]}
         return found | {"schedulers": sorted(self.kinds), "steps": len(rates)}
@@ -80,7 +80,7 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
 
 
 def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
-    """The rate reaches nothing long before the end."""
+    """The rate reaches zero long before the end."""
     rates, count, top = known.rates, len(known.rates), max(known.rates)
     tiny = 1e-4 * top
     first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
@@ -97,7 +97,7 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
 
 
 def _rebound(known: RateHistory) -> Claim | None:
-    """A cosine that is stepped beyond its end climbs again."""
+    """A cosine that is stepped beyond its end rises again."""
     rates = known.rates
     for s in known.schedulers:
         period = s.cosine_period
@@ -115,7 +115,7 @@ def _rebound(known: RateHistory) -> Claim | None:
 
 
 def _climbs(run: RecordedRun, known: RateHistory) -> Claim | None:
-    """The rate jumps, or only grows, and the run does badly."""
+    """The rate jumps, or only grows, and the run fails."""
     rates, count, base, top = known.rates, len(known.rates), known.base, max(known.rates)
     jump = next((i for i in range(max(2, count // 20), count) if rates[i] > 5 * rates[i - 1] > 0), None)
     if jump is not None and (run.failing or _worse_after(run, jump)) and _is_kept_up(run, jump):
@@ -140,7 +140,7 @@ def _climbs(run: RecordedRun, known: RateHistory) -> Claim | None:
 
 
 def _is_kept_up(run: RecordedRun, step: int) -> bool:
-    """Whether the loss is worse to the end. Asked only where schedulers may be unknown: a warm restart comes back."""
+    """Whether the loss is worse to the end. Used only if schedulers may be unknown: a warm restart recovers."""
     if run.facts.scope != STEPS_ONLY:
         return True
     before = run.curve.finite[max(0, step - 20) : step]

@@ -1,4 +1,4 @@
-"""How far each step goes: learning rate, its schedule, clipping, decay, and what the optimizer divides by."""
+"""The size of each step: learning rate, its schedule, clipping, decay, and the denominator of the optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST = 10
 
 
 def too_high(run: RecordedRun) -> Claim | None:
-    """Updates are large against the weights before the loss goes wrong."""
+    """Updates are large relative to the weights before the loss fails."""
     if run.facts.preflight is not None:
         return _lower_learns(run.facts.preflight)
     curve = run.curve
@@ -77,7 +77,7 @@ def too_high(run: RecordedRun) -> Claim | None:
 
 
 def _stepped_at(run: RecordedRun) -> str:
-    """Where the optimizer was made; without one, where `backward` is called."""
+    """The line that made the optimizer; without one, the line that calls `backward`."""
     return run.main.site if run.main else next((root.site for root in run.sampled.backward_calls), "")
 
 
@@ -110,7 +110,7 @@ def _climbed(run: RecordedRun, early: float) -> bool:
 
 
 def _weights_grew(run: RecordedRun, until: int) -> bool:
-    """Whether the weights, taken together, became several times as large as they were at the first look."""
+    """Whether the weights together became several times as large as at the first sampled step."""
     sizes: dict[int, float] = {}
     for step, row in run.sampled.weight_updates():
         size = row.weight
@@ -120,7 +120,7 @@ def _weights_grew(run: RecordedRun, until: int) -> bool:
 
 
 def _restless(curve: LossCurve) -> bool:
-    """Whether the loss jumps about its level by a lot instead of settling."""
+    """Whether the loss varies strongly around its level instead of settling."""
     half = curve.finite[curve.count // 2 :]
     if len(half) < 8:
         return False
@@ -129,7 +129,7 @@ def _restless(curve: LossCurve) -> bool:
 
 
 def too_low(run: RecordedRun) -> Claim | None:
-    """Steady gradients, and steps too small to get anywhere."""
+    """Steady gradients, and steps too small to make progress."""
     if run.facts.preflight is not None:
         return _higher_learns(run.facts.preflight)
     curve = run.curve
@@ -162,7 +162,7 @@ def too_low(run: RecordedRun) -> Claim | None:
 
 
 def hardly_any_rate(run: RecordedRun) -> Claim | None:
-    """A learning rate of 0, or next to it, from the first step to the last."""
+    """A learning rate of 0, or almost 0, from the first step to the last."""
     held = run.main
     if held is None or run.facts.preflight is not None or not is_far_too_low(held):
         return None
@@ -182,7 +182,7 @@ def hardly_any_rate(run: RecordedRun) -> Claim | None:
 
 
 def no_warmup(run: RecordedRun) -> Claim | None:
-    """A transformer that is thrown off course in its first steps, at full learning rate."""
+    """A transformer that diverges in its first steps, at full learning rate."""
     if run.facts.preflight is not None:
         return _learns_gradually(run.facts.preflight)
     curve = run.curve
@@ -218,7 +218,7 @@ def no_warmup(run: RecordedRun) -> Claim | None:
 # ── rates tried on copies ────────────────────────────────────────────────────────────────────────────────────────────
 
 _FELL = 0.1
-"""The fall, as a share of the first loss, from which a probe is said to have learned."""
+"""The fall, as a share of the first loss, from which a probe has learned."""
 
 
 def fails_at_its_rate(preflight: PreflightFacts) -> bool:
@@ -282,7 +282,7 @@ def _ends(probe: RateProbe) -> str:
 
 
 def epsilon(run: RecordedRun) -> Claim | None:
-    """Adam's eps outweighs the root of the second moment, or is too small to help."""
+    """Adam's eps dominates the root of the second moment, or is too small to help."""
     if not run.main:
         return None
     eps = run.main.first_group.eps
@@ -324,7 +324,7 @@ def epsilon(run: RecordedRun) -> Claim | None:
 
 
 def weight_decay(run: RecordedRun) -> Claim | None:
-    """Decay outweighs the gradient and the weights shrink away."""
+    """Decay dominates the gradient, and the weights shrink."""
     if not run.main or (run.curve.learned and run.curve.drop > 0.6):
         return None
     decay = max((group.weight_decay or 0.0) for group in run.main.settings or [run.main.first_group])
@@ -332,7 +332,7 @@ def weight_decay(run: RecordedRun) -> Claim | None:
         return None
     first, rate = next(iter(run.sampled.update_ratios()), 0.0), max(run.lr, default=0.0)
     if first > 1.0 and first > 10 * rate * decay:
-        return None  # the gradients' steps threw the weights far out, and the decay only brings them back
+        return None  # the steps of the gradients moved the weights far, and the decay only brings them back
     decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
     shares, shrink = [], []
     for update in run.sampled.optimizer_updates(run.main.number, first=3):
@@ -425,7 +425,7 @@ def _foreign_moments(preflight: PreflightFacts) -> Claim | None:
 
 
 def _emptied_moments(run: RecordedRun) -> Claim | None:
-    """The second moment fell faster than its decay allows, and its age went on: it was reset by half.
+    """The second moment fell faster than its decay allows, while its age continued: it was partly reset.
 
     No gradient lowers it below what its decay leaves of it; the rest is for moments in bfloat16. Of float16, whose
     small values are 0, nothing is concluded.
@@ -438,7 +438,7 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
             held = next(o for o in run.facts.optimizers if o.number == step.optimizer)
             decays = [group.betas[1] for group in held.settings if group.betas]
             if not decays:
-                continue  # RMSprop and Adadelta decay by settings of their own
+                continue  # RMSprop and Adadelta have their own decay settings
             beta = min(decays)
             for row in step.rows:
                 second, age = row.second_moment, row.age
@@ -467,8 +467,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
 
 
 def clip_saturated(run: RecordedRun) -> Claim | None:
-    """Nearly every step is clipped by far, and learning is slow."""
-    untrained = run.facts.preflight is not None  # whether it hurts is not known yet
+    """Nearly every step is clipped strongly, and learning is slow."""
+    untrained = run.facts.preflight is not None  # whether this does harm is not known yet
     if not run.main or (run.curve.learned and run.curve.drop > 0.3 and not untrained):
         return None
     pairs = [

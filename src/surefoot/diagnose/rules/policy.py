@@ -1,4 +1,4 @@
-"""Policies and rewards: what a policy gradient was given, and what became of the policy."""
+"""Policies and rewards: the inputs of a policy gradient, and the course of the policy."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOGS = {"log_prob", "log_softmax", "gather", "logsumexp"}
 
 
 def advantages(run: RecordedRun) -> list[ProductCall]:
-    """What log-probabilities, or importance ratios, were multiplied with."""
+    """The factors of log-probabilities, or of importance ratios."""
     return [n for n in run.sampled.calls.products if n.other.std is not None and set(n.history) & (_LOGS | {"exp"})]
 
 
 def is_policy(run: RecordedRun) -> bool:
-    """Whether the script trains a policy: log-probabilities of drawn actions, weighted by what they brought."""
+    """Whether the script trains a policy: log-probabilities of drawn actions, weighted by their results."""
     if run.facts.policy_entropies or run.sampled.calls.ratios:
         return True
     return any(not n.other_binary or n.other.max == 0 for n in advantages(run)) and not any(
@@ -67,7 +67,7 @@ def _value_errors(run: RecordedRun) -> list[DifferenceCall]:
 
 
 def gain(run: RecordedRun) -> float | None:
-    """How far the returns rose, in units of their early spread; `None` if those of the second half are not known."""
+    """The rise of the returns, in units of their early spread; `None` if those of the second half are not known."""
     known = returns(run)
     third = max(2, len(known) // 3)
     early, late = known[:third], [each for each in known[third:] if each[0] >= run.steps / 2]
@@ -78,7 +78,7 @@ def gain(run: RecordedRun) -> float | None:
 
 
 def entropies(run: RecordedRun) -> list[tuple[int, float]]:
-    """Step and entropy of the policy, as a share of the largest it could have."""
+    """Step and entropy of the policy, as a share of the maximum."""
     own = [(p.step, p.entropy / math.log(p.actions)) for p in run.facts.policy_entropies if p.actions > 1]
     if own or not is_policy(run):
         return own
@@ -134,7 +134,7 @@ def _no_gradient(run: RecordedRun) -> Claim | None:
 
 
 def ratio_explosion(run: RecordedRun) -> Claim | None:
-    """Importance ratios of which a few are orders of magnitude above the rest."""
+    """A few importance ratios that are orders of magnitude above the rest."""
     notes = [n for n in run.sampled.calls.ratios if n.count > 1]
     wild = [n for n in notes if not n.largest < 10]
     if len(wild) < 2 or all(n.largest < 20 for n in wild):
@@ -152,7 +152,7 @@ def ratio_explosion(run: RecordedRun) -> Claim | None:
 
 
 def divergences(run: RecordedRun) -> tuple[list[tuple[int, float]], str]:
-    """Step and KL divergence from the old or reference policy, and where it was taken."""
+    """Step and KL divergence from the old or reference policy, and the line that computed it."""
     ratios = [(n.step, n.kl, n.site) for n in run.sampled.calls.ratios]
     apart = [
         (n.step, n.input.mean - n.target.mean, n.site)
@@ -174,7 +174,7 @@ def divergences(run: RecordedRun) -> tuple[list[tuple[int, float]], str]:
 
 
 def kl_blowup(run: RecordedRun) -> Claim | None:
-    """The policy moves away from the one it is measured against, further and further."""
+    """The policy moves further and further from its reference."""
     if not is_policy(run) and not run.facts.policy_divergences:
         return None
     found, site = divergences(run)
@@ -211,7 +211,7 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
     values = [value for _, value in found]
     start, end = max(values[: max(2, len(values) // 10)]), median(values[-max(3, len(values) // 5) :])
     if max(values) < 0.05:
-        return _born_certain(run, values)
+        return _starts_certain(run, values)
     if start < 0.3 or end > 0.05:
         return None
     last_high = max((step for step, value in found if value > 0.1), default=0)
@@ -236,7 +236,7 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
     )
 
 
-def _born_certain(run: RecordedRun, values: list[float]) -> Claim | None:
+def _starts_certain(run: RecordedRun, values: list[float]) -> Claim | None:
     """A policy that never explored at all."""
     rise = gain(run)
     if rise is not None and rise > 1.5:
@@ -252,7 +252,7 @@ def _born_certain(run: RecordedRun, values: list[float]) -> Claim | None:
 
 
 def reward_scale(run: RecordedRun) -> Claim | None:
-    """Returns far from unit scale, a value loss that drowns the policy's, and a policy that does not get better."""
+    """Returns far from unit scale, a value loss that dominates the policy's, and a policy that does not improve."""
     if not is_policy(run):
         return None
     known = [n for n in _fitted_values(run) if n.target.std is not None]
@@ -288,7 +288,7 @@ def reward_scale(run: RecordedRun) -> Claim | None:
 
 
 def _value_share(run: RecordedRun) -> float | None:
-    """Which part of the gradient comes from terms that fit values."""
+    """The share of the gradient that comes from terms that fit values."""
     shares = []
     for root in run.sampled.backward_calls:
         terms = root.terms or []
@@ -300,7 +300,7 @@ def _value_share(run: RecordedRun) -> float | None:
 
 
 def _seen_or_logged(seen: Callable[[RecordedRun], Claim | None], logged: Callable[[RecordedRun], Claim | None]) -> Any:
-    """A rule that reads the operations of the loss, and what the trainer has logged where these show nothing."""
+    """A rule that reads the operations of the loss, or else what the trainer has logged."""
 
     @functools.wraps(seen)
     def find(run: RecordedRun) -> Claim | None:

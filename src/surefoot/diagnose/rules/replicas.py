@@ -1,4 +1,4 @@
-"""Replicas that a stabilizer found to differ while the run went on; for `surefoot run` see `rank_rules`."""
+"""Replicas that a stabilizer found to differ during the run; for `surefoot run` see `rank_rules`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODE = "dist.replicas-diverged"
 
 
 def alarmed(run: RecordedRun) -> Claim | None:
-    """The first alarm says which rank and when; a later one, after a closer look, also names the tensor."""
+    """The first alarm has the rank and the step; a later, detailed one also names the tensor."""
     alarms = [event for event in run.events(IncidentEvent) if event.kind == CODE]
     if not alarms:
         return None

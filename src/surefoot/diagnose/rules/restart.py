@@ -1,4 +1,4 @@
-"""Restarts that forget part of the state or go over old batches, and runs nobody can repeat."""
+"""Restarts that lose part of the state or repeat batches, and runs that cannot be repeated."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Restart:
 
     file: FileLoadedEvent
     events: list[Event]
-    """From reading the file up to the next training step."""
+    """The events from reading the file up to the next training step."""
     optimizers: list[OptimizerFacts]
-    """Those that trained after it."""
+    """The optimizers that trained after it."""
     position: int
-    """Where reading the file stands among the events."""
+    """The position of reading the file among the events."""
 
     def loads(self, kind: type[OptimizerLoadedEvent | SchedulerLoadedEvent | ScalerLoadedEvent]) -> bool:
         """Whether a state of this kind was loaded."""
@@ -73,7 +73,7 @@ class RestartJump:
 
 
 def restarts(run: RecordedRun) -> list[Restart]:
-    """Where a checkpoint was read from a file and put into a model that was then trained on."""
+    """The restarts: a checkpoint was read from a file and put into a model that was then trained."""
     events = run.facts.events
     found: list[Restart] = []
     for position, event in enumerate(events):
@@ -95,14 +95,14 @@ def _trains_after(optimizer: OptimizerFacts, run: RecordedRun, position: int) ->
 
 
 def has_memory(optimizer: OptimizerFacts) -> bool:
-    """Whether an optimizer keeps moments, so that starting over loses something."""
+    """Whether an optimizer keeps moments, so that a new one loses something."""
     if optimizer.type == "SGD":
         return bool(optimizer.first_group.momentum)
     return True
 
 
 def state_missing(run: RecordedRun) -> Claim | None:
-    """The parameters continue, something else that was there before starts over."""
+    """The parameters continue, but another part of the state starts again."""
     for restart in reversed(restarts(run)):
         holds, restored = restart.file.holds, restart.loads(OptimizerLoadedEvent)
         kept = restart.loads(SchedulerLoadedEvent)
@@ -135,7 +135,7 @@ def _loses_scale(run: RecordedRun, restart: Restart) -> bool:
 
 
 def _is_new_scaler(run: RecordedRun, restart: Restart) -> bool:
-    """Whether the scaler after the restart is another one than before it: one that goes on keeps its scale."""
+    """Whether the scaler after the restart is a new one: a scaler that continues keeps its scale."""
     before, made = restart.file.scaler_attempts, run.facts.loss_scaler.made_at
     return before == 0 or made is None or any(at >= before for at in made)
 
@@ -149,8 +149,8 @@ def _skips_after(run: RecordedRun, restart: Restart) -> int:
 def moments_of_another_step(run: RecordedRun) -> Claim | None:
     """Weights and moments were read from two files that were written at different steps.
 
-    Said only if the file of every state is known, and no weights came from the file of the moments: a script may load
-    other models beside, such as an average of the weights.
+    Claimed only if the file of every state is known, and no weights came from the file of the moments: a script may
+    load further models, such as an average of the weights.
     """
     files = [event for event in run.facts.events if isinstance(event, FileLoadedEvent)]
     for restart in reversed(restarts(run)):
@@ -161,7 +161,7 @@ def moments_of_another_step(run: RecordedRun) -> Claim | None:
             continue
         trained = [each for each in run.parameters.values() if moments[-1].optimizer in each.optimizers]
         if not any(each.loaded for each in trained):
-            continue  # what was loaded is not what is trained: a frozen model under a prompt or an adapter
+            continue  # the loaded model is not the trained one: a frozen model with a prompt or an adapter
         later = [o for o in restart.optimizers if o.number == moments[-1].optimizer and has_memory(o)]
         steps = _steps_of(run, files[source], files[file], moments[-1])
         if later and steps is not None and abs(steps[0] - steps[1]) > 0.1 * max(steps):
@@ -172,7 +172,7 @@ def moments_of_another_step(run: RecordedRun) -> Claim | None:
 def _steps_of(
     run: RecordedRun, weights: FileLoadedEvent, moments: FileLoadedEvent, loaded: OptimizerLoadedEvent
 ) -> tuple[int, int] | None:
-    """The steps that weights and moments are of, counted alike; `None` if that cannot be told."""
+    """The steps of weights and moments, counted in the same way; `None` if they are not known."""
     if weights.saved_at_step is not None and moments.saved_at_step is not None:
         return weights.saved_at_step, moments.saved_at_step
     if weights.progress is not None and moments.progress is not None:
@@ -184,7 +184,7 @@ def _steps_of(
 
 
 def _before(run: RecordedRun, restart: Restart) -> OptimizerFacts | None:
-    """The optimizer of the same kind, settings and job that worked before the restart, in this very process."""
+    """The optimizer of the same kind, settings and job before the restart, in this process."""
     new = restart.optimizers[-1]
     shapes = _shapes(run, new.number)
     for old in run.optimizers:
@@ -306,7 +306,7 @@ def _claim_rate(restart: Restart, jump: tuple[float, float]) -> Claim:
 
 
 def data_replayed(run: RecordedRun) -> Claim | None:
-    """After a restart in the middle of an epoch, the batches of that epoch come from its beginning again."""
+    """After a restart in the middle of an epoch, the batches of that epoch start from its beginning again."""
     for restart in restarts(run):
         at = restart.file.step
         if at < 2:
@@ -336,7 +336,7 @@ def data_replayed(run: RecordedRun) -> Claim | None:
 
 
 def _replayed(before: list[int], after: list[int]) -> tuple[int, int] | None:
-    """Where the batches after the restart had been seen before it, and for how long they follow the old order."""
+    """Where the batches after the restart had occurred before it, and for how long they follow the old order."""
     places = [i for i, print_ in enumerate(before) if print_ == after[0]]
     best = None
     for start in places:
@@ -351,14 +351,14 @@ def _replayed(before: list[int], after: list[int]) -> tuple[int, int] | None:
 def _in_mid_epoch(
     run: RecordedRun, restart: Restart, before: list[int], after: list[int], replay: tuple[int, int]
 ) -> bool:
-    """Whether the epoch went on beyond what had been seen: then its beginning should not have come again."""
+    """Whether the epoch continued beyond the known batches: then its beginning should not have been repeated."""
     start, length = replay
     if start + length < min(len(before), start + len(after)):
-        return False  # the replay left the old order by itself: another epoch, or chance
+        return False  # the replay left the old order: another epoch, or chance
     if after[0] in before[start + 1 :] or len(set(before[start:])) < len(before) - start:
-        return False  # the sequence had come round already: one more epoch in a fixed order
+        return False  # the sequence had already been repeated: one more epoch in a fixed order
     if after[0] in after[1:]:
-        return False  # it comes round afterwards: the restart was at the end of an epoch
+        return False  # it repeats afterwards: the restart was at the end of an epoch
     until = restart.file.backward
     drawn = [b for b in run.facts.batches if b.backward < until and b.grad_mode]
     if length >= len(after) and drawn:

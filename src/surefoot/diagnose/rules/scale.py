@@ -1,4 +1,4 @@
-"""How large things are from layer to layer: weights at the start, activations, gradients, dead and saturated units."""
+"""Scales from layer to layer: initial weights, activations, gradients, dead and saturated units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEALTHY_GAIN = (0.1, 3.0)
 
 
 def _chain(run: RecordedRun) -> list[LayerCall]:
-    """The weight layers of the first step, in the order they ran, before anything was updated."""
+    """The layers with weights in the first step, in call order, before any update."""
     if not run.sampled.steps or run.sampled.steps[0].step > (
         0 if run.main else 1
     ):  # a loop without optimizer is seen from step 1
@@ -36,7 +36,7 @@ def _chain(run: RecordedRun) -> list[LayerCall]:
 
 
 def _gains(run: RecordedRun, chain: list[LayerCall]) -> list[float]:
-    """Gain of each layer's weight as it was at first sight."""
+    """The gain of each layer's weight when it was first recorded."""
     found = []
     for note in chain:
         first = run.parameters[note.parameter].first if note.parameter is not None else WeightScale()
@@ -55,11 +55,11 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     entering = chain[0].in_std
     first, last = chain[0].out_std or 0.0, max(note.out_std or 0.0 for note in chain)
     if entering is not None and entering > 10:
-        return None  # the data is what is large
+        return None  # the data itself is large
     worst = max(gains)
     large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
-    extreme = large and last > 100 * max(1.0, entering or 1.0)  # nothing that starts there starts well
+    extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
     if not (large or grows) or not (_badly(run) or (extreme and not _ended_well(run))):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
@@ -75,14 +75,14 @@ def init_too_large(run: RecordedRun) -> Claim | None:
 
 
 def _ended_well(run: RecordedRun) -> bool:
-    """Whether the loss ended far below the best constant answer; where that is not known, at a thousandth of itself."""
+    """Whether the loss ended far below the best constant answer, or, if that is unknown, at a thousandth of itself."""
     curve = run.curve
     level = curve.chance
     return curve.learned and curve.end < (0.5 * level if level is not None else 1e-3 * abs(curve.start))
 
 
 def _starts_above_chance(run: RecordedRun) -> Claim | None:
-    """Before training: a classifier that is surer of its answers than it can be, and wrong."""
+    """Before training: a classifier that is more confident than it can be, and wrong."""
     losses = run.sampled.steps[0].calls.losses if run.facts.preflight is not None and run.sampled.steps else []
     if len(losses) != 1 or losses[0].op != "cross_entropy" or losses[0].reduction != "mean" or not losses[0].targets:
         return None
@@ -100,31 +100,31 @@ def _starts_above_chance(run: RecordedRun) -> Claim | None:
 
 
 def init_too_small(run: RecordedRun) -> Claim | None:
-    """Activations die with depth before the first update."""
+    """Activations vanish with depth before the first update."""
     chain = _chain(run)
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains:
         return None
     entering = chain[0].in_std or 1.0
-    # The doctor knows that a few rows can be learned; what of the input reaches the last layer tells all the same.
+    # The doctor knows that a few rows can be learned; the part of the input that reaches the last layer shows it too.
     lost = run.facts.preflight is not None and _passes(gains) < 1e-4 and (chain[-1].in_std or 0.0) < 0.1 * entering
     if run.curve.before_bad.learned and not lost:
         return None
     inner = chain[:-1]
     if any(note.parameter is None and note.op not in RECURRENT for note in inner):
-        return None  # weights that are computed, as by weight normalization, have another scale than their parts
+        return None  # computed weights, as in weight normalization, have another scale than their parts
     last = chain[-1].in_std or 0.0
-    if not _starts_at_zero(run, chain[-1].parameter):  # as heads do on purpose, which says nothing about what they get
-        last = min(chain[-1].out_std or 0.0, last)  # a bias may hide the death
+    if not _starts_at_zero(run, chain[-1].parameter):  # heads do so on purpose, which says nothing about their inputs
+        last = min(chain[-1].out_std or 0.0, last)  # a bias may hide that the activations vanish
     if any(run.parameters[n.parameter].first.rows_equal for n in inner if n.parameter is not None):
         return None
     notes = run.sampled.steps[0].calls.activations
     if any(note.units and (note.dead or 0) > 0.7 * note.units for note in notes):
-        return None  # the units are dead, whatever the scale
+        return None  # the units are dead, at any scale
     if any((note.saturated or 0) > 0.6 for note in notes):
-        return None  # a closed gate lets nothing through, whatever the scale
+        return None  # a closed gate passes nothing, at any scale
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
-    # Biases differ from unit to unit and are all that is left; what passes of the input is the product of the gains.
+    # Only the biases remain, which differ between units; the product of the gains is what passes of the input.
     small = small or (
         max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
     )
@@ -184,7 +184,7 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
 
 
 _ROUNDING = 1e-2
-"""The share of an update by which rounding, or a bias, may part rows that get the same gradient."""
+"""The share of an update by which rounding, or a bias, may separate rows with the same gradient."""
 
 
 def _alike_after_updates(preflight: PreflightFacts) -> Claim | None:
@@ -208,7 +208,7 @@ def dead_units(run: RecordedRun) -> Claim | None:
     for (module, site, _, units), notes in _rectified(run).items():
         late = notes[len(notes) // 2 :] if len(notes) > 4 else notes
         if len(late) < 2 or units < 4 or notes[0].step > run.sampled.steps[:2][-1].step:
-            continue  # what comes only later is an evaluation with gradients, and no layer that is trained
+            continue  # a layer that appears only later belongs to an evaluation with gradients, and is not trained
         silent = set(late[0].dead_units or ())
         for note in late:
             silent &= set(note.dead_units or ())
@@ -233,10 +233,10 @@ def dead_units(run: RecordedRun) -> Claim | None:
 
 
 def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[ActivationCall]]:
-    """Notes of rectified layers: by module, line, place among the calls of that line, and width.
+    """Records of rectified layers: by module, line, position among the calls of that line, and width.
 
-    A line that runs often in one step, as a recurrence does, is one layer. Places are counted from the last call of a
-    step: an evaluation comes before it, and would otherwise make the same layer a new one in the step that follows.
+    A line that runs often in one step, as in a recurrence, is one layer. Positions are counted from the last call of a
+    step: an evaluation comes before it, and would otherwise make the same layer a new one in the next step.
     """
     groups: dict[tuple[str, str, int, int], list[ActivationCall]] = {}
     for look in run.sampled.steps:
@@ -251,7 +251,7 @@ def _rectified(run: RecordedRun) -> dict[tuple[str, str, int, int], list[Activat
 
 
 def saturated_units(run: RecordedRun) -> Claim | None:
-    """Hidden sigmoid or tanh units that sit at their bounds."""
+    """Hidden sigmoid or tanh units that are at their bounds."""
     groups: dict[tuple[str, str, str], list[ActivationCall]] = {}
     for look in run.sampled.steps:
         last_layer = max((n.index for n in look.calls.layers), default=-1)
@@ -276,7 +276,7 @@ def saturated_units(run: RecordedRun) -> Claim | None:
 
 
 def _depth_profile(run: RecordedRun, looks: list[SampledStep]) -> list[tuple[int, float]]:
-    """Weight layers from first to last with the typical size of their gradient's entries, relative to the weights."""
+    """Layers with weights from first to last, with the typical size of their gradients relative to the weights."""
     if not run.sampled.steps:
         return []
     order: list[int] = []
@@ -297,7 +297,7 @@ def _depth_profile(run: RecordedRun, looks: list[SampledStep]) -> list[tuple[int
 
 
 def vanishing_gradient(run: RecordedRun) -> Claim | None:
-    """The gradient dies on its way back to the first layers."""
+    """The gradient vanishes on its way back to the first layers."""
     early = run.sampled.steps[:6]
     profile = _depth_profile(run, early)
     if len(profile) < 4:
@@ -321,10 +321,10 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
 
 
 def _recovers(sizes: list[float], last: float) -> bool:
-    """Whether one of the first three layers gets what those behind them get: then no gradient is lost on the way back.
+    """Whether one of the first three layers gets as much gradient as the later ones: then none is lost on the way back.
 
-    Queries and keys have far smaller gradients than their neighbours while attention is even, and a last layer far
-    larger ones than all before it if its own weights are small: both are so at any depth.
+    Queries and keys have far smaller gradients than their neighbours while attention is uniform, and a last layer has
+    far larger ones than all others if its own weights are small: both at any depth.
     """
     behind = sizes[3 : -max(1, len(sizes) // 4)]
     return bool(behind) and max(sizes[:3]) > max(0.3 * median(behind), 1e-3 * last)
@@ -351,7 +351,7 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
                 where=(run.label(profile[0][0]), run.label(profile[-1][0])),
                 evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
             )
-    thrown = max(run.sampled.update_ratios()[:3], default=0.0) > 0.3  # the learning rate did it
+    thrown = max(run.sampled.update_ratios()[:3], default=0.0) > 0.3  # the learning rate caused it
     if recurrent and (norms[0] > 100 or (max(norms) > 100 * median(norms) and not thrown)):
         return Claim(
             0.85,
@@ -371,7 +371,7 @@ def _step_of(run: RecordedRun, norm: float) -> int | None:
 
 
 def _jumped(run: RecordedRun, norms: list[float]) -> Claim | None:
-    """Within a few steps one norm is far beyond all before it; the first three set the record."""
+    """Within a few steps one norm is far beyond all earlier ones; the first three set the record."""
     jumps = [(norm / record, norm) for i, norm in enumerate(norms) if i > 2 and (record := max(norms[:i])) > 0]
     jump, norm = max(jumps, default=(1.0, 0.0))
     if jump < 100:
@@ -407,7 +407,7 @@ def _spiky(run: RecordedRun) -> bool:
 
 
 def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
-    """Batch norm computes its statistics over almost nothing."""
+    """Batch norm computes its statistics over very few values."""
     crash = run.facts.crash
     if crash is not None and "more than 1 value per channel" in crash.message:
         return Claim(
@@ -447,7 +447,7 @@ class AttentionLogits(NamedTuple):
 
 
 def attention_logit_growth(run: RecordedRun) -> Claim | None:
-    """Attention logits climb until the softmax is one-hot."""
+    """Attention logits grow until the softmax is one-hot."""
     groups: dict[tuple[str, str], list[AttentionLogits]] = {}
     for note in run.sampled.calls.softmaxes:
         if note.largest is not None and note.entropy is not None and note.attends is not False:
@@ -476,7 +476,7 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
 
 
 def _badly(run: RecordedRun) -> bool:
-    """Whether the run went wrong: not finite, risen, spiky, or never clearly fallen."""
+    """Whether the run failed: not finite, risen, spiky, or never clearly fallen."""
     return run.nonfinite.seen or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
 
 

@@ -1,6 +1,6 @@
 """Sequences of tokens: targets at the wrong offset from the inputs, and padding that counts in the loss.
 
-Both are read off the values: the ids that an embedding looked up, and the labels that reached the loss in that step.
+Both are read from the values: the ids that an embedding looked up, and the labels that reached the loss in that step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from surefoot.record.facts import Causality, LossCall, TokenAlignment
 
 _FEWEST = 3
-"""Sampled steps that must agree."""
+"""The number of sampled steps that must agree."""
 _ALL, _FEW = 0.99, 0.9
 
 
 def _aligned(run: RecordedRun) -> dict[str, list[tuple[LossCall, TokenAlignment]]]:
     """The losses of the run with the ids they are compared with, by the line that looked the ids up.
 
-    Of the ids of one line, those that were looked up last before the loss are its own; others are of evaluations.
+    Among the ids of one line, the last ones before the loss belong to it; others belong to evaluations.
     """
     found: dict[str, list[tuple[LossCall, TokenAlignment]]] = {}
     for loss in run.sampled.training_losses(*CLASS_LOSSES):
@@ -38,7 +38,7 @@ def target_offset(run: RecordedRun) -> Claim | None:
     """Targets that are the inputs themselves, or the inputs two tokens later."""
     groups = _aligned(run)
     if any(tokens.following > _ALL for pairs in groups.values() for _, tokens in pairs):
-        return None  # a head for the next token is there: another one may look elsewhere on purpose
+        return None  # there is a head for the next token: another one may use another offset on purpose
     for pairs in groups.values():
         tokens = [held for _, held in pairs]
         if min(held.second for held in tokens) > _ALL and max(held.same for held in tokens) < _FEW:
@@ -51,10 +51,10 @@ def target_offset(run: RecordedRun) -> Claim | None:
 
 
 def _causal(run: RecordedRun) -> Causality | None:
-    """What shows that a model whose targets are its inputs sees nothing but the inputs so far.
+    """Evidence that a model whose targets are its inputs depends only on the inputs so far.
 
-    A model that sees the whole row is an autoencoder, or one that fills masked tokens: it is given its own inputs as
-    targets on purpose.
+    A model that uses the whole row is an autoencoder, or fills masked tokens: its targets are its own inputs on
+    purpose.
     """
     for root in run.sampled.backward_calls:
         facts = root.causality
@@ -119,7 +119,7 @@ def padding_counted(run: RecordedRun) -> Claim | None:
 
 
 def _ends_in_padding(tokens: TokenAlignment) -> bool:
-    """Whether the last label of the rows is one of padding: in runs of their own lengths, and nearly nowhere else."""
+    """Whether the last label of the rows is padding: in runs of different lengths, and almost nowhere else."""
     is_run = tokens.tail_share > 0.1 and tokens.tail_elsewhere < 0.05 and tokens.tail_lengths >= 3
     return is_run and tokens.tail_padded > 0.95
 

@@ -1,7 +1,7 @@
-"""Validation against training over the run: overfitting, erratic validation, forgetting of an earlier task.
+"""Compares validation with training over the run: overfitting, erratic validation, forgetting of an earlier task.
 
-All three rest on the losses of evaluation passes (`diagnose/validation.py`) and so need a script that computes one of
-torch's loss functions on a validation set without gradients, several times. Accuracies are not seen.
+All three use the losses of evaluation passes (`diagnose/validation.py`) and so need a script that computes one of
+torch's loss functions on a validation set without gradients, several times. Accuracies are not observed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ FEWEST_PASSES = 6
 LEAST = 0.02
 """A validation loss has fallen, or risen, if it has by this share of the first training loss."""
 FEWEST_AFTER = 3
-"""So many passes after the best one must be above it."""
+"""The number of passes after the best one that must be above it."""
 LOST_REMARK, LOST_WARNING = 0.03, 0.1
-"""Which share of what was learned must be lost again, measured by the validation loss."""
+"""The share of the progress that must be lost again, measured by the validation loss."""
 FELL = 0.8
-"""Training went on if its loss is below this share of what it was at the best pass."""
+"""Training continued if its loss is below this share of its value at the best pass."""
 FEWEST_ERRATIC = 10
 ERRATIC = 0.25
-"""A validation loss is erratic if it typically jumps by so large a share of all that was learned …"""
+"""A validation loss is erratic if it typically jumps by this share of the progress …"""
 STEADY = 0.05
 """… while that of training moves by less than this share."""
 FORGOTTEN = 0.25
-"""A task is forgotten if its loss has come back by this share of the way to the loss of the new task's beginning."""
+"""A task is forgotten if its loss has returned by this share to the loss at the beginning of the new task."""
 
 
 def _overfitting(run: RecordedRun) -> Claim | None:
-    """The validation loss has a lowest point, after which it rises steadily while the training loss goes on falling."""
+    """The validation loss has a minimum, after which it rises steadily while the training loss continues to fall."""
     if run.nonfinite.seen or run.curve.rose:
         return None
     found = [claim for curve in validation_curves(run, FEWEST_PASSES) if (claim := _overfits(curve)) is not None]
@@ -48,7 +48,7 @@ def _overfits(curve: ValidationCurve) -> Claim | None:
     at, learned, rise = curve.best_at, curve.learned, curve.end - curve.best
     later = curve.smooth[at + 1 :]
     if learned <= LEAST * abs(curve.start) or at == 0 or len(later) < FEWEST_AFTER:
-        return None  # a set that was never learned at all has another cause
+        return None  # a set that was never learned has another cause
     lost = rise / learned
     tail = curve.losses[-FEWEST_AFTER:]
     is_steady = rise > max(2 * curve.jump, LEAST * abs(curve.start)) and min(tail) > curve.best + 0.5 * rise
@@ -61,7 +61,7 @@ def _overfits(curve: ValidationCurve) -> Claim | None:
     return Claim(
         min(0.95, 0.75 + lost),
         f"The validation loss is lowest at step {step:,} ({curve.best:.4g}) and {curve.end:.4g} at the end, while the "
-        f"training loss went on from {before:.4g} to {now:.4g}: {share} is lost again.",
+        f"training loss continued from {before:.4g} to {now:.4g}: {share} is lost again.",
         step=step,
         evidence={
             "best_step": step,
@@ -79,7 +79,7 @@ def _overfits(curve: ValidationCurve) -> Claim | None:
 
 
 def _erratic(run: RecordedRun) -> Claim | None:
-    """The validation loss jumps up and down between passes, while that of training falls smoothly."""
+    """The validation loss varies strongly between passes, while that of training falls smoothly."""
     if run.nonfinite.seen or run.curve.rose:
         return None
     for curve in validation_curves(run, FEWEST_ERRATIC):
@@ -113,7 +113,7 @@ def _erratic(run: RecordedRun) -> Claim | None:
 
 
 def _forgetting(run: RecordedRun) -> Claim | None:
-    """A set that the loaded model knew before the first step, and knows less and less while it learns another one."""
+    """A set that the loaded model had learned before the first step, and forgets while it learns another one."""
     main = run.main
     if main is None or run.nonfinite.seen or not _begins_trained(run):
         return None

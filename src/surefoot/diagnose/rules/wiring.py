@@ -1,4 +1,4 @@
-"""What is connected to what: parameters, optimizers, gradients, and the mode a model is in."""
+"""The wiring of parameters, optimizers and gradients, and the mode of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
-    """Each backward starts with the gradient the last step already used."""
+    """Each backward starts with the gradient that the last step already used."""
     everyone: list[OptimizerFacts | None] = [*run.optimizers] or [None]
     for held in everyone:
         left = present((held.series if held is not None else run.facts.backward_series).leftover[1:])
@@ -44,7 +44,7 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
 
 
 def _read_at_others(run: RecordedRun, held: OptimizerFacts) -> bool:
-    """Whether most backwards that were looked at and reach the parameters of an optimizer are for another one's step.
+    """Whether most sampled backward calls that reach the parameters of an optimizer belong to another one's step.
 
     A generator's backward goes through the discriminator, whose gradients are cleared only before its own.
     """
@@ -57,21 +57,21 @@ def _read_at_others(run: RecordedRun, held: OptimizerFacts) -> bool:
 def _never_fall(left: list[float]) -> bool:
     """Whether the share of parameters with an old gradient only grows, and is never 0.
 
-    Where layers begin at 0, most gradients are 0 in the first steps, and no old gradient can be seen. A gradient that
+    If layers begin at 0, most gradients are 0 in the first steps, and an old gradient is not visible. A gradient that
     is never cleared does not become 0 again.
     """
     return left[0] > 0 and left[-1] > 0.5 and left == sorted(left)
 
 
 def no_update(run: RecordedRun) -> Claim | None:
-    """Gradients exist, and the parameters stay as they are."""
+    """Gradients exist, but the parameters do not change."""
     if run.facts.loss_scaler.skips:
         return None
     made = run.facts.optimizers
-    compiled = run.facts.compiled  # a compiled `step` is not seen
+    compiled = run.facts.compiled  # a compiled `step` is not observed
     if made and not run.optimizers and not compiled and run.facts.backwards >= 5:
         if (run.curve.learned and not run.blind) or any(p.moved_alone for p in run.parameters.values()):
-            return None  # something else moves them
+            return None  # something else changes them
         return Claim(
             0.95,
             f"backward ran {run.facts.backwards} times, but `step` of the {_named(made[0])} was never called: the loss "
@@ -128,7 +128,7 @@ def is_far_too_low(held: OptimizerFacts) -> bool:
 
 
 def _never_moved(run: RecordedRun) -> Claim | None:
-    """A loop without an optimizer, whose parameters stay where they are."""
+    """A loop without an optimizer, whose parameters do not change."""
     mine = [run.parameters[n] for n in run.facts.updated_by_hand if n is not None]
     looked = [p for p in mine if p.in_graph >= 3]
     norms = run.grad_norms
@@ -163,7 +163,7 @@ def _named(held: OptimizerFacts) -> str:
 
 
 def parameters_missing(run: RecordedRun) -> Claim | None:
-    """A parameter the loss depends on that no optimizer was given."""
+    """A parameter that the loss depends on, but that is in no optimizer."""
     if not run.optimizers:
         return None
     given = [p for p in run.parameters.values() if p.optimizers]
@@ -200,7 +200,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
 
 
 def frozen_parameters(run: RecordedRun) -> Claim | None:
-    """Most of what the optimizer was given cannot change."""
+    """Most parameters of the optimizer cannot change."""
     mine = [p for p in run.parameters.values() if p.optimizers and p.model]
     frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = _numel(frozen) / max(1, _numel(mine))
@@ -223,7 +223,7 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
 
 
 def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
-    """Most of a model is frozen at random values and was given to no optimizer, and the rest does not learn."""
+    """Most of a model is frozen at random values and in no optimizer, and the rest does not learn."""
     trained = {p.model for p in run.parameters.values() if p.optimizers and p.model and p.changed}
     mine = [p for p in run.parameters.values() if p.model in trained and p.registered]
     frozen = [
@@ -252,7 +252,7 @@ def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
 
 
 def detached_graph(run: RecordedRun) -> Claim | None:
-    """Parameters take part in the forward, and no gradient finds its way back to them."""
+    """Parameters take part in the forward, but get no gradient."""
     crash = run.facts.crash
     if crash is not None and "does not require grad and does not have a grad_fn" in crash.message:
         cuts = _cuts_of_last_root(run)
@@ -266,7 +266,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
             evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
         )
     if _never_differentiated(run):
-        return None  # no graph was ever followed: `optim.no-update` names it
+        return None  # no graph was ever followed: `optim.no-update` reports it
     dead = [
         p
         for p in run.parameters.values()
@@ -321,7 +321,7 @@ def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | No
 
 
 def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
-    """Where the tensor that backward was last called on was cut off; all cuts of the run if that is not known."""
+    """Where the last root of a backward was detached; all detached places of the run if that is not known."""
     looks = [look for look in run.sampled.steps if look.backward_calls]
     last = len(looks[-1].backward_calls) - 1 if looks else 0
     cuts = [b for b in looks[-1].breaks if last in b.backward_calls] if looks else []
@@ -333,7 +333,7 @@ def _cut_words(cut: GraphBreak) -> str:
 
 
 def unregistered_parameters(run: RecordedRun) -> Claim | None:
-    """Weights in a plain list or attribute, where `parameters()` does not see them."""
+    """Weights in a plain list or attribute, which `parameters()` does not return."""
     lost = [p for p in run.parameters.values() if not p.registered and p.in_graph and not p.optimizers]
     lost = [p for p in lost if not p.moved_alone]
     if not lost or not run.optimizers:
@@ -350,7 +350,7 @@ def unregistered_parameters(run: RecordedRun) -> Claim | None:
 
 
 def eval_mode_training(run: RecordedRun) -> Claim | None:
-    """Steps are taken while dropout and batch norm are switched off."""
+    """Steps are taken while dropout and batch norm are in eval mode."""
     groups: dict[str, list[ModelCall]] = {}
     for note in run.sampled.trained_model_calls:
         groups.setdefault(note.model, []).append(note)
@@ -417,7 +417,7 @@ def _switched_off(note: ModelCall) -> bool:
 
 
 def train_mode_eval(run: RecordedRun) -> Claim | None:
-    """Evaluation passes with dropout, or batch statistics, switched on."""
+    """Evaluation passes with dropout, or batch statistics, in training mode."""
     if run.adversarial or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
     trained, blocks = trained_models(run), evaluating_blocks(run)
@@ -454,7 +454,7 @@ def evaluating_blocks(run: RecordedRun) -> set[int | None]:
 
 
 def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | None:
-    """Forwards in training mode, between some of the steps, whose outputs no `backward` ever goes through.
+    """Forwards in training mode, between some of the steps, whose outputs no `backward` ever uses.
 
     What a script does at every step, such as labels that the model makes for itself, is a part of its training.
     """
@@ -485,7 +485,7 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
 
 
 def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None:
-    """The same at every step, where a loss is computed from the output and not trained on: a validation loss.
+    """The same at every step, if a loss is computed from the output and not trained on: a validation loss.
 
     A model that makes labels for itself computes no loss there. A loss without a reduction selects rows to train on.
     """
@@ -510,7 +510,7 @@ def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None
 
 
 def _judged_at_random(run: RecordedRun, look: SampledStep, trained: set[str]) -> list[tuple[ModelCall, int]]:
-    """Model calls in training mode that no backward goes through and whose output a loss judges.
+    """Model calls in training mode that no backward goes through and whose output is used in a loss.
 
     With each comes the number of calls in it that drop at random, functional ones included.
     """

@@ -40,6 +40,6 @@ class ChangedOptions(TypedDict, total=False):
     """The options of a watched run that an order changes."""
 
     most_sampled_steps: int
-    """How many steps are looked at in detail."""
+    """The number of steps that are observed in detail."""
     folder: None
     """No folder for incidents."""

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from surefoot.keep.checkpoint.tensor_file import FileFacts
 
 KEY = "surefoot.checkpoint"
-"""Under which the rest of the state is in the header of an exported file."""
+"""The key of the rest of the state in the header of an exported file."""
 
 
 def checkpoints_in(folder: Path) -> Path:
-    """The folder of checkpoints that a person means: in a run folder, or itself. Raises `UsageError`."""
+    """The folder of checkpoints, given that folder or its run folder. Raises `UsageError`."""
     inside = folder / "checkpoints"
     place = inside if inside.is_dir() else folder
     try:
@@ -52,14 +52,14 @@ def checkpoints_in(folder: Path) -> Path:
             return place
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}.") from error
-    raise UsageError(f"there is no checkpoint in {folder}. Give the run folder, which has `checkpoints/` in it.")
+    raise UsageError(f"there is no checkpoint in {folder}. Pass the run folder, which contains `checkpoints/`.")
 
 
 # ---- one file -----------------------------------------------------------------------------------------------------
 
 
 def load_whole(place: Path, which: str) -> Loaded:
-    """A checkpoint with every tensor whole: 'latest', 'good', 'best' or a step. Raises `CheckpointError`."""
+    """A checkpoint with all tensors complete: 'latest', 'good', 'best' or a step. Raises `CheckpointError`."""
     reader = Reader(0, 1, lambda parts: whole_tensors(parts.tree(0)))
     if which.isdecimal():
         return load_step(place, int(which), reader)
@@ -81,7 +81,7 @@ def export_state(loaded: Loaded, out: Path) -> FileFacts:
 
 
 def export_weights(loaded: Loaded, out: Path) -> FileFacts:
-    """Write the weights of the models alone, by the names that `load_state_dict` expects."""
+    """Write only the weights of the models, under the names that `load_state_dict` expects."""
     models = loaded.tree.get("models") if isinstance(loaded.tree, dict) else None
     if not isinstance(models, list):
         raise UsageError(
@@ -98,7 +98,7 @@ def export_weights(loaded: Loaded, out: Path) -> FileFacts:
 
 
 def _written(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> FileFacts:
-    """Write a file under a hidden name, then rename it: it is whole or not there."""
+    """Write a file under a hidden name, then rename it, so that it is never incomplete."""
     if os.path.lexists(out):
         raise UsageError(f"{out} already exists. Use another name, or delete it first.")
     hidden = out.with_name(f".{out.name}.{os.getpid()}.part")
@@ -143,23 +143,23 @@ def import_state(file: Path, folder: Path) -> Path:
         "number": 1,
     }
     unchecked = () if known.get("finite") is not True else tuple(tree) if isinstance(tree, dict) else ()
-    write(place, tree, facts, step=step, unchecked=unchecked)  # what was finite then has not changed since
+    write(place, tree, facts, step=step, unchecked=unchecked)  # finite values have not changed since
     return place
 
 
-# ---- what there is ------------------------------------------------------------------------------------------------
+# ---- verification -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """What was found when every byte of a step was read."""
+    """The result of reading every byte of a step."""
 
     listing: CheckpointListing
     fault: str | None
-    """What is wrong with it; `None` if nothing is."""
+    """The fault; `None` if there is none."""
     bytes: int
     tensors: int
-    """How many tensors were spread over processes; each value of them was found once."""
+    """The number of tensors that were sharded; each of their values was found once."""
 
 
 def verify_step(listing: CheckpointListing) -> VerifiedStep:

@@ -1,8 +1,8 @@
 """Saves that fail: training continues, and a warning is repeated at growing intervals.
 
-The first failure of a kind is logged at once. After that, while nothing can be written, it is logged again at the 4th,
-16th, 64th … failure in a row, and when ten minutes have passed, then twenty, then forty, each time with the age of the
-newest good checkpoint: that is what a crash would cost.
+The first failure of a kind is logged immediately. While nothing can be written, it is logged again at the 4th, 16th,
+64th … consecutive failure, and after ten minutes, then twenty, then forty, each time with the age of the newest good
+checkpoint, which is the progress that a crash would lose.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 GROWTH = 4
-"""How many times as many failures it takes for the next message."""
+"""The factor between the numbers of failures at two messages."""
 FIRST_PAUSE_SECONDS = 600.0
 
 
 class FailedSaves:
-    """What went wrong since the last save that worked."""
+    """The failures since the last successful save."""
 
     def __init__(self) -> None:
         self.last_error: BaseException | None = None
-        """What the last save failed of; `None` after one that worked."""
+        """The error of the last save; `None` after a successful one."""
         self.failures = 0
-        """How many saves in a row have failed."""
+        """The number of consecutive failed saves."""
         self._logged: set[Any] = set()
         self._next, self._pause, self._again_at = GROWTH, FIRST_PAUSE_SECONDS, 0.0
 
     def failed(self, error: Exception, step: int, place: object, age: Callable[[], str]) -> str | None:
-        """A save came to nothing. Returns what was logged, or `None` if it was logged a short while ago."""
+        """A save has failed. Returns the logged message, or `None` if one was logged recently."""
         self.last_error = error
         self.failures += 1
         kind = (type(error), getattr(error, "errno", None))
@@ -52,13 +52,13 @@ class FailedSaves:
         return message
 
     def warn_once(self, kind: str, message: str) -> None:
-        """Log a warning once, until a save has worked again."""
+        """Log a warning once, until a save has succeeded again."""
         if kind not in self._logged:
             self._logged.add(kind)
             log.warning(message)
 
-    def works_again(self, step: int) -> str | None:
-        """A save worked. Returns what was logged if saves had failed before."""
+    def succeeded(self, step: int) -> str | None:
+        """A save has succeeded. Returns the logged message if saves had failed before."""
         message = None
         if self.last_error is not None:
             message = f"checkpoints can be written again: step {step} is on the disk."

@@ -27,9 +27,9 @@ _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-(?P<born>\d+)-[0-9a-f]{8}\.(
 
 @contextmanager
 def new_folder(place: Path, choose: Callable[[], Path] | None = None) -> Iterator[Path]:
-    """Gives a hidden folder to fill; it takes its place when the body is done, and vanishes if the body raises.
+    """Yields a hidden folder to fill; it is renamed to `place` after the body, and deleted if the body raises.
 
-    `choose` gives another place beside the first, where that depends on what was filled in.
+    `choose` returns another final place in the same directory, if that depends on the content.
     """
     make_folder(place.parent)
     hidden = _hidden_beside(place, "part")
@@ -44,7 +44,7 @@ def new_folder(place: Path, choose: Callable[[], Path] | None = None) -> Iterato
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, so that they are still there after a power cut."""
+    """Create a folder and its parents, so that they survive a power failure."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -53,7 +53,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -69,9 +69,9 @@ def discard(folder: Path) -> None:
 
 
 def sweep(parent: Path, ours: Callable[[str], bool]) -> None:
-    """Remove what dead processes left half done, of those folders whose name `ours` accepts.
+    """Remove unfinished work of dead processes, for folders whose name `ours` accepts.
 
-    A whole folder that was moved aside for a new one that never came is put back.
+    A complete folder that was moved aside for a new one is restored if the new one was never completed.
     """
     for path in list(parent.iterdir()):
         found = _HIDDEN.fullmatch(path.name)
@@ -86,7 +86,7 @@ def sweep(parent: Path, ours: Callable[[str], bool]) -> None:
 
 def _hidden_beside(place: Path, why: str) -> Path:
     pid = os.getpid()
-    return place.with_name(f".{place.name}.{pid}-{_born(pid) or 0}-{os.urandom(4).hex()}.{why}")
+    return place.with_name(f".{place.name}.{pid}-{_start_ticks(pid) or 0}-{os.urandom(4).hex()}.{why}")
 
 
 def _put_in_place(hidden: Path, place: Path) -> None:
@@ -112,8 +112,8 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _born(pid: int) -> int | None:
-    """When a process started, in ticks since boot; `None` if there is none, or only its remains."""
+def _start_ticks(pid: int) -> int | None:
+    """The start time of a process, in ticks since boot; `None` if there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
@@ -122,7 +122,7 @@ def _born(pid: int) -> int | None:
 
 
 def _alive(pid: int, born: int) -> bool:
-    now = _born(pid)
+    now = _start_ticks(pid)
     if now is not None or sys.platform == "linux":
         return now == born
     try:

@@ -2,7 +2,7 @@
 
 Every rank writes its own part of a step, `step-00001000` (rank 0) and `step-00001000.rank-3`, and renames it
 independently. A step is complete if all parts exist, by the number of processes in each part's manifest, and all are of
-one session: a run that was killed while it saved a step again, after a restart, leaves new parts beside old ones.
+one session: a run that was killed while it saved a step again, after a restart, leaves new parts next to old ones.
 Nothing else is stored: which step is last, good or best is derived from the manifests every time, so no pointer can be
 wrong.
 
@@ -51,24 +51,24 @@ class CheckpointListing:
 
     step: int
     aside: bool = False
-    """Whether it is evidence beside a good checkpoint of the same step."""
+    """Whether it is evidence, and the same step has another checkpoint."""
     paths: dict[int, Path] = field(default_factory=dict)
     """The parts by rank."""
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """Of those parts whose manifest can be read."""
+    """The manifests that can be read."""
     faults: list[str] = field(default_factory=list)
-    """What is wrong with the others."""
+    """The faults of the others."""
     orphans: list[Path] = field(default_factory=list)
-    """Parts of ranks that the run had no longer when rank 0 wrote its part."""
+    """Parts of ranks that no longer existed when rank 0 wrote its part."""
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose part is not there at all."""
+        """The ranks whose part is missing."""
         count = max((_number(each, "world_size", 1) for each in self.manifests.values()), default=0)
         return [rank for rank in range(min(count, 1_000_000)) if rank not in self.paths]
 
-    def set_orphans_apart(self) -> None:
-        """Leave out the parts that a larger run wrote under the same step."""
+    def exclude_orphans(self) -> None:
+        """Exclude the parts that a larger run wrote under the same step."""
         if 0 in self.manifests:
             for rank in [rank for rank in self.paths if rank >= _number(self.manifests[0], "world_size", 1)]:
                 self.orphans.append(self.paths.pop(rank))
@@ -76,7 +76,7 @@ class CheckpointListing:
 
     @property
     def fault(self) -> str | None:
-        """Why the step is not complete, as far as is known without reading the tensors."""
+        """The reason why the step is not complete, as far as is known without reading the tensors."""
         if self.faults:
             return self.faults[0]
         if missing := self.missing:
@@ -91,12 +91,12 @@ class CheckpointListing:
 
     @property
     def whole(self) -> bool:
-        """Whether every part is there."""
+        """Whether every part exists."""
         return self.fault is None
 
     @property
     def first(self) -> Manifest:
-        """The manifest by which all ranks tell order and metric."""
+        """The manifest that defines order and metric for all ranks."""
         return self.manifests[min(self.manifests)]
 
     @property
@@ -116,12 +116,12 @@ class CheckpointListing:
 
     @property
     def good(self) -> bool:
-        """Whether training may go back to it: finite, quiet, and not evidence beside another one."""
+        """Whether training may return to it: finite, quiet, and not evidence of a step that has another checkpoint."""
         return self.finite and self.quiet and not self.aside
 
     @property
     def metric(self) -> float | None:
-        """What the best is chosen by; lower is better."""
+        """The metric that selects the best checkpoint; lower is better."""
         metric: Any = self.first.facts.get("metric")
         return metric if type(metric) is float and math.isfinite(metric) else None
 
@@ -150,7 +150,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointListing]:
                 listing.manifests[rank] = _checked(path, listing.step, rank)
             except CheckpointError as error:
                 faults[rank] = str(error)
-        listing.set_orphans_apart()
+        listing.exclude_orphans()
         listing.faults = [fault for rank, fault in faults.items() if rank in listing.paths]
     return sorted(steps.values(), key=lambda listing: (-listing.step, listing.aside))
 
@@ -166,7 +166,7 @@ def _checked(path: Path, step: int, rank: int) -> Manifest:
 
 
 def make_evidence(path: Path, step: int, rank: int) -> None:
-    """Rename the part of a rank, so that it is evidence beside whatever is saved of the same step."""
+    """Rename the part of a rank, so that it is evidence and does not replace another save of the same step."""
     place = path.with_name(part_name(step, rank, aside=True))
     try:
         if place.exists():
@@ -185,13 +185,13 @@ def last_number(folder: Path) -> int:
         return 0
 
 
-def whole_ones(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
-    """The steps that are whole, newest first."""
+def complete_steps(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
+    """The complete steps, newest first."""
     return sorted((each for each in steps if each.whole), key=lambda each: each.order, reverse=True)
 
 
 def by_metric(newest_first: Sequence[CheckpointListing]) -> list[CheckpointListing]:
-    """The good ones that have a metric, best first, the newer first where they are equal."""
+    """The good steps with a metric, best first; of equal ones, the newer first."""
     usable = [(metric, each) for each in newest_first if each.good and (metric := each.metric) is not None]
     chosen = [pair for pair in usable if pair[1].metric_given]
     return [each for _, each in sorted(chosen or usable, key=lambda pair: pair[0])]
@@ -211,12 +211,12 @@ def to_keep(newest_first: Sequence[CheckpointListing], keep_last: int, keep_evid
 def to_discard(
     steps: Sequence[CheckpointListing], rank: int, world_size: int, keep_last: int, keep_evidence: int
 ) -> list[Path]:
-    """The folders that this rank may delete: parts of its own, and for rank 0 those of ranks that are no more.
+    """The folders that this rank may delete: its own parts and, for rank 0, those of ranks that no longer exist.
 
-    A step that cannot be read is left alone. One that lacks parts is deleted when a later one is whole: a rank writes
-    one part after the other, so what is missing then will not come.
+    A step that cannot be read is not deleted. An incomplete step is deleted when a later one is complete: a rank writes
+    its parts in order, so the missing ones will not be written.
     """
-    newest_first = whole_ones(steps)
+    newest_first = complete_steps(steps)
     kept = to_keep(newest_first, keep_last, keep_evidence)
     discarded = []
     for each in steps:

@@ -1,8 +1,8 @@
-"""Choose a checkpoint and read it, verifying every byte; skip a damaged one with a warning.
+"""Selects a checkpoint and reads it, verifying every byte; skips a damaged one with a warning.
 
-Each process verifies every part of a step, although it only needs its own: a rank that found its part damaged and fell
-back alone would continue with another state than the rest. That means reading everything on every rank, but no
-communication. Ranks that agree afterwards on what they load share the work.
+Each process verifies every part of a step, although it only needs its own: a rank that found its part damaged and used
+an older step alone would continue with a different state. So every rank reads everything, without communication. Ranks
+that agree afterwards on what they load share the work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, list_checkpoints, part_name, whole_ones
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, list_checkpoints, part_name
 from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.storage import read, verify
 
@@ -29,28 +29,28 @@ _ASKED_FOR = {"latest": "finite", "good": "finite and quiet", "best": "good and 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A state that was read back, and where from."""
+    """A loaded state and its origin."""
 
     step: int
     path: Path
-    """The folder; of several processes, the part of this one."""
+    """The folder; with several processes, the part of this one."""
     tree: Any
-    """The state as it was saved, its tensors on the CPU."""
+    """The saved state, with its tensors on the CPU."""
     facts: SaveFacts
     """The facts in the manifest: `finite`, `quiet`, `reasons`, `metric`, versions."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The process that reads, and what it needs of a state."""
+    """The process that reads, and the part of a state that it needs."""
 
     rank: int
     world_size: int
     place: Callable[[SavedParts], Any] | None = None
-    """Makes the state that this process needs of the parts of all. Without it, the process needs the part of its rank,
-    and there must be as many processes as saved it."""
+    """Assembles the state that this process needs from the parts of all. Without it, the process gets the part of its
+    rank, and the number of processes must be the same as at the save."""
     shares_verifying: bool = False
-    """Whether each part is verified by one process alone, since all of them agree on what they load."""
+    """Whether each part is verified by one process only, because all of them agree on what they load."""
 
     def read(self, listing: CheckpointListing) -> Loaded:
         """Read one step. Raises `CheckpointError`."""
@@ -71,14 +71,14 @@ class Reader:
 
 
 def load_path(path: Path) -> Loaded:
-    """One folder, whatever it is part of. Raises `CheckpointError`."""
+    """Load one folder, which may be a part of a step. Raises `CheckpointError`."""
     manifest, tree = read(path)
     return Loaded(manifest.step, path, tree, manifest.facts)
 
 
 def load_step(place: Path, step: int, reader: Reader) -> Loaded:
-    """One step and no other. Raises `CheckpointError`."""
-    steps = {each.step: each for each in reversed(listed_steps(place))}  # evidence beside a good one gives way to it
+    """Load one step and no other. Raises `CheckpointError`."""
+    steps = {each.step: each for each in reversed(listed_steps(place))}  # a good one replaces evidence
     if step not in steps:
         raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
     if fault := steps[step].fault:
@@ -87,11 +87,11 @@ def load_step(place: Path, step: int, reader: Reader) -> Loaded:
 
 
 def load_first(place: Path, which: str, reader: Reader, without: Collection[int] = ()) -> Loaded | None:
-    """The first that is whole of those asked for; `None` if there is none, `CheckpointError` if all are damaged."""
+    """The first complete one of the requested kind; `None` if there is none, `CheckpointError` if all are damaged."""
     steps = [each for each in listed_steps(place) if each.step not in without and not each.aside]
     faults = {each.step: each.fault for each in steps if each.fault is not None}
     passed_over = []
-    for each in _candidates(whole_ones(steps), which):
+    for each in _candidates(complete_steps(steps), which):
         try:
             loaded = reader.read(each)
         except CheckpointError as error:
@@ -111,7 +111,7 @@ def load_first(place: Path, which: str, reader: Reader, without: Collection[int]
 
 
 def listed_steps(place: Path) -> list[CheckpointListing]:
-    """The steps in a folder, none if it is not there. Raises `CheckpointError`."""
+    """The steps in a folder; empty if it does not exist. Raises `CheckpointError`."""
     try:
         return list_checkpoints(place)
     except FileNotFoundError:

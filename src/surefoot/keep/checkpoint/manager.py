@@ -7,14 +7,14 @@ the loading.
 A checkpoint is good when it is finite and the detectors were quiet. One that is not is kept separately as evidence: it
 is never the best, `load("good")` never returns it, and it never replaces a good one of the same step.
 
-With a full disk or a vanished folder training continues, the save stays due, and a warning is logged at growing
+With a full disk or a deleted folder, training continues, the save stays due, and a warning is logged at growing
 intervals (`failed_saves.py`). Only a state that cannot be saved at all raises, in the caller, at the first save.
 
-If two processes save into one folder, the second is refused (`folder_lock.py`): a `TrainingStabilizer` when
-it is made, a manager alone at its first save. Loading needs no lock.
+If two processes save into one folder, the second is refused (`folder_lock.py`): a `TrainingStabilizer` at construction,
+a manager alone at its first save. Loading needs no lock.
 
-With several processes every rank saves its part at the same step, by itself. So that they stay in step, saves fall on
-multiples of `every_steps` alone, and wait for a writer that is still busy.
+With several processes, every rank saves its part at the same step, independently. To stay synchronized, they save only
+at multiples of `every_steps`, and wait for a writer that is still busy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from surefoot.core.folder_lock import rank_of_process
 from surefoot.errors import CheckpointError, UsageError, require
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, make_evidence, whole_ones
+from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, make_evidence
 from surefoot.keep.checkpoint.loading import Loaded, Reader, listed_steps, load_first, load_path, load_step
 from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.checkpoint.tree import Flattened
@@ -69,43 +69,44 @@ class CheckpointInfo:
     path: Path
     """The folder; with several processes, the part of this one."""
     good: bool
-    """Finite, and no detector had raised an alarm: usable for a rollback."""
+    """Whether it is finite and no detector had raised an alarm: usable for a rollback."""
     finite: bool
     quiet: bool
     best: bool
     """Whether it is the good one with the lowest metric."""
     metric: float | None
     reasons: tuple[str, ...]
-    """Why it was not quiet."""
+    """The reasons why it was not quiet."""
     saved_at: str
-    """When, in UTC, as ISO 8601."""
+    """The time of the save, in UTC, as ISO 8601."""
     bytes: int
 
 
 class Due:
-    """Counts which steps are saved, and so when the next checkpoint is due.
+    """Tracks which steps are saved, and when the next checkpoint is due.
 
-    That is at every multiple of `every_steps`, and when `every_minutes` have passed. A save that failed, or was not
-    good, leaves it due, so that the next step is tried. When training goes back to an earlier step, so does the count.
+    A checkpoint is due at every multiple of `every_steps`, and when `every_minutes` have passed. A save that failed, or
+    was not good, leaves it due, so that the next step is tried. When training returns to an earlier step, so does the
+    count.
 
-    Several processes must save the same steps or none is whole. What only one of them knows (its clock, a writer that
-    is still busy, a full disk) must not count then: a save is due at the multiples and nowhere else.
+    Several processes must save the same steps, or no checkpoint is complete. So conditions of a single process (its
+    clock, a busy writer, a full disk) are ignored: a save is due only at the multiples.
 
-    Alone, one save may wait while another is being written: the newer of the two is the one that counts as under way.
+    In a single process, one save may wait while another is being written: the newer of the two counts as in progress.
     """
 
     def __init__(self, every_steps: int | None, every_minutes: float | None) -> None:
         self._every_steps, self._every_minutes = every_steps, every_minutes
         self._saved = self._asked = 0
-        self._under_way: int | None = None  # alone: being written
-        self._begun: int | None = None  # together: saved, or tried to
+        self._under_way: int | None = None  # single process: being written
+        self._begun: int | None = None  # several processes: saved, or attempted
         self._saved_at = time.monotonic()
         self._line = 0
-        # What the thread that writes reports; only the thread that trains changes the counts, so no lock is needed.
+        # Reports of the writing thread. Only the training thread changes the counts, so no lock is needed.
         self._ended: deque[tuple[int, int, bool, float]] = deque()
 
     def at(self, step: int, together: bool) -> bool:
-        """Whether a save is due after this step; `together` with other processes, or alone."""
+        """Whether a save is due after this step; `together` means with other processes."""
         self._take_in()
         if step < self._asked:
             self._go_back(min(self._saved, step), step)
@@ -131,7 +132,7 @@ class Due:
         self._ended.append((step, line, good, time.monotonic()))
 
     def restart(self, step: int) -> None:
-        """The state of this step was loaded: it is as good as saved."""
+        """The state of this step was loaded: it counts as saved."""
         self._go_back(step, step)
         self._begun = step
         self._saved_at = time.monotonic()
@@ -139,7 +140,7 @@ class Due:
     def _take_in(self) -> None:
         while self._ended:
             step, line, good, when = self._ended.popleft()
-            if line != self._line:  # training has gone back meanwhile: it does not count
+            if line != self._line:  # training has returned to an earlier step in the meantime
                 continue
             if good:
                 self._saved, self._saved_at = step, when
@@ -177,18 +178,18 @@ class CheckpointManager:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """No checkpoint is written before the first save; leftovers of killed processes are removed.
+        """Nothing is written before the first save; leftovers of killed processes are removed.
 
         Args:
-            folder: the run folder; checkpoints go into `checkpoints/` in it.
+            folder: the run folder, with the checkpoints in its subfolder `checkpoints`.
             every_steps: a save is due at every multiple of this.
-            every_minutes: and when this long has passed since the last one. For a single process.
-            keep_last: how many good checkpoints stay, beside the best.
-            keep_evidence: how many of those that are not good stay.
-            signals: at which a `TrainingStabilizer` finishes the step, saves and ends.
-            rank: this process among those that save together; by default as torch.distributed has it. Where rank 0
-                alone saves, as can be done under DDP, give it `rank=0, world_size=1`.
-            world_size: how many they are.
+            every_minutes: a save is also due when this time has passed since the last one. For a single process only.
+            keep_last: the number of good checkpoints to keep, besides the best.
+            keep_evidence: the number of checkpoints to keep that are not good.
+            signals: the signals after which a `TrainingStabilizer` finishes the step, saves and exits.
+            rank: this process among those that save together; by default, the rank in torch.distributed. If only rank 0
+                saves, which is possible under DDP, use `rank=0, world_size=1`.
+            world_size: the number of processes that save together.
         """
         _check_settings(every_steps, every_minutes, keep_last, keep_evidence, rank, world_size)
         self.folder = Path(folder)
@@ -197,7 +198,7 @@ class CheckpointManager:
         self.keep_last, self.keep_evidence = keep_last, keep_evidence
         self.signals = tuple(signals)
         self.postponed = 0
-        """Saves that were not made when asked for, because another was being written or had just failed."""
+        """The number of requested saves that were not made, because another was being written or had just failed."""
         self._given = (rank, world_size)
         require(every_minutes is None or self.world_size == 1, _CLOCKS_DIFFER)
         self._due = Due(every_steps, every_minutes)
@@ -207,19 +208,19 @@ class CheckpointManager:
         self._claim = FolderClaim(self.folder)
         self._writer = CheckpointWriter(self._place, self._claim)
         self.events = self._writer.events
-        """What is called when a checkpoint is on the disk, and when checkpoints cannot be written."""
+        """Called when a checkpoint is on disk, and when checkpoints cannot be written."""
         if self._place.is_dir():
             self._claim.sweep(self._place, self.rank)
 
     @property
     def rank(self) -> int:
-        """This process among those that save together."""
+        """The rank of this process among those that save together."""
         given = self._given[0]
         return given if given is not None else dist.get_rank() if _distributed() else 0
 
     @property
     def world_size(self) -> int:
-        """How many processes save together."""
+        """The number of processes that save together."""
         given = self._given[1]
         return given if given is not None else dist.get_world_size() if _distributed() else 1
 
@@ -243,11 +244,11 @@ class CheckpointManager:
         self._writer.drop_next()
 
     def belong_to(self, owner: object) -> None:
-        """From now on, the state of this owner is saved; `check_owner` refuses an earlier one."""
+        """Save the state of this owner from now on; `check_owner` then refuses an earlier one."""
         self._owner = weakref.ref(owner)
 
     def check_owner(self, owner: object) -> None:
-        """Raise `UsageError` if another owner has been given this manager since: each would load the other's state."""
+        """Raise `UsageError` if the manager was passed to another owner since: each would load the other's state."""
         if self._owner() is not owner:
             raise UsageError(
                 f"the CheckpointManager of {self.folder} was passed to two TrainingStabilizers, and each would load "
@@ -256,9 +257,10 @@ class CheckpointManager:
             )
 
     def claim(self) -> None:
-        """Keep other processes from saving into the folder, as long as this manager lives. Raises `FolderInUse`.
+        """Prevent other processes from saving into the folder while this manager exists. Raises `FolderInUse`.
 
-        Ranks of one job share it. Where they are not known to torch.distributed yet, what started them tells.
+        Ranks of one job share it. Before torch.distributed is initialized, the launcher's environment identifies the
+        job.
         """
         known = self._given[0] is not None or _distributed()
         self._claim.hold(self.rank if known else rank_of_process())
@@ -266,7 +268,7 @@ class CheckpointManager:
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def due(self, step: int) -> bool:
-        """Whether the state should be saved after this step. Stays so until a good one is on the disk."""
+        """Whether the state should be saved after this step. Stays true until a good checkpoint is on disk."""
         return self._due.at(step, together=self.world_size > 1)
 
     def save(
@@ -289,13 +291,13 @@ class CheckpointManager:
         Args:
             tree: nested dictionaries and lists of tensors and plain values, such as state dicts.
             step: optimizer steps so far.
-            quiet, reasons: whether the detectors had nothing to say, and what they said.
-            metric, metric_given: what the best is chosen by, lowest first; once somebody chose one, no other counts.
+            quiet, reasons: whether the detectors reported nothing, and what they reported.
+            metric, metric_given: the metric that selects the best, lowest first; given ones take precedence.
             blocking: wait for the disk.
-            unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths in it as "models.0.mask".
-            staged: a copy of the state that was taken already; then `tree` is not looked at.
-            after_busy: write it after one that is being written, in place of one that waits, and do not return False.
-            session: the same on all ranks, and another one after each restart: parts of two sessions are not combined.
+            unchecked: keys of `tree` whose tensors may hold NaN and Inf, or paths such as "models.0.mask".
+            staged: an existing copy of the state, which is used instead of `tree`.
+            after_busy: write it after the one in progress, instead of one that waits, and do not return False.
+            session: equal on all ranks, and different after each restart: parts of two sessions are not combined.
         """
         _check_save(step, self._process, self.every_minutes, self.world_size)
         self._claim.hold(self.rank)
@@ -307,7 +309,7 @@ class CheckpointManager:
             try:
                 staged = stage(tree) if staged is None else staged
                 facts = _facts(quiet, reasons, metric, metric_given, self.rank, self.world_size, session)
-                # The first one is made here, so that a state that cannot be saved raises where it was handed in.
+                # The first one is flattened here, so that a state that cannot be saved raises in the caller.
                 flattened = None if self._writer.has_saved else Flattened(staged.tree, staged.spread)
                 keep, done = (self.keep_last, self.keep_evidence), partial(self._due.end, step, line)
                 job = SaveJob(step, staged, flattened, tuple(unchecked), facts, *keep, started, done)
@@ -315,7 +317,7 @@ class CheckpointManager:
                 self._due.end(step, line, good=False)
                 if isinstance(error, UsageError) or not isinstance(error, Exception) or worker_died(error):
                     raise
-                self._writer.failed(error, step)  # no memory for a copy, say: training must go on
+                self._writer.failed(error, step)  # for example, no memory for a copy: training must continue
                 return False
             self._writer.start(job, blocking)
         return self.last_error is None if blocking else True
@@ -334,24 +336,24 @@ class CheckpointManager:
     def set_aside(self, after_step: int) -> None:
         """After a rollback: this rank's checkpoints of later steps become evidence, which is loaded only by its path.
 
-        Waits for one that is being written. A folder that cannot be renamed is left as it is, with a warning.
+        Waits for one that is being written. A folder that cannot be renamed is kept, with a warning.
         """
         self.drop_next()
         self.wait()
         try:
             steps = listed_steps(self._place)
-        except CheckpointError as error:  # whoever loads from it will be told
+        except CheckpointError as error:  # loading from it raises this error
             log.warning("surefoot: checkpoints of steps that were undone cannot be set aside: %s", error)
             return
         for listing in steps:
             if listing.step > after_step and not listing.aside and self.rank in listing.paths:
                 make_evidence(listing.paths[self.rank], listing.step, self.rank)
 
-    # ---- what there is ----------------------------------------------------------------------------------------------
+    # ---- listing and loading ----------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The checkpoints that are complete according to manifests and sizes, newest first."""
-        newest_first = whole_ones(listed_steps(self._place))
+        newest_first = complete_steps(listed_steps(self._place))
         best = by_metric(newest_first)[:1]
         return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
 
@@ -366,14 +368,14 @@ class CheckpointManager:
     ) -> Loaded | None:
         """Read a state, verifying every byte. Waits for one that is being written.
 
-        `"latest"` is the newest that is finite, `"good"` the newest that is quiet too, `"best"` the good one with the
-        lowest metric. One that turns out to be damaged is passed over with a warning. `None` if there is none of the
-        kind; `CheckpointError` if all are damaged. A step or a path means that one and no other. Steps in `without` are
-        passed over, such as those that another rank cannot read.
+        `"latest"` is the newest finite checkpoint, `"good"` the newest that is also quiet, `"best"` the good one with
+        the lowest metric. A damaged one is skipped with a warning. Returns `None` if there is none of the kind, and
+        raises `CheckpointError` if all are damaged. A step or a path selects that one and no other. Steps in `without`
+        are skipped, such as those that another rank cannot read.
 
-        With several processes each gets the part that it saved, and there must be as many as then. With `whole`,
-        tensors that were spread over processes come back whole, whatever the number of processes. `place` makes the
-        state of the parts of all. Processes that agree on what they load may share the verifying.
+        With several processes, each gets the part that it saved, and the number of processes must be the same. With
+        `whole`, sharded tensors are returned complete, for any number of processes. `place` assembles the state from
+        the parts of all. Processes that agree on what they load may share the verification.
         """
         self.wait()
         wait_for_writers(self._place)
@@ -395,11 +397,11 @@ class CheckpointManager:
         return loaded
 
     def newest_good_age(self, step: int) -> str:
-        """A sentence with the age of the newest good checkpoint at this step: what a crash would cost."""
+        """A sentence with the age of the newest good checkpoint at this step: the progress that a crash would lose."""
         return newest_good_age(self._place, step)
 
     def __reduce__(self) -> Any:
-        """A copy has the settings, but no writer."""
+        """Copies the settings, but not the writer."""
         settings = ("every_steps", "every_minutes", "keep_last", "keep_evidence", "signals")
         rank, world_size = self._given
         made = partial(type(self), rank=rank, world_size=world_size, **{name: getattr(self, name) for name in settings})
@@ -426,11 +428,11 @@ def _check_settings(
         every_minutes is None or every_minutes > 0,
         f"`every_minutes` must be more than 0, or None; got {every_minutes!r}.",
     )
-    require(keep_last >= 1, f"`keep_last` must be at least 1, or there is nothing to go back to; got {keep_last!r}.")
+    require(keep_last >= 1, f"`keep_last` must be at least 1, or there is nothing to return to; got {keep_last!r}.")
     require(keep_evidence >= 0, f"`keep_evidence` must be at least 0; got {keep_evidence!r}.")
     require(
         (rank is None) == (world_size is None) and (rank is None or 0 <= rank < (world_size or 0)),
-        f"`rank` and `world_size` go together, with rank below world_size; got {rank!r} and {world_size!r}. "
+        f"pass `rank` and `world_size` together, with rank below world_size; got {rank!r} and {world_size!r}. "
         "Omit both to read them from torch.distributed.",
     )
 

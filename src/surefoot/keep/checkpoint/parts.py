@@ -1,11 +1,11 @@
-"""The parts of one step as one state, for a process of a run that may have another number of processes or another mesh.
+"""The parts of one step as one state, for a run that may have another number of processes or another mesh.
 
-`tree(rank)` is the state that one rank saved, in which a tensor that was spread over ranks is a `SavedShards`: it knows
-the shards in all files, and reads any part of the whole. A process that needs what it saved itself opens its own part
-alone; those of others are opened when a value of theirs is asked for, and of their tensors only that is read.
+`tree(rank)` is the state that one rank saved. A tensor that was sharded is a `SavedShards`, which finds the shards in
+all files and reads any part of the tensor. A process that needs only what it saved itself opens only its own part;
+other parts are opened when one of their values is needed, and only that value is read.
 
-Who verifies what: a process by itself verifies every part. Processes that agree afterwards on whether all could load
-the step (`selection.py`) share the work: each part is verified by one of them.
+A process alone verifies every part. Processes that agree afterwards on whether all could load the step (`selection.py`)
+share the work: each part is verified by one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.plain import Marked, as_noted, read_dtype, tensors_by_path, unflatten
 from surefoot.keep.checkpoint.shards import SavedShard, SavedShards, ShardLayout, read_layout
 from surefoot.keep.checkpoint.storage import STATE, TENSORS, TensorFile, fault_of, read_contents, read_manifest, verify
-from surefoot.keep.replicated_state import lacks_copies, put_copies_in
+from surefoot.keep.replicated_state import insert_copies, lacks_copies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OpenedPart:
-    """The part of one rank, its tensors not read yet."""
+    """The part of one rank. Its tensors are not read yet."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         """Open a part. Raises `CheckpointError`."""
@@ -40,7 +40,7 @@ class OpenedPart:
 
     @cached_property
     def shards(self) -> dict[str, tuple[Marked, SavedShard]]:
-        """Its shards of tensors that are spread over ranks, by their path in the state."""
+        """Its shards of sharded tensors, by their path in the state."""
         with fault_of(self.folder / STATE):
             return {
                 path: (marked, SavedShard(self.rank, read_layout(marked["shard"]), partial(self._read, marked)))
@@ -49,7 +49,7 @@ class OpenedPart:
             }
 
     def _read(self, marked: Marked, at: tuple[slice, ...]) -> Tensor:
-        """Some of a shard."""
+        """Read a part of a shard."""
         name, kind = str(marked["name"]), marked.get("as")
         if name not in self.tensors:
             raise CheckpointError(f"{self.folder.name}/{STATE}: it names a tensor {name!r:.80} that is not there.")
@@ -65,9 +65,9 @@ class SavedParts:
         """Verify the parts for the process `rank` of `world_size`. Raises `CheckpointError`."""
         self._listing, self._rank, self._opened = listing, rank, dict[int, OpenedPart]()
         self.count = len(listing.paths)
-        """How many processes saved it."""
+        """The number of processes that saved it."""
         self.same_ranks = self.count == world_size
-        """Whether there are as many now."""
+        """Whether the number of processes is the same now."""
         self.base = rank % self.count
         """The rank whose part this process continues from."""
         for each, path in sorted(listing.paths.items()):
@@ -82,17 +82,17 @@ class SavedParts:
 
     @property
     def is_new_rank(self) -> bool:
-        """Whether no process of this rank saved a part."""
+        """Whether no part was saved by this rank."""
         return self._rank >= self.count
 
     def tree(self, rank: int) -> Any:
-        """The state that one rank saved, with what was left to the part of rank 0."""
+        """The state that one rank saved, completed with what only the part of rank 0 contains."""
         part = self._part(rank)
         paths = {id(marked): path for path, (marked, _) in part.shards.items()}
         with fault_of(part.folder / STATE):
             tree = unflatten(part.plain, part.tensors, lambda marked: self._spread(part, marked, paths[id(marked)]))
         if rank and lacks_copies(tree):
-            put_copies_in(tree, self.tree(0))
+            insert_copies(tree, self.tree(0))
         return tree
 
     def entries(self, name: str) -> list[Any]:
@@ -113,7 +113,7 @@ class SavedParts:
         return SavedShards(path, read_layout(shard).shape, dtype, partial(self._shards_at, path), own)
 
     def _shards_at(self, path: str) -> list[SavedShard]:
-        """The shards of one tensor in all parts, those that hold the same once."""
+        """The shards of one tensor in all parts, without duplicates."""
         found: dict[ShardLayout, SavedShard] = {}
         for rank in sorted(self._listing.paths):
             held = self._part(rank).shards.get(path)
@@ -122,7 +122,7 @@ class SavedParts:
         return list(found.values())
 
     def _check_version(self) -> None:
-        """Version 1 did not store which part of a tensor a shard is."""
+        """Refuse version 1 with several processes: it did not store which part of a tensor a shard is."""
         old = any(manifest.schema < 2 for manifest in self._listing.manifests.values())
         if not old or self.same_ranks or self.count == 1:
             return

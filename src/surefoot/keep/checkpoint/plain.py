@@ -1,7 +1,7 @@
-"""Read the JSON value that `keep/checkpoint/tree.py` makes of a state: the half that reads untrusted input.
+"""Reads the JSON value that `keep/checkpoint/tree.py` makes from a state. Its input is untrusted.
 
-There is a fixed table of kinds; nothing that the input names is imported or called, and whatever is wrong with it
-becomes one `CheckpointError`.
+There is a fixed table of kinds; nothing that the input names is imported or called, and every fault is raised as one
+`CheckpointError`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 Marked: TypeAlias = dict[str, object]
 """A JSON object that represents a value of a kind that JSON lacks: its kind under `MARK`, and its contents."""
 MARK = "$"
-"""The key by which an object is known to stand for something that JSON does not have."""
+"""The key that marks an object as a value of a kind that JSON lacks."""
 
 DEEPEST = 100
-"""Levels of nesting beyond which a state is a mistake (a list that holds itself) or an attack."""
+"""A state with more levels of nesting is a mistake (a list that contains itself) or an attack."""
 
 NUMPY_DTYPE = re.compile(r"[<>|][biufcSUVmM]\d{1,9}(\[\w{1,8}\])?")
 """Numbers, text, bytes and dates of fixed size; no objects, no records."""
 
 
 def unflatten(plain: Any, tensors: Mapping[str, Tensor], shards: Callable[[Marked], Any] | None = None) -> Any:
-    """The state that `flatten` was given. Raises `CheckpointError` for anything it cannot have made.
+    """The state that was passed to `flatten`. Raises `CheckpointError` for any other input.
 
-    `shards` gives what takes the place of a tensor that is a shard of a larger one; without it, the shard itself does.
+    `shards` returns the replacement of a tensor that is a shard of a larger one; without it, the shard itself is used.
     """
     try:
         return _Reader(tensors, shards).value(plain, 0)
     except CheckpointError:
         raise
-    except Exception as error:  # untrusted input: whatever it raises is a fault of the file
+    except Exception as error:  # untrusted input: any exception is a fault of the file
         raise CheckpointError(f"the state is not one that surefoot wrote: {type(error).__name__}: {error}") from error
 
 
 class _Reader:
-    """Reads one JSON value; every method may raise whatever it likes, `unflatten` makes one error of it."""
+    """Reads one JSON value. Its methods may raise anything, which `unflatten` converts to one error."""
 
     def __init__(self, tensors: Mapping[str, Tensor], shards: Callable[[Marked], Any] | None) -> None:
         self._tensors, self._shards = tensors, shards
@@ -60,7 +60,7 @@ class _Reader:
         if type(plain) is list:
             return self._items(plain, depth)
         if type(plain) is not dict:
-            raise CheckpointError(f"the state holds a {type(plain).__name__}, which is no JSON value.")
+            raise CheckpointError(f"the state holds a {type(plain).__name__}, which is not a JSON value.")
         if MARK not in plain:
             return {key: self.value(inner, depth + 1) for key, inner in plain.items()}
         kind = plain[MARK]
@@ -135,7 +135,7 @@ def tensors_by_path(plain: Any) -> Iterator[tuple[str, Marked]]:
 
 
 def _entries(items: Any) -> list[tuple[str, Any]]:
-    """The entries of a marked value: those of a dictionary are pairs, whose keys name them if they are text."""
+    """The entries of a marked value. Those of a dictionary are pairs, named by their keys if these are text."""
     if type(items) is not list:
         return []
     pairs = all(type(item) is list and len(item) == 2 for item in items)
@@ -157,7 +157,7 @@ def _expect_bytes(stored: np.ndarray) -> bytes:
 
 def _shape(value: Any) -> list[int]:
     sizes: list[int] = [_expect(size, int) for size in _expect(value, list)]
-    if any(size < 0 for size in sizes):  # -1 would mean "whatever fits"
+    if any(size < 0 for size in sizes):  # -1 would mean "infer the size"
         raise CheckpointError(f"the state holds the shape {sizes}.")
     return sizes
 

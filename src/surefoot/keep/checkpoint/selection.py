@@ -1,4 +1,4 @@
-"""Selects the checkpoint to load if several processes have to load the same one.
+"""Selects the checkpoint to load when several processes must load the same one.
 
 Ranks read the folder at different times, and the disk of one may lag behind. So each reads what it finds, the first
 rank's choice counts, and it is used if every rank can read it; otherwise the next older one is tried. Ranks that cannot
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 NONE = -1
-"""Where a step is expected: there is none."""
+"""Used instead of a step if there is none."""
 
 
 class CheckpointSelector:
-    """Loads checkpoints on all ranks alike. Every rank must call, each time."""
+    """Loads the same checkpoint on all ranks. Every rank must make every call."""
 
     def __init__(
         self, checkpoints: CheckpointManager | None, ranks: Ranks, place: Callable[[SavedParts], Any] | None
     ) -> None:
-        """`place` makes the state of this rank of the parts that all ranks saved."""
+        """`place` assembles the state of this rank from the parts that all ranks saved."""
         self._checkpoints, self._ranks, self._place = checkpoints, ranks, place
-        # Those that train together are those that save together: each part is verified by one of them.
+        # The ranks that train together also save together: each part is verified by one of them.
         self._shares_verifying = checkpoints is not None and ranks.several and checkpoints.world_size == ranks.count
 
     def check_that_all_save(self) -> None:
-        """Without a part of every rank no checkpoint is whole, and a rank that loads alone trains on alone."""
+        """Raise an error unless every rank saves: without a part of every rank, no checkpoint is complete."""
         count = 0 if self._checkpoints is None else self._checkpoints.world_size
         if not self._ranks.same(count):
             here = "none" if self._checkpoints is None else f"one for {count} process(es)"
@@ -49,7 +49,7 @@ class CheckpointSelector:
             )
 
     def load(self, which: Any) -> Loaded | None:
-        """Load a checkpoint, the same on every rank: the first rank's choice, if all can read it. `None`: a new run."""
+        """Load the same checkpoint on every rank: the first rank's choice, if all can read it. `None` for a new run."""
         passed_over: set[int] = set()
         while True:
             found = self.load_here(which, passed_over)
@@ -69,7 +69,7 @@ class CheckpointSelector:
             log.warning("surefoot: step %d is skipped, because not every rank can load it: %s", step, _here(found))
 
     def load_here(self, which: Any, without: Collection[int] = ()) -> Loaded | CheckpointError | None:
-        """What this rank finds, as it needs it; or why it cannot be loaded."""
+        """The state that this rank finds and needs, or the reason why it cannot be loaded."""
         assert self._checkpoints is not None
         try:
             return self._checkpoints.load(

@@ -1,13 +1,12 @@
-"""Tensors that are spread over processes: which part each one holds, and how any other part is read from files.
+"""Tensors that are sharded over processes: which part each one holds, and how any other part is read from files.
 
-A DTensor is cut along some of its dimensions. `layout_of` says which indices of the whole tensor this process holds, as
-ranges per dimension. The cutting itself is torch's: its placements are applied to the numbers 0, 1, 2, …, so that
-uneven shards and the interleaved ones of FSDP2 on top of tensor parallelism come out as torch makes them. Each part of
-a checkpoint stores these ranges beside its tensors. `SavedShards` is a tensor in a checkpoint, of which several files
-hold parts: it reads the part that a process needs now, whatever the number of processes and the mesh were when it was
-saved.
+A DTensor is divided along some of its dimensions. `layout_of` returns the indices of the whole tensor that this process
+holds, as ranges per dimension. Torch itself does the division: its placements are applied to the numbers 0, 1, 2, …, so
+that uneven shards and the interleaved ones of FSDP2 on top of tensor parallelism are as torch makes them. Each part of
+a checkpoint stores these ranges with its tensors. `SavedShards` is a tensor in a checkpoint whose parts are in several
+files: it reads the part that a process needs now, for any number of processes and any mesh at the save.
 
-Left out: DTensors with partial sums (a parameter is never one).
+Not covered: DTensors with partial sums (a parameter is never one).
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 Range = tuple[int, int]
-"""The first index, and the one after the last."""
+"""The first index, and the index after the last one."""
 
 
 class LayoutEntry(TypedDict):
-    """A layout as it is stored."""
+    """The stored form of a layout."""
 
     shape: list[int]
     ranges: list[list[list[int]]]
 
 
 class ShardLayout(NamedTuple):
-    """Which part of a whole tensor one process holds."""
+    """The part of a whole tensor that one process holds."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
     ranges: tuple[tuple[Range, ...], ...]
-    """For each dimension the indices that are held, in the order in which they lie in the shard."""
+    """For each dimension, the indices that are held, in their order in the shard."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of the part."""
+        """The shape of the part."""
         return tuple(sum(stop - start for start, stop in each) for each in self.ranges)
 
     def stored(self) -> LayoutEntry:
-        """The same as plain lists."""
+        """The stored form."""
         return {"shape": list(self.shape), "ranges": [[list(each) for each in ranges] for ranges in self.ranges]}
 
 
@@ -62,7 +61,7 @@ def whole_layout(shape: Sequence[int]) -> ShardLayout:
 
 
 def read_layout(entry: Any) -> ShardLayout:
-    """A stored layout. Raises `CheckpointError` for one that cannot be."""
+    """A stored layout. Raises `CheckpointError` if it is invalid."""
     try:
         shape = tuple(_index(size) for size in entry["shape"])
         ranges = tuple(tuple((_index(start), _index(stop)) for start, stop in each) for each in entry["ranges"])
@@ -70,19 +69,19 @@ def read_layout(entry: Any) -> ShardLayout:
             0 <= start < stop <= size for size, each in zip(shape, ranges, strict=True) for start, stop in each
         )
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"the state holds a layout of shards that is none: {entry!r:.80}.") from error
+        raise CheckpointError(f"the state holds an invalid layout of shards: {entry!r:.80}.") from error
     if not fits:
-        raise CheckpointError(f"the state holds a layout of shards that is none: {entry!r:.80}.")
+        raise CheckpointError(f"the state holds an invalid layout of shards: {entry!r:.80}.")
     return ShardLayout(shape, ranges)
 
 
 def _index(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no index")
+        raise ValueError(f"{value!r} is not an index")
     return value
 
 
-# ---- of live tensors ----------------------------------------------------------------------------------------------
+# ---- live tensors -------------------------------------------------------------------------------------------------
 
 
 def is_spread(tensor: Tensor) -> bool:
@@ -91,31 +90,31 @@ def is_spread(tensor: Tensor) -> bool:
 
 
 class Spread(NamedTuple):
-    """How a DTensor is spread, without the tensor: enough to find the layout later."""
+    """How a DTensor is sharded, without the tensor: enough to compute the layout later."""
 
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     placements: tuple[Any, ...]
     mesh: tuple[int, ...]
     coordinate: tuple[int, ...] | None
-    """The place of this process in the mesh; `None` if it has no part in it."""
+    """The coordinates of this process in the mesh; `None` if it is not part of it."""
 
     def layout(self) -> ShardLayout:
-        """Which part this process holds. Raises `UsageError` for partial sums, and for a cut that is not torch's."""
+        """The part that this process holds. Raises `UsageError` for partial sums and for divisions unlike torch's."""
         if self.coordinate is None:
             return ShardLayout(self.shape, tuple(() for _ in self.shape))
         found = _layout(self.shape, self.placements, self.mesh, self.coordinate)
         if found.local_shape != self.local_shape:
             raise UsageError(
                 f"a DTensor of shape {self.shape} with the placements {self.placements} should have shape "
-                f"{found.local_shape} here and has {self.local_shape}: it was cut in another way than torch does, and "
-                "could not be put together again. Save the `full_tensor()` of it, or make it with `distribute_tensor`."
+                f"{found.local_shape} here and has {self.local_shape}: it was divided in another way than torch does, "
+                "and cannot be assembled again. Save its `full_tensor()`, or create it with `distribute_tensor`."
             )
         return found
 
 
 def spread_of(tensor: Any) -> Spread:
-    """How a DTensor is spread."""
+    """How a DTensor is sharded."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     place = None if coordinate is None else tuple(coordinate)
     local = tuple(tensor._local_tensor.shape)
@@ -123,7 +122,7 @@ def spread_of(tensor: Any) -> Spread:
 
 
 def layout_of(tensor: Any) -> ShardLayout:
-    """Which part of a DTensor this process holds."""
+    """The part of a DTensor that this process holds."""
     return spread_of(tensor).layout()
 
 
@@ -131,18 +130,18 @@ def layout_of(tensor: Any) -> ShardLayout:
 def _layout(
     shape: tuple[int, ...], placements: tuple[Any, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> ShardLayout:
-    """The layout at one place of a mesh: torch's own cutting, applied to the indices of each dimension."""
+    """The layout at one coordinate of a mesh: torch's own division, applied to the indices of each dimension."""
     indices = [torch.arange(size) for size in shape]
     for placement, count, place in zip(placements, mesh, coordinate, strict=True):
         if placement.is_replicate():
             continue
         if placement.is_partial() or not hasattr(placement, "dim"):
             raise UsageError(
-                f"a DTensor with the placement {placement} has no value of its own on any process, so that its shards "
-                "cannot be saved. Save the `full_tensor()` of it."
+                f"a DTensor with the placement {placement} has no value of its own on any process, so its shards "
+                "cannot be saved. Save its `full_tensor()`."
             )
-        # FSDP2 on top of tensor parallelism cuts every piece of the latter: the cut along the outer dimension of the
-        # mesh is made in as many pieces, and takes its share of each.
+        # FSDP2 on top of tensor parallelism divides every piece of the latter: the division along the outer dimension
+        # of the mesh is made in as many pieces, and takes its share of each.
         pieces = _split(indices[placement.dim], int(getattr(placement, "split_factor", 1)))
         indices[placement.dim] = torch.cat([_split(piece, count)[place] for piece in pieces])
     return ShardLayout(shape, tuple(_ranges(each.tolist()) for each in indices))
@@ -166,39 +165,39 @@ def _ranges(indices: list[int]) -> tuple[Range, ...]:
 
 
 def cut(whole: Tensor, layout: ShardLayout) -> Tensor:
-    """The part of a whole tensor that a layout names, in memory of its own."""
+    """The part of a whole tensor that a layout names, as a copy."""
     part = torch.empty(layout.local_shape, dtype=whole.dtype, device=whole.device)
     _copy(part, layout, whole_layout(whole.shape), lambda at: whole[at])
     return part
 
 
-# ---- of files -----------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SavedShard:
-    """The part of a tensor that one file holds."""
+    """The part of a tensor in one file."""
 
     rank: int
     layout: ShardLayout
     read: Callable[[tuple[slice, ...]], Tensor]
-    """Reads some of it."""
+    """Reads a part of it."""
 
 
 @dataclass(frozen=True)
 class SavedShards:
-    """A tensor of which several files hold parts."""
+    """A tensor whose parts are in several files."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     shards: Callable[[], Sequence[SavedShard]]
-    """Finds them; those that hold the same part are given once."""
+    """Finds the shards, without duplicates."""
     own: SavedShard | None
-    """The shard of the process with the same rank, if there were as many processes."""
+    """The shard of the process with the same rank, if the number of processes was the same."""
 
     def part(self, layout: ShardLayout) -> Tensor:
-        """The values that a layout names. Raises `CheckpointError` unless the files hold each of them once."""
+        """The values that a layout names. Raises `CheckpointError` unless the files contain each of them once."""
         if self.own is not None and self.own.layout == layout:
             return self.own_part()
         part = torch.empty(layout.local_shape, dtype=self.dtype)
@@ -215,7 +214,7 @@ class SavedShards:
         return self.part(whole_layout(self.shape))
 
     def own_part(self) -> Tensor:
-        """The values that the process of the same rank held."""
+        """The values that the process with the same rank held."""
         assert self.own is not None
         shape = self.own.layout.local_shape
         part = torch.empty(shape, dtype=self.dtype)
@@ -225,12 +224,12 @@ class SavedShards:
 
 
 def whole_tensors(tree: Any, change: Callable[[SavedShards], Any] = SavedShards.whole) -> Any:
-    """A loaded state with every tensor whole, or as `change` makes it."""
+    """A loaded state with every tensor complete, or replaced by the result of `change`."""
     return nested.map_leaves(tree, change, SavedShards)
 
 
 def _copy(target: Tensor, wanted: ShardLayout, held: ShardLayout, read: Callable[[tuple[slice, ...]], Tensor]) -> int:
-    """Copy what a shard holds of what is wanted; returns how many values that is."""
+    """Copy the wanted values that a shard holds; returns their number."""
     if wanted.shape != held.shape:
         raise CheckpointError(f"a saved tensor has shape {held.shape} where {wanted.shape} is expected.")
     copied = 0
@@ -243,7 +242,7 @@ def _copy(target: Tensor, wanted: ShardLayout, held: ShardLayout, read: Callable
 
 
 def _checked(found: Tensor, expected: Tensor) -> Tensor:
-    """What was read, if it matches its layout."""
+    """The tensor that was read, if it matches its layout."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise CheckpointError(
             f"a shard in the checkpoint is {found.dtype} of shape {tuple(found.shape)} where its layout says "
@@ -253,7 +252,7 @@ def _checked(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def _overlaps(wanted: Sequence[Range], held: Sequence[Range]) -> Iterator[tuple[slice, slice]]:
-    """Where the same indices lie in two shards, along one dimension."""
+    """The positions of common indices in two shards, along one dimension."""
     here = 0
     for start, stop in wanted:
         there = 0

@@ -1,16 +1,16 @@
-"""One checkpoint is one folder that is whole or absent, and in which a single changed bit is detected.
+"""One checkpoint is one folder, which is complete or absent, and in which a single changed bit is detected.
 
     tensors.safetensors   every tensor, by its path in the state
     state.json            the rest of the state, see `keep/checkpoint/tree.py`
     manifest.json         schema, step, time, facts (finite, quiet, …), size and checksum of the two files above
 
-The manifest guards itself: it holds a checksum of its own content, and its text must be byte for byte what writing its
-content again gives. So every flipped bit and every truncation, in any of the three, is found.
+The manifest contains a checksum of its own content, and its text must be byte for byte what writing its content again
+gives. So every flipped bit and every truncation, in any of the three files, is detected.
 
-The folder appears under its name when everything in it is on the disk, see `keep/checkpoint/folders.py`.
+The folder gets its final name when everything in it is on disk, see `keep/checkpoint/folders.py`.
 
-Reading trusts nothing: names are fixed, links and devices are refused, checksums come first, tensors go through
-safetensors and the rest through JSON. Nothing is ever unpickled. What checksums do not do is tell who wrote a file.
+Reading trusts nothing: names are fixed, links and devices are refused, checksums are compared first, tensors are read
+with safetensors and the rest as JSON. Nothing is ever unpickled. Checksums do not show who wrote a file.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 LARGEST_MANIFEST = 64 << 20
-"""Bytes beyond which a file is no manifest: it is read into memory before anything is known about it."""
+"""A larger file is not a manifest: it is read into memory before anything is known about it."""
 
 
 class SaveFacts(TypedDict, total=False):
-    """Facts in the manifest of a checkpoint. The caller of `write` gives the first group; `write` adds the second."""
+    """Facts in the manifest of a checkpoint. The caller of `write` provides the first group, `write` the second."""
 
     quiet: bool
     """Whether no detector reported anything at that step."""
     reasons: list[str]
     """What the detectors reported."""
     metric: float | str | None
-    """What the best checkpoint is chosen by; one that is not finite is stored as text."""
+    """The metric that selects the best checkpoint; a non-finite one is stored as text."""
     metric_given: bool
     """Whether the user chose the metric."""
     rank: int
@@ -60,7 +60,7 @@ class SaveFacts(TypedDict, total=False):
     number: int
     """Saves are numbered: after a rollback, a lower step is the newer one."""
     session: str
-    """The same for all ranks of a run between two restarts; there only where they have agreed on one."""
+    """Equal for all ranks of a run between two restarts; present only if they have agreed on one."""
 
     finite: bool
     broken: list[str]
@@ -70,7 +70,7 @@ class SaveFacts(TypedDict, total=False):
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds, before it is put together again: what a migration takes and returns."""
+    """The content of a checkpoint before it is assembled: the input and output of a migration."""
 
     facts: SaveFacts
     plain: Any
@@ -79,21 +79,21 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known about a checkpoint without reading its tensors."""
+    """The description of a checkpoint, available without reading its tensors."""
 
     schema: int
-    """The version of the format it was written in."""
+    """The version of the format in which it was written."""
     step: int
     saved_at: str
-    """When, in UTC, as ISO 8601."""
+    """The time, in UTC, as ISO 8601."""
     facts: SaveFacts
-    """`finite`, `broken` (names), `surefoot` and `torch` versions, and what the writer added."""
+    """`finite`, `broken` (names), `surefoot` and `torch` versions, and facts of the caller."""
     files: dict[str, FileFacts]
     """Bytes and SHA-256 of each file."""
 
     @property
     def bytes(self) -> int:
-        """Size of the files on disk, the manifest's own left out."""
+        """The size of the files on disk, except for the manifest."""
         return sum(int(facts["bytes"]) for facts in self.files.values())
 
 
@@ -103,7 +103,7 @@ class Manifest:
 def write(folder: Path, tree: Any, facts: SaveFacts, *, step: int, unchecked: Collection[str] = ()) -> Manifest:
     """Write a state as the checkpoint `folder`, completely or not at all.
 
-    What `unchecked` names may hold NaN and Inf: keys of the tree, or paths in it as "models.0.mask".
+    `unchecked` names tensors that may hold NaN and Inf: keys of the tree, or paths such as "models.0.mask".
     """
     return write_flat(folder, Flattened(tree), facts, step=step, unchecked=unchecked)
 
@@ -117,9 +117,9 @@ def write_flat(
     unchecked: Collection[str] = (),
     choose: Callable[[bool], Path] | None = None,
 ) -> Manifest:
-    """`write`, for a state that is flattened already.
+    """`write` for a state that is already flattened.
 
-    `choose` is told whether it is finite, and gives another folder beside the first.
+    `choose` is called with whether the state is finite, and returns another folder in the same directory.
     """
     flattened.name_tensors()
     judged = {name for name, paths in flattened.owners.items() if not all(_within(path, unchecked) for path in paths)}
@@ -149,7 +149,7 @@ def _versions() -> SaveFacts:
 
 
 def _rendered(content: dict[str, object]) -> bytes:
-    """The text of a manifest; the only one its content can have."""
+    """The text of a manifest, which is unique for its content."""
     content = json.loads(json.dumps(content, allow_nan=False))  # keys become text now, not when it is read
     guarded = {**content, "checksum": _checksum(content)}
     return (json.dumps(guarded, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
@@ -202,7 +202,7 @@ def read(folder: Path) -> tuple[Manifest, Any]:
 
 
 def read_contents(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> Contents:
-    """What a checkpoint holds, in the current version of the format. Raises `CheckpointError`."""
+    """The content of a checkpoint, in the current version of the format. Raises `CheckpointError`."""
     contents = Contents(manifest.facts.copy(), _read_state(folder / STATE), tensors)
     with fault_of(folder / STATE):  # the input of a migration is untrusted too
         return CHECKPOINT.migrate(contents, manifest.schema)  # type: ignore[no-any-return]
@@ -210,7 +210,7 @@ def read_contents(folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor
 
 @contextmanager
 def fault_of(path: Path) -> Iterator[None]:
-    """Make one `CheckpointError` about a file of whatever its content raises."""
+    """Convert any exception that the content of a file raises into a `CheckpointError`."""
     try:
         yield
     except Exception as error:
@@ -231,7 +231,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a file, each read when it is asked for. Raises `CheckpointError` for a file that holds none."""
+    """The tensors of a file, each read when it is accessed. Raises `CheckpointError` for a file without tensors."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
@@ -244,7 +244,7 @@ class TensorFile(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        # Copied, since the library may hand out the file's own pages, and the file may be deleted or cut later.
+        # Copied, because the library may return the file's own pages, and the file may be deleted or truncated later.
         with self._refusals():
             return self._file.get_tensor(name).clone()  # type: ignore[no-any-return]
 
@@ -252,7 +252,7 @@ class TensorFile(Mapping[str, Tensor]):
         return name in self._names
 
     def part(self, name: str, at: tuple[slice, ...]) -> Tensor:
-        """Some of a tensor: nothing else of it is read."""
+        """Read a part of a tensor."""
         if not at:
             return self[name]
         with self._refusals():
@@ -280,7 +280,7 @@ class TensorFile(Mapping[str, Tensor]):
 
 
 def _parsed(path: Path, text: bytes) -> Manifest:
-    """A manifest from its text. One of an older schema that can be migrated is taken as it is."""
+    """A manifest from its text. One with an older schema that can be migrated is returned unchanged."""
     try:
         content = json.loads(text)
         said = content.pop("checksum")

@@ -1,12 +1,12 @@
-"""Write a safetensors file as a stream, hashing it and looking for NaN and Inf on the way.
+"""Writes a safetensors file as a stream, computing its hash and checking for NaN and Inf at the same time.
 
-The library would need every byte in memory at once. The format is simple: eight bytes that say how long the header is,
-the header (JSON: dtype, shape and place of every tensor), then the tensors. Each goes through in chunks: from host
-memory directly, from an accelerator through two pinned buffers on a stream of their own, so that the next chunk is
-copied while the last one is hashed and written. Hashing, writing, copying and looking all release the GIL.
+The library would need every byte in memory at once. The format is simple: eight bytes with the length of the header,
+the header (JSON: dtype, shape and position of every tensor), then the tensors. Each is written in chunks: directly from
+host memory, or from an accelerator through two pinned buffers on their own stream, so that the next chunk is copied
+while the last one is hashed and written. Hashing, writing, copying and checking all release the GIL.
 
-A floating tensor is broken when it holds a NaN or a +Inf, or a -Inf that is not part of a mask: a mask's finite entries
-are all one value, as in the causal mask of 0 and -Inf that some models keep as a buffer.
+A floating-point tensor is broken if it contains a NaN or a +Inf, or a -Inf that is not part of a mask: the finite
+entries of a mask are all equal, as in the causal mask of 0 and -Inf that some models keep as a buffer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileFacts(TypedDict):
 
 
 class HashedFile:
-    """A new file that is hashed as it is written, and on the disk when it is closed."""
+    """A new file that is hashed while it is written, and is on disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -47,7 +47,7 @@ class HashedFile:
         self.size = 0
 
     def write(self, data: Any) -> None:
-        """Append bytes, all of them."""
+        """Append all bytes."""
         rest = memoryview(data).cast("B")
         self._hash.update(rest)
         self.size += len(rest)
@@ -74,8 +74,8 @@ class HashedFile:
 def write_tensors(
     file: HashedFile, tensors: Mapping[str, Tensor], judged: set[str], metadata: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Write the tensors, and `metadata` into the header; the names of those in `judged` that are broken."""
-    # Widest first, as the library does: then every tensor is aligned to its own width.
+    """Write the tensors, and `metadata` into the header; returns the names of those in `judged` that are broken."""
+    # Widest type first, as in the library: then every tensor is aligned to its own width.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     file.write(_header(order, tensors, metadata))
     broken, copiers = [], dict[torch.device, _ChunkCopier]()
@@ -108,20 +108,20 @@ def _header(order: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 class FiniteCheck:
-    """What is known about the values of one tensor after some of its chunks."""
+    """Accumulates what is known about the values of one tensor, chunk by chunk."""
 
     def __init__(self) -> None:
-        self._spoiled = self._has_low = False
+        self._is_broken = self._has_low = False
         self._least, self._most = math.inf, -math.inf  # of the finite entries
 
     def add(self, chunk: Tensor) -> None:
-        """Take in one more piece of the tensor."""
-        if self._spoiled:
+        """Check one more chunk of the tensor."""
+        if self._is_broken:
             return
         values = chunk.float() if chunk.element_size() == 1 else chunk
         least, most = (float(bound) for bound in torch.aminmax(values))  # NaN if there is one
         if math.isnan(least) or most == math.inf:
-            self._spoiled = True
+            self._is_broken = True
             return
         if least == -math.inf:
             self._has_low = True
@@ -133,15 +133,15 @@ class FiniteCheck:
 
     @property
     def broken(self) -> bool:
-        """Whether there is a NaN or an Inf that no mask explains. -Inf and nothing else is no mask either."""
-        return self._spoiled or (self._has_low and self._least != self._most)
+        """Whether there is a NaN, or an Inf that is not part of a mask. A tensor of only -Inf is not a mask either."""
+        return self._is_broken or (self._has_low and self._least != self._most)
 
 
-# ---- from wherever a tensor is ------------------------------------------------------------------------------------
+# ---- reading tensors from any device --------------------------------------------------------------------------------
 
 
 def _host_chunks(tensor: Tensor, copiers: dict[torch.device, _ChunkCopier]) -> Iterator[Tensor]:
-    """The values in order, in host memory, a few megabytes at a time; each is valid until the next is asked for."""
+    """The values in order, in host memory, a few megabytes at a time; a chunk is valid until the next is requested."""
     if tensor.numel() == 0:
         return
     if has_streams(tensor.device):
@@ -150,7 +150,7 @@ def _host_chunks(tensor: Tensor, copiers: dict[torch.device, _ChunkCopier]) -> I
         yield from copiers[tensor.device].chunks(tensor)
         return
     for piece in _pieces(tensor):
-        yield piece.cpu().contiguous()  # of one value expanded, every piece is a view of that value
+        yield piece.cpu().contiguous()  # for one expanded value, every piece is a view of that value
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -158,20 +158,20 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class _ChunkCopier:
-    """Two pinned buffers and a stream: one chunk is on its way while the one before is being written."""
+    """Two pinned buffers and a stream: one chunk is copied while the previous one is written."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = new_stream(device)
         self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
-        # Blocking: a thread that spins while it waits would take a core from the training.
+        # Blocking: a thread that spins while it waits would take a core from training.
         self._arrived = [new_event(device, blocking=True) for _ in range(2)]
         self._turn = 0
 
     def chunks(self, tensor: Tensor) -> Iterator[Tensor]:
         self._stream.wait_stream(current_stream(self._device))
         with on_stream(self._stream):
-            pieces = _pieces(tensor)  # one that is not contiguous is copied, on this stream
+            pieces = _pieces(tensor)  # a tensor that is not contiguous is copied, on this stream
         waiting: tuple[int, Tensor] | None = None
         for piece in pieces:
             sent = self._send(piece)

@@ -1,22 +1,22 @@
-"""A nested state as one JSON value plus named tensors, and back: what pickle is used for elsewhere, without pickle.
+"""Converts a nested state to one JSON value and named tensors, and back, without pickle.
 
-`flatten` walks dictionaries, lists and tuples. Tensors are taken out and named by their path ("models.0.weight"); what
-JSON has itself (text, numbers, lists, dictionaries with text as keys) stays as it is, so that the file can be read by a
-person; everything else becomes a small object with the one key `$`, which says what it was:
+`flatten` walks dictionaries, lists and tuples. Tensors are taken out and named by their path ("models.0.weight").
+Values that JSON has (text, numbers, lists, dictionaries with text as keys) are unchanged, so that the file is readable.
+Everything else becomes a small object with the key `$`, which contains its kind:
 
     {"betas": (0.9, 0.999), "step": tensor(3)}
     {"betas": {"$": "tuple", "items": [0.9, 0.999]}, "step": {"$": "tensor", "name": "step"}}
 
-A dictionary that has a key `$` of its own is written as a list of pairs, so nothing can be mistaken. `unflatten` knows
-a fixed list of kinds, calls nothing that the file names, and turns whatever is wrong with its input into
-`CheckpointError`: an untrusted file can be refused, never run.
+A dictionary that has a key `$` itself is written as a list of pairs, so there is no ambiguity. `unflatten` supports a
+fixed list of kinds, calls nothing that the file names, and raises `CheckpointError` for any fault in its input: an
+untrusted file can be refused, never executed.
 
-Kept exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the order of
-dictionaries, and that two tensors are one (tied weights). Not kept: memory layout, `requires_grad`, the default factory
-of a `defaultdict`, and views that overlap without being equal. Of a DTensor the shard of this process is kept, with
-which part of the whole it is (`shards.py`).
-Anything else (functions, objects, sparse and quantized tensors) is refused, with its path: a state that came back a
-little different would be worse.
+Preserved exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the
+order of dictionaries, and the identity of tied tensors. Not preserved: memory layout, `requires_grad`, the default
+factory of a `defaultdict`, and views that overlap without being equal. For a DTensor, the shard of this process is
+stored, with its position in the whole (`shards.py`). Anything else (functions, objects, sparse and quantized tensors)
+is refused, with its
+path: a state that is restored slightly differently would be worse.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ STORED_AS_IS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What every version of safetensors can hold, by its name there. Complex tensors go as pairs, the rest as bytes."""
+"""The dtypes that every version of safetensors supports. Complex tensors are stored as pairs, the rest as bytes."""
 
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # such text does not come back from JSON as it was
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON does not preserve such text
 _LONGEST_INTEGER = 10**4000  # Python refuses to print or read more than 4,300 digits
 
 __all__ = ["Flattened", "flatten", "local_part", "odd_kind", "same_view", "unflatten"]
@@ -79,7 +79,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def same_view(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What two tensors have in common that are the same window on the same memory; `None` if there is no telling."""
+    """A key that is equal for two tensors with the same view of the same memory; `None` if it cannot be determined."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     where = tensor.data_ptr()
@@ -89,11 +89,11 @@ def same_view(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The tensor itself, without its graph; of a DTensor, the shard that this process holds."""
+    """The tensor itself, without its graph; for a DTensor, the shard that this process holds."""
     if type(tensor) not in _PLAIN:
         to_local = getattr(tensor, "to_local", None)
         tensor = tensor if to_local is None else to_local()
-        finish = getattr(tensor, "wait", None)  # a shard may still be on its way
+        finish = getattr(tensor, "wait", None)  # a shard may still be in transfer
         tensor = tensor if finish is None else finish()
     return tensor.detach() if tensor.requires_grad or type(tensor) is not Tensor else tensor
 
@@ -111,7 +111,7 @@ def _integer(value: int) -> Any:
 
 
 def _text(value: str) -> Any:
-    if value.isascii() or not _HALF_A_PAIR.search(value):
+    if value.isascii() or not _LONE_SURROGATE.search(value):
         return value
     return _marked("str", hex=value.encode("utf-8", "surrogatepass").hex())
 
@@ -135,24 +135,24 @@ _DICTIONARIES: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict
 class Flattened:
     """A state without its tensors: `plain` is made immediately, their names on demand.
 
-    Training waits for the first part alone. It takes all that can still change or be refused; naming many tensors and
-    finding those that are one takes longer, and is done by the thread that writes.
+    Training waits only for the first part, which includes everything that can still change or be refused. Naming many
+    tensors and finding tied ones takes longer, and is done by the writing thread.
     """
 
     def __init__(self, tree: Any, spread: Mapping[int, Spread] | None = None) -> None:
-        """Take the tensors out of `tree`. Those that are copies of shards are in `spread`, by their `id`."""
+        """Take the tensors out of `tree`. `spread` contains those that are copies of shards, by their `id`."""
         self._spread = spread or {}
         self.tensors: dict[str, Tensor] = {}
-        """The tensors by name, each as it is stored."""
+        """The stored tensors by name."""
         self.owners: dict[str, set[Path]] = {}
-        """For every name the paths under which it is found."""
+        """For every name, the paths that refer to it."""
         self._found: list[tuple[Tensor, Path, Marked]] = []
-        self._used: dict[str, int] = {"__metadata__": 0}  # a word of the file format
+        self._used: dict[str, int] = {"__metadata__": 0}  # reserved by the file format
         self.plain = self._plain(tree, ())
-        """The JSON value. Its tensors have their names in it after `name_tensors`."""
+        """The JSON value. It contains the names of its tensors after `name_tensors`."""
 
     def name_tensors(self) -> None:
-        """Give every tensor its name; those that are one get one."""
+        """Give every tensor its name; tied tensors share one."""
         seen: dict[tuple[Any, ...], Marked] = {}
         for tensor, path, marked in self._found:
             view = same_view(tensor)
@@ -188,7 +188,7 @@ class Flattened:
             return self._numpy(value, path)
         raise UsageError(
             f"{_spell(path)} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds tensors, arrays, numbers, "
-            "text, and lists, tuples, sets and dictionaries of them. Leave it out, or save what it is made of."
+            "text, and lists, tuples, sets and dictionaries of them. Leave it out, or save its parts."
         )
 
     def _items(self, values: Iterable[Any], path: Path) -> list[Any]:
@@ -199,7 +199,7 @@ class Flattened:
         if kind == "dict" and MARK not in value and all(type(key) is str and _text(key) is key for key in value):
             return {key: self._plain(inner, (*path, key)) for key, inner in value.items()}
         marked = _marked(kind, items=[self._pair(key, inner, path) for key, inner in value.items()])
-        # torch notes the version of every module's state beside the dictionary, and its modules go by it.
+        # torch stores the version of every module's state with the dictionary, and modules depend on it.
         if kind == "ordered" and (metadata := getattr(value, "_metadata", None)) is not None:
             marked["metadata"] = self._plain(metadata, (*path, "_metadata"))
         return marked
@@ -216,7 +216,9 @@ class Flattened:
     def _tensor(self, value: Tensor, path: Path) -> Marked:
         tensor = local_part(value)
         if odd := odd_kind(tensor):
-            raise UsageError(f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors it is made of.")
+            raise UsageError(
+                f"{_spell(path)} is a tensor of the kind {odd}; save the dense tensors that it consists of."
+            )
         marked = _marked("tensor")
         spread = spread_of(value) if is_spread(value) else self._spread.get(id(value))
         if spread is not None:
@@ -230,10 +232,10 @@ class Flattened:
             raise UsageError(f"{_spell(path)} is a NumPy array of {dtype}, which is not plain numbers or text.")
         if isinstance(value, np.generic):
             return _marked("numpy.scalar", dtype=dtype.str, hex=np.asarray(value).tobytes().hex())
-        copied = np.array(value, order="C")  # the caller may write to its own before this one is on disk
+        copied = np.array(value, order="C")  # the caller may change its array before this one is on disk
         try:
             stored = torch.from_numpy(copied)
-        except (TypeError, ValueError):  # dates, text, the other byte order
+        except (TypeError, ValueError):  # dates, text, or the other byte order
             stored = torch.frombuffer(bytearray(copied.tobytes()) or bytearray(1), dtype=torch.uint8)[: copied.nbytes]
         marked = _marked("numpy", dtype=dtype.str, shape=list(copied.shape))
         self._found.append((stored, path, marked))
@@ -257,7 +259,7 @@ def _spell(path: Path) -> str:
 
 
 def odd_kind(tensor: Tensor) -> str | None:
-    """What is odd about a tensor whose memory is not simply its values; `None` for all others."""
+    """The kind of a tensor whose memory is not simply its values; `None` for all others."""
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
     if type(tensor) not in _PLAIN:

@@ -24,7 +24,14 @@ from surefoot.core.folder_lock import Hold, hold
 from surefoot.errors import FolderInUse
 from surefoot.keep.checkpoint.failed_saves import FailedSaves
 from surefoot.keep.checkpoint.folders import discard, sweep
-from surefoot.keep.checkpoint.listing import last_number, list_checkpoints, part_name, rank_of, to_discard, whole_ones
+from surefoot.keep.checkpoint.listing import (
+    complete_steps,
+    last_number,
+    list_checkpoints,
+    part_name,
+    rank_of,
+    to_discard,
+)
 from surefoot.keep.checkpoint.storage import Manifest, write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 
@@ -38,14 +45,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 HEAD_START_SECONDS = 0.003
-"""A new thread holds the interpreter for up to 5 ms while the one that started it waits; so it first sleeps."""
+"""A new thread holds the interpreter for up to 5 ms while the one that started it waits; so it sleeps first."""
 SLOW_SECONDS = 1.0
-"""A failed save that took longer than this is repeated only after ten times as long, or training would be slowed."""
+"""A failed save that took longer than this is retried only after ten times as long, to avoid slowing training down."""
 
 _WRITERS: WeakValueDictionary[str, CheckpointWriter] = WeakValueDictionary()
-"""Which writer of this process saved what: two in one folder, as for a GAN, would overwrite each other unnoticed."""
+"""The writer of this process that saved each path: two in one folder, as for a GAN, would overwrite each other."""
 _ALL: WeakSet[CheckpointWriter] = WeakSet()
-"""The writers of this process, for a manager that loads what another one is still writing."""
+"""The writers of this process, for a manager that loads while another one is still writing."""
 
 
 class SaveJob(NamedTuple):
@@ -54,7 +61,7 @@ class SaveJob(NamedTuple):
     step: int
     staged: Staged
     flattened: Flattened | None
-    """Made by the writer if it was not made before."""
+    """Created by the writer if it was not created before."""
     unchecked: Collection[str]
     """Keys or paths whose tensors may hold NaN and Inf."""
     facts: SaveFacts
@@ -62,15 +69,15 @@ class SaveJob(NamedTuple):
     keep_evidence: int
     started: float
     done: Callable[[bool], None]
-    """Called when the job is over, with whether a good checkpoint was written."""
+    """Called when the job has ended, with whether a good checkpoint was written."""
 
 
 @dataclass
 class SaveEvents:
-    """Functions that are called by the thread that writes. A `TrainingStabilizer` sets them, to log the events."""
+    """Functions that the writing thread calls. A `TrainingStabilizer` sets them to log the events."""
 
     on_saved: Callable[[int, Path, SaveFacts], None] = lambda step, path, facts: None
-    """A checkpoint is on the disk."""
+    """A checkpoint is on disk."""
     on_failing: Callable[[int, str, dict[str, object]], None] = lambda step, message, evidence: None
     """Checkpoints cannot be written, or can be written again."""
 
@@ -84,7 +91,7 @@ class FolderClaim:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._holds: dict[int, Hold] = {}
-        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process does it
+        weakref.finalize(self, _release, self._holds).atexit = False  # the end of the process releases them
 
     def hold(self, rank: int) -> None:
         """Lock the folder for the checkpoints of a rank. Raises `FolderInUse`."""
@@ -92,11 +99,11 @@ class FolderClaim:
             self._holds[rank] = hold(self._folder, "checkpoints", rank)
 
     def release(self) -> None:
-        """Give the locks back."""
+        """Release the locks."""
         _release(self._holds)
 
     def sweep(self, place: Path, rank: int) -> None:
-        """Remove what dead processes left half done, unless a process is at work that may be on another machine."""
+        """Remove unfinished work of dead processes, unless another process, perhaps on another machine, is working."""
         try:
             lock = hold(self._folder, "checkpoints", rank)
         except (FolderInUse, OSError):
@@ -112,11 +119,11 @@ def _release(holds: dict[int, Hold]) -> None:
 
 
 class CheckpointWriter:
-    """Writes one state after the other into a folder of checkpoints."""
+    """Writes states into a folder of checkpoints, one after the other."""
 
     def __init__(self, place: Path, claim: FolderClaim) -> None:
         self._place = place
-        self._claim = claim  # held by a thread that writes, too
+        self._claim = claim  # also referenced by the writing thread
         self.events = SaveEvents()
         self.failed_saves = FailedSaves()
         self.has_saved = False
@@ -125,7 +132,7 @@ class CheckpointWriter:
         self.following: SaveJob | None = None
         """The state that waits for the one that is being written."""
         self._takes_jobs = False
-        self._taking = threading.Lock()  # the thread ends only if no job came meanwhile
+        self._taking = threading.Lock()  # the thread ends only if there is no new job
         self._not_before = 0.0
         self._folder_seen = place.is_dir()
         self._warned_broken = self._warned_missing_parts = self._warned_sharing = False
@@ -147,18 +154,18 @@ class CheckpointWriter:
         return time.monotonic() >= self._not_before
 
     def wait(self) -> None:
-        """Return when nothing is being written any more."""
+        """Return when nothing is being written."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def drop_next(self) -> None:
-        """Forget the state that waits: a newer one is about to be copied."""
+        """Drop the waiting state: a newer one is about to be copied."""
         self._take(None)
 
     def start(self, job: SaveJob, blocking: bool) -> None:
-        """Write a state in a thread, after the one being written; immediately if `blocking` or without threads."""
-        # When the main thread is over, at exit, nobody waits for new threads any more.
+        """Write a state in a thread, after the one in progress; directly if `blocking` or if no thread can start."""
+        # After the main thread has ended, at exit, Python no longer waits for new threads.
         if blocking or not threading.main_thread().is_alive():
             self.wait()
             self._write(job)
@@ -169,7 +176,7 @@ class CheckpointWriter:
         self._takes_jobs = True
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads are to be had
+        except RuntimeError:  # no more threads can be started
             self._thread, self._takes_jobs = None, False
             self._write(job)
 
@@ -183,7 +190,7 @@ class CheckpointWriter:
                 self._takes_jobs = present is not None
 
     def _take(self, job: SaveJob | None) -> bool:
-        """Let the thread that writes take this job next, in place of the one it had; False if none is writing."""
+        """Make this the writing thread's next job, replacing a waiting one; False if no thread is writing."""
         with self._taking:
             if not self.is_busy:
                 return False
@@ -206,12 +213,12 @@ class CheckpointWriter:
             good = finite and job.facts["quiet"]
             self._folder_seen = True
             self._warn_if_broken(job.step, manifest.facts)
-            works_again = self.failed_saves.works_again(job.step)
-            if works_again is not None:
-                self.events.on_failing(job.step, works_again, {"failures": 0})
+            succeeded = self.failed_saves.succeeded(job.step)
+            if succeeded is not None:
+                self.events.on_failing(job.step, succeeded, {"failures": 0})
             self.events.on_saved(job.step, place, manifest.facts)
             self._discard_old(job)
-        except Exception as error:  # whatever it is, training must go on
+        except Exception as error:  # training must continue after any error
             self.failed(error, job.step)
         finally:
             now = time.monotonic()
@@ -220,9 +227,9 @@ class CheckpointWriter:
             job.done(good)
 
     def _written(self, job: SaveJob, flattened: Flattened) -> tuple[Manifest, Path]:
-        """Write a state in its place; where a good one of the same step is there and this one is not, beside it.
+        """Write a state in its place or, if it is not good and a good one of the same step exists, under another name.
 
-        Ranks must choose alike. All know whether the step was quiet; only one knows whether its part is finite.
+        Ranks must choose the same. All know whether the step was quiet; only one knows whether its part is finite.
         """
         rank, several = job.facts["rank"], job.facts["world_size"] > 1
         place = self._place / part_name(job.step, rank)
@@ -240,14 +247,14 @@ class CheckpointWriter:
         return manifest, place
 
     def failed(self, error: Exception, step: int) -> None:
-        """A save came to nothing: log it, unless that was done a short while ago."""
+        """A save has failed: log it, unless that was done recently."""
         message = self.failed_saves.failed(error, step, self._place, lambda: newest_good_age(self._place, step))
         if message is not None:
             evidence = {"failures": self.failed_saves.failures, "error": f"{type(error).__name__}: {error}"}
             self.events.on_failing(step, message, evidence)
 
     def _warn_if_broken(self, step: int, facts: SaveFacts) -> None:
-        """Warn once that what is saved is not finite, until it is again: the run itself may not notice."""
+        """Warn once that the saved state is not finite, until it is again: the run itself may not detect it."""
         if not facts["finite"] and not self._warned_broken:
             log.warning(
                 "surefoot: the checkpoint of step %d is not finite (%s) and is kept as evidence: a restart uses an "
@@ -293,16 +300,16 @@ class CheckpointWriter:
 
 
 def wait_for_writers(place: Path) -> None:
-    """Return when no manager of this process is writing checkpoints in `place` any more."""
+    """Return when no manager of this process is writing checkpoints in `place`."""
     for writer in list(_ALL):
         if writer._place.absolute() == place.absolute():
             writer.wait()
 
 
 def newest_good_age(place: Path, step: int) -> str:
-    """A sentence on how old the newest good checkpoint is, at this step: what a crash would cost."""
+    """A sentence with the age of the newest good checkpoint at this step: the progress that a crash would lose."""
     try:
-        good = [each for each in whole_ones(list_checkpoints(place)) if each.good]
+        good = [each for each in complete_steps(list_checkpoints(place)) if each.good]
     except OSError:
         good = []
     if not good:
@@ -314,7 +321,7 @@ def newest_good_age(place: Path, step: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A span of time as a person would give it.
+    """A duration for people.
 
     >>> duration(42.4), duration(600), duration(20_000)
     ('42 s', '10 min', '5.6 h')

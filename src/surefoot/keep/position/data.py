@@ -4,22 +4,23 @@
         for batch in position.follow(loader):
             …
 
-Passes are numbered in the order in which they begin. A restarted process runs the same script from its top: passes that
-were complete when the state was saved yield nothing, the one that was under way goes on after the last batch handed
-out, bitwise as if nothing had happened, in batches and in random numbers (`passes.py` says how, and where
-that ends). Without a loaded state, `follow` is `iter(loader)`: no stream is touched.
+Passes are numbered in the order in which they begin. A restarted process runs the same script from the start: passes
+that were complete when the state was saved yield nothing, and the active one continues after the last returned batch,
+with bitwise the same batches and random numbers (`passes.py` describes how, and the limits). Without a loaded state,
+`follow` is `iter(loader)`: no stream is touched.
 
-The process's random streams are saved by whoever saves the model. They are set through `after_positioning`, which is
-called once the position is reached: after the last of the passes under way is taken up again or, between passes, when
-the next one begins. If nothing was drawn between the end of a pass and the save, that end is where they are set.
+The process's random streams are saved together with the model. They are set through `after_positioning`, which is
+called when the position is reached: after the last of the active passes is resumed or, between passes, when the next
+one begins. If nothing was drawn between the end of a pass and the save, they are set at that end.
 
-A run that returns to an earlier moment goes back in the same process: `place_of` notes where the data are, and `rewind`
-goes back there. The loop that draws the batches is the same one, and gets them again. So a place can be returned to as
-long as the loops over the passes that were under way then are still running (`why_not_back_to`).
+A run that returns to an earlier moment does so in the same process: `place_of` records the position, and `rewind`
+returns to it. The loop that draws the batches is the same, and gets them again. So a position can be restored as long
+as the loops over the passes that were active then are still running (`why_not_back_to`).
 
-Left out: a position inside a batch; what a wrapper around `follow` has fetched ahead (it counts as handed out); state
-of a data set that is not a random generator. A loader with a state of its own is trusted with it: torchdata's does not
-keep the random streams of its workers, nor, between two passes, those that it draws for workers it keeps alive.
+Not covered: a position inside a batch; batches that a wrapper around `follow` has fetched ahead (they count as
+returned); state of a data set that is not a random generator. A loader with its own state is responsible for it:
+torchdata's does not keep the random streams of its workers, nor, between two passes, those that it draws for persistent
+workers.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from surefoot.keep.position.epochs import EpochLoops, LoopsState
 from surefoot.keep.position.generators import find_generators
 from surefoot.keep.position.loader_state import EntriesState, GeneratorState, WorkerState
 from surefoot.keep.position.loaders import loader_kind, plain
-from surefoot.keep.position.passes import LoaderPass, PassState, begin, take_up
+from surefoot.keep.position.passes import LoaderPass, PassState, begin, resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
 _MOST_PASSES = 64
-"""How many of the last passes can be returned to."""
+"""The number of last passes that can be restored."""
 
 
 class PositionState(TypedDict):
-    """What is stored about the position in the data."""
+    """The stored position in the data."""
 
     schema: int
     started: int
-    """How many passes have begun."""
+    """The number of passes that have begun."""
     open: list[PassState]
     quiet: bool
     """Whether no random number was drawn since the last pass ended."""
@@ -61,7 +62,7 @@ class PositionState(TypedDict):
 
 
 class DataPosition:
-    """Follows loaders through a run, and finds the place again after a restart."""
+    """Follows loaders through a run, and restores the position after a restart."""
 
     def __init__(self) -> None:
         self._next = 0  # the number of the pass that begins next
@@ -74,29 +75,29 @@ class DataPosition:
         self._target: PositionState | None = None
         self._waiting: set[int] = set()
         self._drawn_by: dict[int, tuple[Callable[[], FollowedPasses | None], int]] = {}
-        """The iterator of each of the last passes, and which of its passes it was."""
+        """The iterator of each of the last passes, and the index of the pass in it."""
 
     @property
     def pending(self) -> bool:
-        """Whether a loaded position has not been reached yet. Until then the process's streams mean nothing."""
+        """Whether a loaded position has not been reached yet. Until then the process's streams are meaningless."""
         return self._target is not None
 
     def follow(
         self, loader: Any, epochs: int = 1, after_positioning: Callable[[], None] | None = None
     ) -> FollowedLoader:
-        """What to iterate over instead of `loader`.
+        """Returns an iterable to use instead of `loader`.
 
         Args:
             loader: a `DataLoader`, or anything to iterate over.
-            epochs: passes to chain. With more than one, `set_epoch` is called on whatever has it.
-            after_positioning: sets the process's random streams to where they were when the state was saved.
+            epochs: the number of passes to chain. With more than one, `set_epoch` is called on objects that have it.
+            after_positioning: sets the process's random streams to their state at the save.
         """
         require(epochs >= 1, f"`epochs` must be at least 1; got {epochs}.")
         kind = SizedLoader if hasattr(loader, "__len__") else FollowedLoader
         return kind(self, loader, epochs, after_positioning)
 
     def epochs(self, total: int, after_positioning: Callable[[], None] | None = None) -> Iterator[int]:
-        """The epochs that are left of `total`: what was done before a restart is not entered again."""
+        """The remaining epochs of `total`: those completed before a restart are skipped."""
         if self._loops.nested:
             yield from range(total)
             return
@@ -132,7 +133,7 @@ class DataPosition:
         }
 
     def load_state_dict(self, state: PositionState) -> None:
-        """Find the saved place again; the loop starts from its top after this."""
+        """Load a saved position; afterwards, the loop starts from the beginning."""
         state = DATA_POSITION.read(state, "the data position", SettingError)
         self._next, self._started = 0, state["started"]
         self._open, self._streams_at_end = {}, None
@@ -144,19 +145,19 @@ class DataPosition:
 
     @property
     def can_mark(self) -> bool:
-        """Whether a draw that is broken off can be undone. A loader with a state of its own may be in the middle."""
+        """Whether an interrupted draw can be undone. A loader with its own state may be in the middle of a change."""
         return self._target is None and all(each.current.loader["kind"] != "stateful" for each in self._open.values())
 
     def mark(self) -> Mark:
-        """Where the data are, cheaply, before a batch is drawn that may never come."""
+        """Record the position, cheaply, before a batch is drawn that may never arrive."""
         passes = [(each.current, each.current.count, each.current.failed) for each in self._open.values()]
         return Mark(passes, self._generators.read())
 
     def back_to(self, mark: Mark) -> bool:
         """The draw was interrupted: undo it. Its batch, if any, has not been used.
 
-        Returns whether all of it is undone. If a pass has ended and the next begun since the mark, the position is
-        before the first batch of that one, and the random numbers drawn for this batch stay drawn.
+        Returns whether all of it is undone. If a pass has ended and the next has begun since the mark, the position is
+        before the first batch of that one, and the random numbers drawn for this batch are not restored.
         """
         passes = {id(current): (count, failed) for current, count, failed in mark.passes}
         for each in self._open.values():
@@ -169,7 +170,7 @@ class DataPosition:
     # ---- called by the iterators ----------------------------------------------------------------------------------
 
     def left(self, offset: int, length: int) -> int:
-        """How many batches of `length` are left in the pass that is `offset` passes ahead."""
+        """The number of batches left, of `length`, in the pass that is `offset` passes ahead."""
         number = self._next + offset
         if self._target is None or number >= self._target["started"]:
             return length
@@ -179,14 +180,14 @@ class DataPosition:
     def begin(
         self, loader: Any, owner: FollowedPasses, after_positioning: Callable[[], None] | None
     ) -> tuple[LoaderPass, Iterator[Any]] | None:
-        """Begin the next pass, or take it up again; `None` if it was complete when the state was saved."""
+        """Begin or resume the next pass; `None` if it was complete when the state was saved."""
         number = self._next
         self._next += 1
         self._drawn_by[number] = weakref.ref(owner), owner.epoch
         for old in sorted(self._drawn_by)[:-_MOST_PASSES]:
             del self._drawn_by[old]
         self._loops.settle()
-        # A pass whose iterator is gone was broken off, and is done now. One that is alive is under way beside this one.
+        # A pass whose iterator no longer exists was abandoned, and has ended. Any other is active besides this one.
         self._open = {each: entry for each, entry in self._open.items() if entry.owner() is not None}
         target = self._target
         saved = None if target is None else self._saved(number)
@@ -194,12 +195,12 @@ class DataPosition:
         self._generators.meet(number, find_generators(loader), self._loops.done)
         entry = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
         if again and saved is None:
-            self._pass_over(number, after_positioning)
+            self._skip_pass(number, after_positioning)
             return None
         if not again and target is not None:
             self._reach(after_positioning)
         workers = self._workers.take(entry)
-        current, iterator = begin(loader, number, workers) if saved is None else take_up(loader, saved)
+        current, iterator = begin(loader, number, workers) if saved is None else resume(loader, saved)
         self._started = max(self._started, number + 1)
         self._open[number] = _Open(current, owner, loader)
         if saved is not None:
@@ -218,7 +219,7 @@ class DataPosition:
         assert self._target is not None
         return next((saved for saved in self._target["open"] if saved["number"] == number), None)
 
-    def _pass_over(self, number: int, after_positioning: Callable[[], None] | None) -> None:
+    def _skip_pass(self, number: int, after_positioning: Callable[[], None] | None) -> None:
         log.info("pass %d over the data was complete when the state was saved; it is skipped.", number + 1)
         assert self._target is not None
         if self._target["quiet"] and number == self._target["started"] - 1:
@@ -226,7 +227,7 @@ class DataPosition:
             self._streams_at_end = read_streams()
 
     def _reach(self, after_positioning: Callable[[], None] | None) -> None:
-        """The position is reached: everything continues from where it was saved."""
+        """The position is reached: everything continues from the saved state."""
         self._target = None
         self._waiting = set()
         self._generators.put_back()
@@ -235,7 +236,7 @@ class DataPosition:
 
 
 class DataPlace(NamedTuple):
-    """A position that can be returned to in the same process."""
+    """A position that can be restored in the same process."""
 
     state: PositionState
     next: int
@@ -252,7 +253,7 @@ class Mark(NamedTuple):
 
 
 class FollowedLoader:
-    """What `follow` returns: each iteration over it is a pass, or `epochs` of them."""
+    """The result of `follow`: each iteration over it is a pass, or `epochs` of them."""
 
     def __init__(self, position: DataPosition, loader: Any, epochs: int, after: Callable[[], None] | None) -> None:
         self._position, self._loader, self._epochs, self._after = position, loader, epochs, after
@@ -265,7 +266,7 @@ class FollowedLoader:
 
 
 class SizedLoader(FollowedLoader):
-    """The same over a loader that has a length: its own is what is left."""
+    """The same for a loader with a length: its length is the number of remaining batches."""
 
     def __len__(self) -> int:
         length = len(self._loader)
@@ -276,7 +277,7 @@ class SizedLoader(FollowedLoader):
 
 
 class FollowedPasses:
-    """The iterator: the loader's own batches, counted."""
+    """The iterator: returns the loader's batches and counts them."""
 
     def __init__(self, position: DataPosition, loader: Any, epochs: int, after: Callable[[], None] | None) -> None:
         self._position, self._loader, self._epochs, self._after = position, loader, epochs, after
@@ -298,12 +299,12 @@ class FollowedPasses:
             except Exception:
                 self.current.failed += 1
                 raise
-            self.current.handed_out()
+            self.current.count_batch()
             return batch
         raise StopIteration
 
-    def why_not_again(self) -> str | None:
-        """Why the batches cannot be drawn once more; `None` if they can."""
+    def why_not_repeatable(self) -> str | None:
+        """The reason why the batches cannot be drawn again; `None` if they can."""
         current = self.current
         if current is None or self._loader is None:
             return "the data has ended"
@@ -322,13 +323,13 @@ class FollowedPasses:
             return f"the sampler and the training loop draw from the same random stream ({', '.join(sorted(shared))})"
         return None
 
-    def take_up_again(self, saved: PassState, epoch: int) -> tuple[LoaderPass, Any]:
-        """Go back to where a pass of this iterator was; gives the pass and its loader."""
-        self._inner = self.current = None  # its workers end before new ones begin
+    def resume_pass(self, saved: PassState, epoch: int) -> tuple[LoaderPass, Any]:
+        """Return to a saved position of a pass of this iterator; returns the pass and its loader."""
+        self._inner = self.current = None  # its workers end before new ones start
         self.epoch = epoch
         if self._epochs > 1:
             _set_epoch(self._loader, epoch)
-        self.current, self._inner = take_up(self._loader, saved)
+        self.current, self._inner = resume(self._loader, saved)
         return self.current, self._loader
 
     def _finish(self) -> None:
@@ -347,7 +348,7 @@ class FollowedPasses:
             if begun is not None:
                 self.current, self._inner = begun
         if self._inner is None:
-            self._loader = self._after = None  # nothing of a finished pass is held
+            self._loader = self._after = None  # keep no reference to a finished pass
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -360,7 +361,7 @@ def _set_epoch(loader: Any, epoch: int) -> None:
 
 
 class _Open:
-    """A pass that has begun and not ended. Holds neither its iterator nor its loader."""
+    """A pass that has begun and not ended. References neither its iterator nor its loader."""
 
     def __init__(self, current: LoaderPass, owner: Any, loader: Any) -> None:
         self.current, self.owner = current, weakref.ref(owner)
@@ -368,30 +369,30 @@ class _Open:
         self._loader = weakref.ref(loader) if stateful and hasattr(loader, "__weakref__") else lambda: None
 
     def own_state(self) -> Any:
-        """The state of a loader that has one of its own."""
+        """The state of a loader that has its own."""
         loader = self._loader()
         return None if loader is None else plain(loader.state_dict(), "state_dict()")
 
 
-# ---- back to an earlier place, in the same process ----------------------------------------------------------------
+# ---- returning to an earlier position in the same process -----------------------------------------------------------
 
 
 def place_of(position: DataPosition) -> DataPlace:
-    """Where the data are now, between two batches."""
+    """The current position, between two batches."""
     return DataPlace(position.state_dict(), position._next, position._generators.read())
 
 
-def why_not_again(position: DataPosition) -> str | None:
-    """Why the current batches cannot be drawn again; `None` if they can."""
+def why_not_repeatable(position: DataPosition) -> str | None:
+    """The reason why the current batches cannot be drawn again; `None` if they can."""
     owners = [owner for each in position._open.values() if (owner := each.owner()) is not None]
     if position.pending or not owners:
         return "batches are not drawn from `stabilizer.resume(loader)`"
-    return next((reason for owner in owners if (reason := owner.why_not_again()) is not None), None)
+    return next((reason for owner in owners if (reason := owner.why_not_repeatable()) is not None), None)
 
 
 def why_not_back_to(position: DataPosition, state: PositionState) -> str | None:
-    """Why a noted place cannot be returned to; `None` if it can."""
-    if (reason := why_not_again(position)) is not None:
+    """The reason why a recorded position cannot be restored; `None` if it can."""
+    if (reason := why_not_repeatable(position)) is not None:
         return reason
     drawn_by = position._drawn_by
     then = [drawn_by[saved["number"]][0]() if saved["number"] in drawn_by else None for saved in state["open"]]
@@ -403,16 +404,16 @@ def why_not_back_to(position: DataPosition, state: PositionState) -> str | None:
 
 
 def rewind(position: DataPosition, place: DataPlace) -> None:
-    """Go back to a noted place: the iterators that are in use give the batches after it once more.
+    """Restore a recorded position: the active iterators return the batches after it again.
 
-    The random streams of the process are left wherever that takes them.
+    This changes the random streams of the process, which the caller must restore.
     """
     state, position._open, position._streams_at_end = place.state, {}, None
     for saved in state["open"]:
         find, epoch = position._drawn_by[saved["number"]]
         owner = find()
         assert owner is not None
-        current, loader = owner.take_up_again(saved, epoch)
+        current, loader = owner.resume_pass(saved, epoch)
         position._open[saved["number"]] = _Open(current, owner, loader)
     position._next, position._started = place.next, state["started"]
     position._generators.set(place.generators)

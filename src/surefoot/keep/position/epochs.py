@@ -38,13 +38,13 @@ class EpochLoops:
         return self._done
 
     def settle(self) -> None:
-        """Something new begins: a loop that was broken out of has ended."""
+        """Something new begins: a loop that was left with `break` has ended."""
         if self._left_at is not None:
             self._ends.append(self._left_at)
             self._left_at = None
 
     def enter(self, next_pass: int) -> tuple[int, int] | None:
-        """A loop begins: its first epoch and the number of the pass that comes next. `None`: it is over already."""
+        """A loop begins: returns its first epoch and the number of the next pass; `None` if it is already complete."""
         self.settle()
         number = self._entered
         self._entered += 1
@@ -56,12 +56,12 @@ class EpochLoops:
         return self._done, self._first_pass
 
     def end_of_last_entered(self) -> int:
-        """The number of the pass after the loop that was found to be over."""
+        """The number of the pass after the loop that was already complete."""
         return self._ends[self._entered - 1]
 
     @property
     def nested(self) -> bool:
-        """Whether a loop is running, so that another one would be inside it."""
+        """Whether a loop is running: another one would be nested."""
         return self._alive
 
     def epoch_over(self, next_pass: int) -> None:
@@ -69,7 +69,7 @@ class EpochLoops:
         self._done, self._first_pass = self._done + 1, next_pass
 
     def leave(self, next_pass: int, finished: bool) -> None:
-        """The loop ran out of epochs, or was broken out of."""
+        """The loop has no further epochs, or was left with `break`."""
         self._alive, self._left_at = False, next_pass
         if finished:
             self.settle()

@@ -1,12 +1,12 @@
-"""Random generators that are reachable from a loader: found, read and put back as plain values.
+"""Random generators that are reachable from a loader: finds them, and reads and sets their states as plain values.
 
 A data set, a sampler or a collate function may own a `torch.Generator`, a `numpy.random.Generator` or `RandomState`, or
 a `random.Random`. `find_generators` walks attributes, small containers, closures and the globals of their modules, and
 names each one by its path, which is the same in a restarted process. The streams of the process itself
 (`surefoot.core.random_state`) are not among them, except in `process_generators`, which a worker process uses.
 
-Left out: generators inside containers of more than `LARGEST` entries, behind `__slots__`, or
-made later than looked for.
+Not covered: generators inside containers of more than `LARGEST` entries, behind `__slots__`, or created after the
+search.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LARGEST = 64
-"""Entries beyond which a list or a dictionary is data, and not looked into."""
+"""A list or dictionary with more entries is data, and is not searched."""
 
 _VISITS, _DEPTH = 2_000, 8
 _WORDS = 624
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, Tensor, np.ndarray, np.generic)
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 Generators: TypeAlias = dict[str, Generator]
-"""Generators by their path in what was searched."""
+"""Generators by their path in the searched object."""
 GeneratorStates: TypeAlias = dict[str, list[Any]]
 """Their states as plain values, by the same paths."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -85,7 +85,7 @@ def _children(thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     else:
         own = getattr(thing, "__dict__", None)
         if isinstance(own, dict):
-            # What a loader keeps of its last pass is no part of its settings.
+            # What a loader keeps of its last pass is not one of its settings.
             yield from ((str(name), value) for name, value in list(own.items()) if name != "_iterator")
         yield from _in_globals(getattr(sys.modules.get(type(thing).__module__), "__dict__", {}), seen)
 
@@ -103,7 +103,7 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _in_globals(names: Mapping[str, Any], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Generators at the top level of a module, where scripts keep theirs; each module is searched once."""
+    """Generators at the top level of a module, where scripts have theirs; each module is searched once."""
     if id(names) in seen:
         return
     seen[id(names)] = names
@@ -135,7 +135,7 @@ def _bits(state: Any) -> tuple[str, bytes, str]:
 
 
 def set_generator(generator: Generator, state: list[Any]) -> None:
-    """Continue a generator where it was read. Raises `ValueError` for a state of another kind of generator."""
+    """Set the state of a generator. Raises `ValueError` for a state of another kind of generator."""
     kind = state[0]
     if kind == "torch" and isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(state[1]), dtype=torch.uint8))
@@ -173,7 +173,7 @@ def read_generators(generators: Mapping[str, Generator]) -> GeneratorStates:
 
 
 def set_generators(generators: Mapping[str, Generator], states: GeneratorStates) -> None:
-    """Continue those generators whose states are known and of the same kind; the others stay as they are."""
+    """Set those generators whose states are known and of the same kind; the others are unchanged."""
     for path, state in states.items():
         if path in generators and state[0] == read_generator(generators[path])[0]:
             set_generator(generators[path], state)

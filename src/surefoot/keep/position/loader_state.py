@@ -1,12 +1,12 @@
-"""What loaders carry from one pass to the next: their generators, and workers that stay alive between passes.
+"""The state that loaders carry from one pass to the next: their generators, and persistent workers.
 
-A shuffling loader with a generator of its own draws its next order from wherever the last pass left it, and with
-`persistent_workers` the workers' random streams go on too. After a restart the passes that were complete are not gone
-through again, so this is put back instead, when the loader is met again. An entry is one set of generators, or one
-loader with persistent workers. Entries are distinguished by the passes that used them.
+A shuffling loader with its own generator draws its next order from the state after the last pass, and with
+`persistent_workers` the workers' random streams continue too. After a restart, complete passes are not repeated, so
+this state is restored when the loader is used again. An entry is one set of generators, or one loader with persistent
+workers. Entries are identified by the passes that used them.
 
-Left out: batches that kept workers had prepared when a pass over them was broken off, if the position is saved in a
-later pass over another loader. The random numbers these took are not counted.
+Not covered: batches that persistent workers had prepared when a pass was abandoned, if the position is saved in a later
+pass over another loader. The random numbers that they used are not counted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class EntriesState(TypedDict):
     of_pass: Tensor
     """The entry of each pass, by the number of the pass."""
     saved: dict[int, Any]
-    """What belongs to each entry."""
+    """The state of each entry."""
 
 
 class LoaderState:
-    """Which pass used which entry, what was saved in each, and what each is bound to in this process."""
+    """Which pass used which entry, the saved state of each, and the object that each is bound to in this process."""
 
     def __init__(self, state: EntriesState | None) -> None:
         self.of_pass: list[int] = [] if state is None else state["of_pass"].tolist()
@@ -61,10 +61,10 @@ class LoaderState:
             self.saved.pop(oldest, None)
 
     def unbound(self, number: int, epochs_done: int, fits: Callable[[Any], bool]) -> int:
-        """The saved entry that pass `number` used, or that a loader met for the first time must be; else a new one.
+        """The saved entry that pass `number` used, or that belongs to a loader used for the first time; else a new one.
 
-        Finished epochs are not entered again, so their loaders are met later. What served one pass only of several
-        epochs was made anew in each of them: the new one is left alone.
+        Completed epochs are skipped, so their loaders are used later. An entry that served only one pass in each of
+        several epochs was created again in each of them: the new one is not set.
         """
         left = [entry for entry in self.saved if entry not in self.bound]
         if number < len(self.of_pass):
@@ -75,7 +75,7 @@ class LoaderState:
         return next(fitting, max([_NO_ENTRY, *self.of_pass, *self.saved, *self.bound]) + 1)
 
     def state_dict(self, current: dict[int, Any]) -> EntriesState:
-        """Tensors and plain values; what is not bound here stays as it was loaded."""
+        """Tensors and plain values; entries that are not bound stay as they were loaded."""
         states = {entry: saved for entry, saved in self.saved.items() if entry not in self.bound} | current
         return {
             "of_pass": torch.tensor(self.of_pass, dtype=torch.int32),
@@ -84,13 +84,13 @@ class LoaderState:
 
 
 class GeneratorState:
-    """The generators of the loaders that were followed."""
+    """The generators of the followed loaders."""
 
     def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
     def meet(self, number: int, generators: Generators, epochs_done: int) -> None:
-        """A pass begins over a loader with these generators; those of a loaded state continue where they were saved."""
+        """A pass begins over a loader with these generators; those of a loaded state continue from there."""
         entries = self._entries
         if not generators:
             entries.note(number, _NO_ENTRY)
@@ -104,32 +104,32 @@ class GeneratorState:
         entries.note(number, entry)
 
     def put_back(self) -> None:
-        """Set every generator met so far to where it was saved."""
+        """Set every known generator to its saved state."""
         for entry, references in self._entries.bound.items():
             set_generators(_alive(references), self._entries.saved.get(entry, {}))
 
     def read(self) -> dict[int, Any]:
-        """Where every generator is now; one that is gone is left out."""
+        """The state of every generator that still exists."""
         return {entry: read_generators(_alive(to)) for entry, to in self._entries.bound.items()}
 
     def set(self, states: dict[int, Any]) -> None:
-        """Set generators to where they were read."""
+        """Set generators to states that were read."""
         for entry, state in states.items():
             set_generators(_alive(self._entries.bound.get(entry, {})), state)
 
     def state_dict(self) -> EntriesState:
-        """Where every generator is now, and those saved that have not been met again."""
+        """The states of all generators, and the saved ones of those not used again yet."""
         return self._entries.state_dict(self.read())
 
 
 class WorkerState:
-    """The persistent workers of the loaders that were followed."""
+    """The persistent workers of the followed loaders."""
 
     def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
     def meet(self, number: int, loader: Any, kind: str, epochs_done: int) -> int:
-        """A pass begins, or is passed over, with this loader; the entry of its workers."""
+        """A pass over this loader begins or is skipped; returns the entry of its workers."""
         entries = self._entries
         if kind not in ("map", "stream") or not loader.persistent_workers or loader.num_workers == 0:
             entries.note(number, _NO_ENTRY)
@@ -149,12 +149,12 @@ class WorkerState:
         return WorkerPlan({int(worker): each for worker, each in saved["states"].items()}, saved["base_seed"])
 
     def state_dict(self) -> EntriesState:
-        """Where the streams of every worker that is alive are now."""
+        """The current streams of every living worker."""
         entries = self._entries
         return entries.state_dict({entry: self._read(entry, bound()) for entry, bound in entries.bound.items()})
 
     def _read(self, entry: int, loader: Any) -> Any:
-        if entry in self._entries.saved:  # still to go on from what was loaded
+        if entry in self._entries.saved:  # has yet to continue from the loaded state
             return self._entries.saved[entry]
         if loader is None or not isinstance(loader._iterator, FollowedWorkers):
             return None

@@ -1,4 +1,4 @@
-"""What a loader is, in what it differs from another, and whether its own state can be saved."""
+"""Describes a loader, compares it with another, and checks whether its own state can be saved."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SETTINGS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_f
 
 
 class SharedRows(TypedDict, total=False):
-    """What is known about a loader whose sampler deals out the rows to several ranks."""
+    """Known for a loader whose sampler distributes the rows over several ranks."""
 
     replicas: int
-    """To how many; not there without such a sampler."""
+    """The number of ranks; absent without such a sampler."""
 
 
 class LoaderDescription(SharedRows):
-    """What a loader must have in common with another for its batches to be the same."""
+    """The properties that two loaders must share to return the same batches."""
 
     kind: str
     """See `loader_kind`."""
@@ -40,7 +40,7 @@ class LoaderDescription(SharedRows):
 
 
 def describe(loader: Any) -> LoaderDescription:
-    """What a loader must have in common with another for its batches to be the same. Runs none of the user's code."""
+    """The properties that two loaders must share to return the same batches. Does not run user code."""
     facts: LoaderDescription = {
         "kind": loader_kind(loader),
         "type": type(loader).__name__,
@@ -55,7 +55,7 @@ def describe(loader: Any) -> LoaderDescription:
         if (replicas := _replicas(loader)) is not None:
             facts["replicas"] = replicas
         if facts["kind"] == "map" and draws_once(loader):
-            with suppress(Exception):  # what is wrong with it is the loader's own to say
+            with suppress(Exception):  # the loader itself reports what is wrong with it
                 facts["length"] = len(loader)
     elif isinstance(loader, (list, tuple, range)):
         facts["length"] = len(loader)
@@ -63,7 +63,7 @@ def describe(loader: Any) -> LoaderDescription:
 
 
 def _replicas(loader: Any) -> int | None:
-    """The `num_replicas` of a `DistributedSampler`, or of one like it."""
+    """The `num_replicas` of a `DistributedSampler` or a similar sampler."""
     samplers = [vars(loader).get("sampler"), getattr(vars(loader).get("batch_sampler"), "sampler", None)]
     found = [getattr(sampler, "__dict__", {}).get("num_replicas") for sampler in samplers]
     return next((each for each in found if type(each) is int and each >= 1), None)
@@ -85,7 +85,7 @@ def loader_kind(loader: Any) -> str:
 
 
 def draws_once(loader: Any) -> bool:
-    """Whether the samplers are torch's own, which draw from the global streams as they begin only, or plain lists."""
+    """Whether the samplers are plain lists, or torch's own, which draw from the global streams only at the start."""
     samplers = [loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler]
     known = ("builtins", "torch.utils.data.sampler", "torch.utils.data.distributed")
     return all(type(each).__module__ in known for each in samplers)
@@ -94,7 +94,7 @@ def draws_once(loader: Any) -> bool:
 def warn_of_differences(
     now: LoaderDescription, then: LoaderDescription, count: int, untracked_workers: bool, shared: Sequence[str]
 ) -> int:
-    """One warning about everything that will not be exact; how many batches to move past."""
+    """Log one warning about everything that will not be exact; returns the number of batches to skip."""
     said: list[str] = []
     here, there = dict(now), dict(then)
     skip, again = divmod(count * _rows(then), _rows(now)) if _can_share(now, then) else (count, 0)
@@ -132,7 +132,7 @@ def warn_of_differences(
 
 
 def _can_share(now: LoaderDescription, then: LoaderDescription) -> bool:
-    """Whether it is known how many rows all ranks together take of one batch each, now and then."""
+    """Whether the number of rows that all ranks together take per batch is known, for now and for the save."""
     return bool(now["batch_size"] and then["batch_size"]) and ("replicas" in now) == ("replicas" in then)
 
 

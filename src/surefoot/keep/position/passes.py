@@ -1,16 +1,16 @@
 """One pass over a loader: new, or resumed at the batch after the last one that was used.
 
-Taking a pass up again means putting the random streams back to where the pass began, letting the loader make its
-iterator (it draws a seed, its sampler a permutation, exactly as then), and moving past what was handed out:
+To resume a pass, the random streams are set to their state at its beginning, the loader creates its iterator (it draws
+a seed, and its sampler a permutation, as before), and the batches that were already returned are skipped:
 
-- a `DataLoader` over a map-style data set moves past *indices*: no data is loaded, and worker streams are continued
+- a `DataLoader` over a map-style data set skips *indices*: no data is loaded, and worker streams are continued
   (`surefoot.keep.position.workers`);
-- a loader with `state_dict` and `load_state_dict` of its own (torchdata's `StatefulDataLoader`) is asked to do it;
-- everything else is consumed and thrown away, with a warning.
+- a loader with its own `state_dict` and `load_state_dict` (torchdata's `StatefulDataLoader`) does it itself;
+- any other iterable is consumed and its batches are discarded, with a warning.
 
-What cannot be exact, and is logged when such a pass is taken up: `in_order=False`; workers that were started before the
-pass was followed; a sampler or an iterable that draws from the same global stream as the training loop, in turns
-(`surefoot.keep.position.samplers`): its draws cannot be repeated without the loop's.
+Some passes cannot be exact, which is logged when they are resumed: with `in_order=False`; with workers that were
+started before the pass was followed; with a sampler or an iterable that alternates with the training loop in drawing
+from the same global stream (`surefoot.keep.position.samplers`): its draws cannot be repeated without the loop's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0
-"""A fast-forward that takes longer than this is logged with its time."""
+"""A fast-forward that takes longer than this is logged with its duration."""
 
 
 class PassState(TypedDict):
@@ -50,36 +50,36 @@ class PassState(TypedDict):
     untracked_workers: bool
     shared: list[str]
     own: Any
-    """The state of a loader that has one of its own."""
+    """The state of a loader that has its own."""
 
 
 @dataclass
 class LoaderPass:
-    """Where one pass over one loader is, and where it began."""
+    """The current position of one pass over one loader, and its beginning."""
 
     number: int
     loader: LoaderDescription
-    """What kind of loader it is: see `describe`."""
+    """The description of the loader: see `describe`."""
     streams: RandomStreams = field(default_factory=read_streams)
-    """The process's random streams as the pass began."""
+    """The process's random streams when the pass began."""
     generators: GeneratorStates = field(default_factory=dict)
-    """The states of the loader's own generators as the pass began."""
+    """The states of the loader's own generators when the pass began."""
     count: int = 0
     """Batches returned so far."""
     failed: int = 0
-    """Batches that raised since the last returned one; they count if the loop continues after them."""
+    """Batches that raised an exception since the last returned one; they count if the loop continues after them."""
     plan: WorkerPlan | None = None
     reused_workers: bool = False
     """The workers were started in an earlier pass (`persistent_workers`)."""
     untracked_workers: bool = False
     """The workers were started by other code, and their streams are not known."""
     workers_at_start: WorkerStreams | None = None
-    """The workers' streams as the pass began, for a loader whose batches have to be loaded again."""
+    """The workers' streams when the pass began, for a loader whose batches have to be loaded again."""
     watch: StreamWatch | None = None
     shared: list[str] = field(default_factory=list)
-    """Streams that both the order of the data and the loop drew from, in turns, as far as an earlier process saw."""
+    """Streams that the order of the data and the loop drew from alternately, as detected in an earlier process."""
 
-    def handed_out(self) -> None:
+    def count_batch(self) -> None:
         """One more batch has been returned."""
         self.count += 1 + self.failed
         self.failed = 0
@@ -103,18 +103,18 @@ class LoaderPass:
 
 
 def begin(loader: Any, number: int, workers: WorkerPlan | None = None) -> tuple[LoaderPass, Iterator[Any]]:
-    """Begin a pass, exactly as `iter(loader)` would, or as it would with the workers of an earlier process."""
+    """Begin a pass, exactly as `iter(loader)` does, or as it would with the workers of an earlier process."""
     generators = find_generators(loader)
     current = LoaderPass(number, describe(loader), generators=read_generators(generators))
     if workers is not None:
-        _go_on(current, workers, generators)
+        _continue_workers(current, workers, generators)
     if current.loader["kind"] == "map":
         return current, _iterate_map(loader, current, 0)
     return current, _iterate(loader, current, 0)
 
 
-def take_up(loader: Any, saved: PassState) -> tuple[LoaderPass, Iterator[Any]]:
-    """Take a pass up again where it was saved. The global streams are left wherever that takes them."""
+def resume(loader: Any, saved: PassState) -> tuple[LoaderPass, Iterator[Any]]:
+    """Resume a pass at its saved position. This changes the global streams, which the caller must restore."""
     now, then = describe(loader), saved["loader"]
     skip = warn_of_differences(now, then, int(saved["count"]), saved["untracked_workers"], saved["shared"])
     current = LoaderPass(
@@ -130,20 +130,20 @@ def take_up(loader: Any, saved: PassState) -> tuple[LoaderPass, Iterator[Any]]:
         current.plan = WorkerPlan(_by_worker(saved) if same_workers else {})
         if same_workers and saved["base_seed"] is not None:
             current.plan.base_seed = saved["base_seed"]
-            _go_on(current, current.plan, generators)
+            _continue_workers(current, current.plan, generators)
     if now["kind"] == "map":
         return current, _iterate_map(loader, current, skip)
     return current, _fast_forward(loader, current, skip)
 
 
 def _put_back(current: LoaderPass, generators: Generators) -> None:
-    """The streams as they were when the pass began."""
+    """Restore the streams from the beginning of the pass."""
     set_streams(current.streams)
     set_generators(generators, current.generators)
 
 
-def _go_on(current: LoaderPass, workers: WorkerPlan, generators: Generators) -> None:
-    """These workers had been started in an earlier pass, so this one must not be seen to draw their seed."""
+def _continue_workers(current: LoaderPass, workers: WorkerPlan, generators: Generators) -> None:
+    """Continue with workers of an earlier pass, so that this pass does not draw their seed visibly."""
     current.plan, current.reused_workers = workers, True
     workers.before_first_pass = lambda: _put_back(current, generators)
 
@@ -168,9 +168,9 @@ def _iterate_map(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
             _prepare_workers(loader, current, followed if skip or current.watch else sampler, stack)
         iterator: Any = iter(loader)
     if getattr(iterator, "_index_sampler", None) is followed:
-        iterator._index_sampler = sampler  # later passes of kept workers skip nothing
+        iterator._index_sampler = sampler  # later passes of persistent workers skip nothing
     if skip and followed.latest is not None:
-        followed.latest.move()  # before the global streams go to where they were saved
+        followed.latest.move()  # before the global streams are set to their saved state
     made: Iterator[Any] = iterator
     return made
 
@@ -183,7 +183,7 @@ def _iterate(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(loader)
     if current.loader["kind"] == "stream":
         current.workers_at_start = current.plan.plain_states() if current.plan else {}
-    # In workers, streams are nobody else's; a list draws nothing; a loader with a state knows what it draws.
+    # Streams in workers are not shared; a list draws nothing; a loader with a state knows its draws.
     repeated = current.loader["kind"] != "stateful" and current.loader["workers"] == 0
     if repeated and not isinstance(loader, (list, tuple, range)):
         current.watch = StreamWatch()
@@ -195,9 +195,9 @@ def _iterate(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
 
 
 def _prepare_workers(loader: Any, current: LoaderPass, sampler: Any, stack: ExitStack) -> None:
-    """Have the workers' streams followed, in workers that will be started or in those kept from an earlier pass."""
+    """Follow the streams of workers that will be started, or of those kept from an earlier pass."""
     kept = getattr(loader, "_iterator", None) if loader.persistent_workers else None
-    if kept is not None and current.plan is not None:  # taken up: these workers are not where the saved ones were
+    if kept is not None and current.plan is not None:  # resumed: these workers do not have the saved state
         vars(loader)["_iterator"] = kept = None
     if kept is None:
         current.plan = current.plan or WorkerPlan()

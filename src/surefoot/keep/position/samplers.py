@@ -1,8 +1,8 @@
-"""What moves past the beginning of an order of batches, and notices an order that cannot be repeated.
+"""Skips the beginning of an order of batches, and detects an order that cannot be repeated.
 
-A sampler that draws from a global random stream as it goes, while the training loop draws from the same one, gives an
-order that depends on both: going through the sampler again without the loop gives another. `StreamWatch` notices.
-Orders that draw only as they begin, or from a stream nobody else uses, are repeated exactly.
+If a sampler draws from a global random stream during the pass, and the training loop draws from the same one, the order
+depends on both: iterating over the sampler again without the loop gives another order. `StreamWatch` detects this.
+Orders that draw only at the beginning, or from a stream that no other code uses, are repeated exactly.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 
 
 class StreamWatch:
-    """Notices when what it watches and the rest of the program draw from the same global stream, in turns.
+    """Detects when an iterator and the rest of the program draw alternately from the same global stream.
 
-    Every call is looked at in the beginning, two in 256 later: a look costs a tenth of a millisecond.
+    Every call is checked in the beginning, two in 256 later: a check costs a tenth of a millisecond.
     """
 
     def __init__(self) -> None:
         self.shared: set[str] = set()
         self._calls = 0
         self._moved_outside: set[str] = set()
-        self._after: _Glance | None = None
+        self._after: _StreamStates | None = None
 
     def next(self, iterator: Iterator[Any]) -> Any:
-        """The next entry of what is watched."""
+        """The next entry of the observed iterator."""
         looking = self._calls < 64 or self._calls % 256 < 2
         self._calls += 1
         if not looking:
             self._after = None
             return next(iterator)
-        before = _glance()
+        before = _read_stream_states()
         if self._after is not None:
             self._moved_outside |= _moved(self._after, before)
         entry = next(iterator)
-        self._after = _glance()
+        self._after = _read_stream_states()
         self.shared |= _moved(before, self._after) & self._moved_outside
         return entry
 
 
-class _Glance(NamedTuple):
+class _StreamStates(NamedTuple):
     """The global streams at one moment."""
 
     random: tuple[Any, ...]
@@ -57,11 +57,11 @@ class _Glance(NamedTuple):
     torch: Tensor
 
 
-def _glance() -> _Glance:
-    return _Glance(random.getstate(), np.random.get_state(), torch.get_rng_state())
+def _read_stream_states() -> _StreamStates:
+    return _StreamStates(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
-def _moved(before: _Glance, after: _Glance) -> set[str]:
+def _moved(before: _StreamStates, after: _StreamStates) -> set[str]:
     equal = {
         "random": before.random == after.random,
         "numpy": before.numpy[2:] == after.numpy[2:] and np.array_equal(before.numpy[1], after.numpy[1]),
@@ -71,14 +71,14 @@ def _moved(before: _Glance, after: _Glance) -> set[str]:
 
 
 class FollowedSampler:
-    """A sampler that moves past the first entries of the pass it is made for, and may be watched."""
+    """A sampler that skips the first entries of its pass, and may be observed."""
 
     def __init__(self, sampler: Any, skip: int, watch: StreamWatch | None) -> None:
         self._sampler, self._skip, self._watch = sampler, skip, watch
         self.latest: FollowedIndices | None = None
 
     def __iter__(self) -> FollowedIndices:
-        # The iterator is made at once and asked later, as the loader does it: its draws come in the same order.
+        # The iterator is created immediately and used later, as the loader does: so its draws are in the same order.
         self.latest = FollowedIndices(iter(self._sampler), self._skip, self._watch)
         return self.latest
 
@@ -100,7 +100,7 @@ class FollowedIndices:
         return next(self._inner) if self._watch is None else self._watch.next(self._inner)
 
     def move(self) -> None:
-        """Move past what is to be skipped."""
+        """Skip the entries to be skipped."""
         skip, self._skip = self._skip, 0
         for done in range(skip):
             try:

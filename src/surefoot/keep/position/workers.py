@@ -38,13 +38,13 @@ WorkerStreams: TypeAlias = dict[int, GeneratorStates]
 
 
 class Carried:
-    """A batch on its way to the main process, with the streams of its worker that have moved."""
+    """A batch that is sent to the main process, with the changed streams of its worker."""
 
     def __init__(self, batch: Any, worker: int, states: GeneratorStates) -> None:
         self.batch, self.worker, self.states = batch, worker, states
 
     def pin_memory(self) -> Carried:
-        """What the loader's pinning thread calls: the batch is pinned as it would have been on its own."""
+        """Called by the loader's pinning thread: the batch is pinned as it would be alone."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
         self.batch = pin_memory(self.batch)  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class Carried:
 
 
 class StreamCarrier:
-    """Lives in each worker, in place of `worker_init_fn` and `collate_fn`; pickles as long as those two do."""
+    """Replaces `worker_init_fn` and `collate_fn` in each worker; it can be pickled if those two can."""
 
     def __init__(self, collate_fn: Any, worker_init_fn: Any, states: WorkerStreams) -> None:
         self._collate_fn, self._worker_init_fn, self._states = collate_fn, worker_init_fn, states
@@ -72,7 +72,7 @@ class StreamCarrier:
         self._last = read_generators(self._generators)
 
     def collate(self, samples: Any) -> Any:
-        """The user's batch, with the streams that moved if any did."""
+        """The user's batch, with the streams that have changed, if any."""
         batch = self._collate_fn(samples)
         now = read_generators(self._generators)
         moved = {path: state for path, state in now.items() if state != self._last[path]}
@@ -82,23 +82,23 @@ class StreamCarrier:
 
 @dataclass
 class WorkerPlan:
-    """The state of a set of workers in the main process, and where they start."""
+    """The state of a set of workers in the main process, and their initial state."""
 
     states: WorkerStreams = field(default_factory=dict)
     """Streams of each worker after its last returned batch; only those that have been used."""
     base_seed: int | None = None
-    """What the workers were seeded from; given: to be used instead of a newly drawn one."""
+    """The seed of the workers; if it is given, it replaces a newly drawn one."""
     first_worker: int = 0
-    """Whose turn the next pass begins with."""
+    """The worker with which the next pass begins."""
     before_first_pass: Callable[[], None] | None = None
-    """Called once between starting the workers and asking the sampler."""
+    """Called once between starting the workers and using the sampler."""
 
     def plain_states(self) -> WorkerStreams:
         """An independent copy of the streams."""
         return {worker: dict(states) for worker, states in self.states.items()}
 
     def receive(self, data: Any) -> Any:
-        """The batch alone; the streams it carried are remembered."""
+        """The batch alone; its streams are stored."""
         if type(data) is not Carried:
             return data
         self.states[data.worker] = {**self.states.get(data.worker, {}), **data.states}
@@ -128,7 +128,7 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         plan = self.surefoot_plan
         if not first_iter:
-            for entry in self._task_info.values():  # came in, and will never be handed out: its worker has moved on
+            for entry in self._task_info.values():  # received but never returned: its worker has already advanced
                 for data in entry[1:]:
                     plan.receive(data)
         elif plan.before_first_pass is not None:
@@ -141,7 +141,7 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             self._resetting = False
 
     def _try_get_data(self, *args: Any, **settings: Any) -> Any:
-        """As torch's; torch's error only reports that a worker died, this one also how it ended."""
+        """The same as torch's, but the error also reports how a worker ended."""
         try:
             return super()._try_get_data(*args, **settings)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -173,7 +173,7 @@ _one_at_a_time = threading.RLock()
 
 @contextmanager
 def workers_followed(loader: Any, plan: WorkerPlan) -> Iterator[None]:
-    """Iterators over workers that `loader` makes in the body follow `plan`. The loader is as before afterwards."""
+    """Iterators over workers that `loader` creates in the body follow `plan`. The loader is unchanged afterwards."""
     carrier = StreamCarrier(loader.collate_fn, loader.worker_init_fn, dict(plan.states))
     with (
         _one_at_a_time,
@@ -189,7 +189,7 @@ def workers_followed(loader: Any, plan: WorkerPlan) -> Iterator[None]:
 
 
 def worker_died(error: BaseException) -> bool:
-    """Whether torch raised this because a worker process ended; its signal handler does so anywhere in the program."""
+    """Whether torch raised this because a worker process ended; its signal handler may raise at any point."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -198,7 +198,7 @@ def worker_died(error: BaseException) -> bool:
 
 @contextmanager
 def replaced(names: dict[str, object], name: str, value: Any) -> Iterator[None]:
-    """Another value under `name` for the time of the body, past `__setattr__`, which a loader forbids."""
+    """Set `name` to another value during the body, bypassing `__setattr__`, which a loader forbids."""
     before = names[name]
     names[name] = value
     try:

@@ -1,8 +1,8 @@
-"""The facts of a run: typed, frozen, and the only thing that passes from recording to diagnosis.
+"""The facts of a run: typed, frozen, and the only connection from recording to diagnosis.
 
-`RunFacts` is the whole of `facts.json`. Its parts are in `run_facts`, `models`, `optimizers`, `data` and `experiments`,
-what was seen of sampled steps in `sampled_steps` and `calls`, single moments in `events`; `codec` reads and writes them
-all.
+`RunFacts` is the content of `facts.json`. Its parts are in `run_facts`, `models`, `optimizers`, `data` and
+`experiments`; facts of sampled steps are in `sampled_steps` and `calls`, single events in `events`; `codec` reads and
+writes all of them.
 """
 
 from surefoot.record.facts.calls import *

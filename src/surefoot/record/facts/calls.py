@@ -22,15 +22,15 @@ class TensorSummary(Facts):
     requires_grad: bool = item("grad")
     """Whether it requires a gradient."""
     nonfinite: int | None = None
-    """How many values are not finite; only of floating-point tensors."""
+    """The number of values that are not finite; only for floating-point tensors."""
     min: float | None = None
     """The lowest finite value; only where values could be read."""
     max: float | None = None
     """The highest finite value."""
     mean: float | None = None
-    """The mean; only of floating-point tensors."""
+    """The mean; only for floating-point tensors."""
     std: float | None = None
-    """The standard deviation; only of floating-point tensors."""
+    """The standard deviation; only for floating-point tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +60,9 @@ class RowDistribution(Facts):
     """How close the rows of a matrix are to probabilities, and to log-probabilities."""
 
     rows: int
-    """Number of rows."""
+    """The number of rows."""
     classes: int
-    """Number of columns."""
+    """The number of columns."""
     min: float
     """The lowest value."""
     max: float
@@ -88,17 +88,17 @@ class TokenAlignment(Facts):
     positions: int
     """The length of a row of ids."""
     same: float
-    """Which share of the labels is the id at its own position."""
+    """The share of the labels that is the id at its own position."""
     following: float
-    """Which share of the labels is the id one position later."""
+    """The share of the labels that is the id one position later."""
     second: float
-    """Which share of the labels is the id two positions later."""
+    """The share of the labels that is the id two positions later."""
     tail_label: int
     """The most frequent label at the end of a row."""
     tail_share: float
-    """Which share of the labels that count belongs to a run of that label at the end of its row."""
+    """The share of the counted labels that belongs to a run of that label at the end of its row."""
     tail_elsewhere: float
-    """Which share of the occurrences of that label lies outside of these runs."""
+    """The share of the occurrences of that label that lies outside of these runs."""
     tail_lengths: int
     """How many different lengths these runs have."""
     tail_padded: float
@@ -118,7 +118,7 @@ class LossCall(SampledCall):
     target: TensorSummary
     """The targets."""
     producer: CallSite | None = item(null=True)
-    """The call that made the predictions, views passed over."""
+    """The call that made the predictions, looking through views."""
     same_shape: bool
     """Whether predictions and targets have the same shape."""
     value: float | None = item(null=True)
@@ -130,29 +130,29 @@ class LossCall(SampledCall):
     inside_unit: float | None = None
     """Which share of the predictions lies between 0 and 1; of binary losses."""
     ignore_index: int | None = None
-    """The label that is left out; of classification losses."""
+    """The label that is left out; only for classification losses."""
     weighted: bool | None = None
-    """Whether classes or elements have weights; of classification and binary losses."""
+    """Whether classes or elements have weights; only for classification and binary losses."""
     smoothing: float | None = None
-    """The label smoothing; of classification losses."""
+    """The label smoothing; only for classification losses."""
     valid: int | None = None
-    """How many labels are not the ignored one; of classification losses with integer targets."""
+    """The number of labels that are not the ignored one; only for classification losses with integer targets."""
     targets: int | None = None
-    """How many labels there are; of classification losses with integer targets."""
+    """The number of labels; only for classification losses with integer targets."""
     labels: dict[str, int] | None = None
     """How often each label occurs; `None` if there are too many kinds."""
     predicted_share: float | None = None
-    """Which share of the predictions is above the threshold; of binary losses."""
+    """The share of the predictions that is above the threshold; only for binary losses."""
     label_range: tuple[int, int] | None = None
-    """The lowest and the highest label; of classification losses."""
+    """The lowest and the highest label; only for classification losses."""
     predicted: dict[str, int] | None = None
-    """How often each class is predicted; of classification losses."""
+    """How often each class is predicted; only for classification losses."""
     accuracy: float | None = None
-    """Which share of the predictions is right; of classification losses."""
+    """The share of the predictions that is right; only for classification losses."""
     unit_spread: float | None = item(beside="accuracy")
-    """The standard deviation of each output over the batch, on average; of classification losses."""
+    """The standard deviation of each output over the batch, on average; only for classification losses."""
     above: float | None = None
-    """Which share of the targets is above every prediction; of distance losses."""
+    """The share of the targets that is above every prediction; only for distance losses."""
     below: float | None = None
     """Which share of the targets is below every prediction; of distance losses."""
     target_variance: float | None = None
@@ -172,13 +172,13 @@ class DifferenceCall(SampledCall):
     grown: bool
     """Whether broadcasting gave the difference more elements than either operand has."""
     producer: CallSite | None = item(null=True)
-    """The call that made the prediction, views passed over."""
+    """The call that made the prediction, looking through views."""
     target_history: list[str]
     """The functions the target was made by."""
     above: float
-    """Which share of the targets is above every prediction."""
+    """The share of the targets that is above every prediction."""
     below: float
-    """Which share of the targets is below every prediction."""
+    """The share of the targets that is below every prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,9 +204,9 @@ class LayerCall(SampledCall):
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
     time_steps: int | None = None
-    """How many steps it runs over; of recurrent layers."""
+    """The number of steps that it runs over; only for recurrent layers."""
     sequences: int | None = item(beside="time_steps")
-    """How many sequences it runs over side by side; of recurrent layers."""
+    """How many sequences it runs over side by side; only for recurrent layers."""
     out_mean: float | None = None
     """The mean of its output."""
 
@@ -224,15 +224,15 @@ class ActivationCall(SampledCall):
     largest: float | None = None
     """The largest absolute output."""
     saturated: float | None = None
-    """Which share of the outputs is within 0.01 of a bound; of sigmoid and tanh."""
+    """The share of the outputs that is within 0.01 of a bound; only for sigmoid and tanh."""
     units: int | None = None
-    """Number of units; of ReLU and its kin."""
+    """The number of units; only for ReLU and similar functions."""
     dead: int | None = None
-    """Number of units that are 0 for the whole batch; of ReLU and its kin."""
+    """The number of units that are 0 for the whole batch; only for ReLU and similar functions."""
     rows: int | None = None
-    """How many outputs of each unit were seen; of ReLU and its kin."""
+    """How many outputs of each unit were seen; only for ReLU and similar functions."""
     dead_units: list[int] | None = None
-    """Which units are 0 for the whole batch, at most 4096; of ReLU and its kin."""
+    """Which units are 0 for the whole batch, at most 4096; only for ReLU and similar functions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ class EmbeddingCall(SampledCall):
     """A look-up in an embedding table."""
 
     rows: int
-    """Number of rows of the table."""
+    """The number of rows of the table."""
     lowest: int
     """The lowest id."""
     highest: int
@@ -262,17 +262,17 @@ class SoftmaxCall(SampledCall):
     shape: list[int]
     """The shape of its input; of attention, of the queries."""
     trained_on: bool | None = item("grad", default=None)
-    """Whether its output requires a gradient; of softmax."""
+    """Whether its output requires a gradient; only for softmax."""
     fully_masked_rows: int
-    """How many rows have every entry masked."""
+    """The number of rows that have every entry masked."""
     largest: float | None = item(null=True)
     """The largest absolute finite logit."""
     is_distribution: bool | None = None
-    """Whether its input already is one; of softmax."""
+    """Whether its input already is one; only for softmax."""
     entropy: float | None = None
     """The mean entropy of a row of the result, in nats."""
     producer: CallSite | None = item(beside="is_distribution")
-    """The call that made its input; of softmax."""
+    """The call that made its input; only for softmax."""
     attends: bool | None = None
     """Whether its result weighs values, as in attention."""
 
@@ -300,7 +300,7 @@ class RatioCall(SampledCall):
     kl: float
     """An estimate of the KL divergence between the two policies."""
     count: int
-    """Number of ratios."""
+    """The number of ratios."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,9 +322,9 @@ class NormalizationCall(SampledCall):
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
     training: bool | None = None
-    """Whether statistics of the batch are used; of batch norm."""
+    """Whether statistics of the batch are used; only for batch norm."""
     per_statistic: int | None = None
-    """How many values each statistic is taken from; of batch norm."""
+    """How many values each statistic is taken from; only for batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,7 +332,7 @@ class FoldedIdsCall(SampledCall):
     """Integer ids that were forced into a range, as by `clamp`."""
 
     changed: float
-    """Which share of the ids was changed."""
+    """The share of the ids that was changed."""
     highest: int
     """The highest id before."""
     kept: int
@@ -346,9 +346,9 @@ class OverflowCall(SampledCall):
     """A half-precision result beyond its range, from finite operands."""
 
     infinite: int
-    """How many results are infinite."""
+    """The number of results that are infinite."""
     of: int
-    """How many results there are."""
+    """The number of results."""
     largest_in: float
     """The largest absolute operand."""
 
@@ -404,7 +404,7 @@ class FeatureScales(Facts):
     """Mean and spread of each feature of a batch, at most 64 of them."""
 
     count: int
-    """Number of rows."""
+    """The number of rows."""
     mean: list[float]
     """The mean of each feature."""
     std: list[float]
@@ -446,7 +446,7 @@ class ModelCall(Facts):
     batchnorms_frozen: int
     """How many of them have no parameter that is trained."""
     rows: list[int] | None = None
-    """A fingerprint of each row of the first input, at most 256; of a larger evaluation, of every so many rows."""
+    """A fingerprint of each row of the first input, at most 256; of a larger evaluation, evenly spaced rows."""
     features: FeatureScales | None = item(beside="rows")
     """Mean and spread of each feature of the first input."""
     reached: bool | None = None
@@ -456,4 +456,4 @@ class ModelCall(Facts):
     block: int | None = None
     """Which block without gradients it was made in; only between steps."""
     block_calls: int | None = item("block_passes", default=None)
-    """How many calls that block has; only between steps."""
+    """The number of calls in that block; only between steps."""

@@ -2,12 +2,12 @@
 
 A class that inherits from `Facts` gets `to_json()` and `from_json()`. Reading and writing are compiled once per class
 from its hints: numbers, text, lists, tuples, dictionaries with text keys, `X | None`, nested classes, and unions of
-classes that are distinguished by a tag. JSON has no NaN: the words `nan`, `inf` and `-inf` stand for those numbers.
+classes that are distinguished by a tag. JSON has no NaN: the words `nan`, `inf` and `-inf` represent those numbers.
 
-Reading is strict about what is known and silent about what is not: a key that no field has, and an event of a kind
-that no class has, come from a newer version and are left out. A key that is missing and a value of another type give
-one `FactsError` that names the path. No value is converted: a whole number stays one where a float is expected, so
-that what was read is written back as it was.
+Reading is strict about known keys and ignores unknown ones: a key without a field, and an event of an unknown kind,
+come from a newer version and are left out. A missing key or a value of another type raises one `FactsError` that names
+the path. No value is converted: an integer stays one where a float is expected, so that reading and writing preserves
+the file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _readers: dict[Any, Callable[[Any], Any]] = {}
 _writers: dict[Any, Callable[[Any], dict[str, object]]] = {}
 _MISSING: Any = dataclasses.MISSING
 _SKIP: Any = object()
-"""Stands for a value of a kind that this version does not know."""
+"""Represents a value of a kind that this version does not know."""
 
 
 class FactsError(SurefootError, ValueError):
-    """Facts that do not have the form they should have; the message names the path."""
+    """Invalid facts; the message names the path."""
 
 
 def item(
@@ -58,7 +58,7 @@ def item(
         null: The default is `None`, which is written as null.
         always: The default is written too.
         beside: The default is written if the field of this name is not at its own default.
-        unwritten: It is never written, but taken from around it.
+        unwritten: It is never written, but taken from the enclosing object.
         whole: The object has no other field: the JSON of this one is the JSON of the object.
         rest: A dictionary of all keys that no other field has.
     """
@@ -101,7 +101,7 @@ class Facts:
 
     @classmethod
     def from_json(cls: type[_F], value: object, source: str = "facts.json") -> _F:
-        """Facts from a JSON object; `source` is how an error names where it is from."""
+        """Facts from a JSON object; `source` names the origin in errors."""
         try:
             made: _F = _reader(cls)(value)
         except _Mismatch as error:
@@ -144,7 +144,7 @@ def _shown(value: object) -> str:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What reads a value of a type."""
+    """The function that reads a value of a type."""
     known = _SCALARS.get(hint)
     if known is not None:
         return known
@@ -273,11 +273,11 @@ _PLAIN: dict[Any, frozenset[type]] = {
     bool: frozenset({bool}),
     type(None): frozenset({type(None)}),
 }
-"""The types of JSON values that are taken over as they are."""
+"""The types of JSON values that are used unchanged."""
 
 
 def _plain(hint: Any) -> frozenset[type]:
-    """The types of values that need no reading; empty if all do."""
+    """The types of values that need no conversion; empty if all do."""
     if get_origin(hint) in (Union, types.UnionType):
         parts = [_plain(part) for part in get_args(hint)]
         return frozenset().union(*parts) if all(parts) else frozenset()
@@ -307,7 +307,7 @@ def _read_list(hint: Any) -> Callable[[Any], Any]:
 
 
 def _later(hint: Any) -> Callable[[Any], Any]:
-    """The reader of a type, made when it is first needed: a class may hold objects of its own kind."""
+    """The reader of a type, created when it is first needed: a class may contain objects of its own kind."""
     held: list[Callable[[Any], Any]] = []
 
     def read(value: Any) -> Any:
@@ -468,5 +468,5 @@ _NUMBERS = frozenset({int, float})
 def _written_list(value: list[Any]) -> list[Any]:
     kinds = set(map(type, value))
     if kinds <= _NUMBERS and (float not in kinds or math.isfinite(sum(value))):
-        return value  # one that is not finite makes the sum so
+        return value  # a non-finite entry makes the sum non-finite
     return [_written(each) for each in value]

@@ -1,4 +1,4 @@
-"""Facts of the data: what loaders handed out, and what the steps were trained on."""
+"""Facts of the data: what loaders returned, and what the steps were trained on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surefoot.record.facts.codec import Facts, item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBatch(Facts):
-    """What one backward was trained on, read off its graph."""
+    """The data of one backward, read from its graph."""
 
     step: int
     """The step."""
@@ -20,7 +20,7 @@ class StepBatch(Facts):
     input_print: int | None = item("x", default=None)
     """A fingerprint of the inputs."""
     size: int | None = None
-    """Number of rows."""
+    """The number of rows."""
     input_largest: float | None = item("x_largest", default=None)
     """The largest absolute input."""
     target_print: int | None = item("y", default=None)
@@ -84,7 +84,7 @@ class LoaderFacts(Facts):
     shuffles: bool
     """Whether the sampler means to give another order every time."""
     workers: int
-    """Number of worker processes."""
+    """The number of worker processes."""
     rows: int | None = item(null=True)
     """The length of its dataset."""
     batches: int | None = item(null=True)
@@ -92,7 +92,7 @@ class LoaderFacts(Facts):
     iterations: int
     """How often it was iterated."""
     drawn: int
-    """How many batches were drawn."""
+    """The number of batches that were drawn."""
     site: str
     """The line of the script that iterates it."""
     training: bool
@@ -101,7 +101,7 @@ class LoaderFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnBatch(Facts):
-    """A batch that a data loader handed out."""
+    """A batch that a data loader returned."""
 
     loader: int
     """The number of the loader."""
@@ -110,9 +110,9 @@ class DrawnBatch(Facts):
     step: int
     """The step."""
     backward: int
-    """How many backwards there had been."""
+    """The number of backward calls so far."""
     size: int
-    """Number of rows."""
+    """The number of rows."""
     fingerprint: int = item("print")
     """A number that equal batches share."""
     grad_mode: bool = item("grad")

@@ -25,11 +25,11 @@ class UngraphedCall(Facts):
     given_finite: bool | None = item(null=True)
     """Whether what it was given was finite; `None` if that is not known."""
     nan: int | None = None
-    """How many results are NaN."""
+    """The number of results that are NaN."""
     inf: int | None = None
-    """How many results are infinite."""
+    """The number of results that are infinite."""
     of: int | None = None
-    """How many results there are."""
+    """The number of results."""
     lowest: float | None = None
     """The lowest value it was given."""
 
@@ -53,7 +53,7 @@ class NonFiniteLoss(Facts):
     parameters: list[str] | None = None
     """The parameters that are not finite."""
     count: int | None = None
-    """How many parameters are not finite."""
+    """The number of parameters that are not finite."""
     tensor: str | None = None
     """What the node calls the non-finite operand."""
     argument: str | None = None
@@ -63,21 +63,21 @@ class NonFiniteLoss(Facts):
     dtype: str | None = None
     """The type of the operands."""
     nan: int | None = None
-    """How many values are NaN."""
+    """The number of values that are NaN."""
     inf: int | None = None
-    """How many values are infinite."""
+    """The number of values that are infinite."""
     minus_inf: int | None = None
-    """How many values are minus infinity."""
+    """The number of values that are minus infinity."""
     shape: list[int] | None = None
     """The shape of the non-finite tensor."""
     rows: list[int] | None = None
     """The first rows that are not finite, at most ten."""
     bad_rows: int | None = None
-    """How many rows are not finite."""
+    """The number of rows that are not finite."""
     undefined_at: str | None = None
     """Where the operation is not defined, in words."""
     bad: int | None = None
-    """How many values are there."""
+    """The number of such values."""
     lowest: float | None = None
     """The lowest operand."""
     largest: float | None = None
@@ -250,7 +250,7 @@ class FileLoadedEvent(Facts):
     holds: list[str]
     """The kinds of state in it: `model`, `optimizer`, `scheduler`, `scaler`, `progress`."""
     backward: int
-    """How many backwards there had been."""
+    """The number of backward calls so far."""
     progress: int | None = None
     """The step that is written in it, if there is one."""
     saved_at_step: int | None = None

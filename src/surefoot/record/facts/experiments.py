@@ -64,7 +64,7 @@ class FailingRows(Facts):
     """Which rows of the captured batch fail."""
 
     of: int = item(default=0, always=True)
-    """How many rows the batch has."""
+    """The number of rows of the batch."""
     tries: int = item(default=0, always=True)
     """How many parts of it were tried."""
     draws: RepeatedDraws = item(factory=RepeatedDraws, always=True)
@@ -80,7 +80,7 @@ class FailingRows(Facts):
     everywhere: bool = item(default=False, always=True)
     """Whether every part fails."""
     done: bool = item(default=False, always=True)
-    """Whether the search came to its end."""
+    """Whether the search was completed."""
     microbatch: int | None = item(null=True)
     """Which microbatch was searched, if the step had several."""
     narrowed: list[int] | None = None

@@ -1,8 +1,8 @@
-"""`FactsFromSteps`: the facts of a run of which only the steps are known, as a stabilizer records them.
+"""`FactsFromSteps`: the facts of a run of which only the steps are known, such as a stabilizer's.
 
-Per step: loss, gradient norm, learning rate, loss scale, what clipping did, and whether the step was skipped. Beside
-them the incidents, and the settings of the optimizer and its scheduler. Everything else (data, operations, single
-parameters, seeds) is left empty, and `RunFacts.scope` says so: only rules that need no more than this are asked.
+For each step: loss, gradient norm, learning rate, loss scale, the effect of clipping, and whether the step was skipped;
+also the incidents, and the settings of the optimizer and its scheduler. Everything else (data, operations, single
+parameters, seeds) is empty, and `RunFacts.scope` records this: only rules that need no more are used.
 
 The loss of a skipped step is left out: it never reached the weights.
 """
@@ -24,7 +24,7 @@ MOST_INCIDENTS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class StepValues:
-    """The numbers of one step. `None` means that nobody measured it."""
+    """The numbers of one step. `None` means not measured."""
 
     step: int
     """The step, skipped ones included."""
@@ -44,14 +44,14 @@ class StepValues:
 
 @dataclass
 class _OptimizerSteps:
-    """What is known of one optimizer."""
+    """What is known about one optimizer."""
 
     setup: OptimizerSetup
     steps: list[StepValues] = field(default_factory=list)
 
 
 class FactsFromSteps:
-    """Takes in steps and incidents, in any order of optimizers, and makes facts of them."""
+    """Collects steps and incidents, in any order of optimizers, and makes facts of them."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _OptimizerSteps] = {}
@@ -67,16 +67,16 @@ class FactsFromSteps:
         self._parts.setdefault(part, _OptimizerSteps(OptimizerSetup())).steps.append(numbers)
 
     def overflow(self, step: int, part: str = "") -> None:
-        """Half-precision gradients overflowed at a step, which costs the step and is no incident."""
+        """Half-precision gradients overflowed at a step. The step is skipped; this is not an incident."""
         self._overflows.setdefault(part, set()).add(step)
 
     def incident(self, incident: IncidentEvent) -> None:
-        """Something happened that a person should know about."""
+        """An incident has happened."""
         if len(self._incidents) < MOST_INCIDENTS:
             self._incidents.append(incident)
 
     def facts(self) -> RunFacts:
-        """All of it."""
+        """All facts."""
         parts = [(name, part) for name, part in self._parts.items() if part.steps]
         changed = min((each.step for each in self._incidents if each.action in RATE_CHANGES), default=None)
         return RunFacts(

@@ -38,11 +38,11 @@ class WeightScale(Facts):
     largest: float | None = None
     """Its largest absolute entry."""
     std: float | None = None
-    """Its standard deviation; of matrices only."""
+    """Its standard deviation; only for matrices."""
     fan_in: int | None = None
-    """The size of a row; of matrices only."""
+    """The size of a row; only for matrices."""
     rows_equal: bool | None = None
-    """Whether all rows are the same; of matrices only."""
+    """Whether all rows are the same; only for matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +78,19 @@ class ParameterFacts(Facts):
     last: WeightScale = item(factory=WeightScale, always=True)
     """Its scale after its last sampled update."""
     sampled: int = item(default=0, always=True)
-    """In how many sampled steps an optimizer held it."""
+    """The number of sampled steps in which an optimizer held it."""
     in_graph: int = 0
-    """In how many sampled steps a loss depended on it."""
+    """The number of sampled steps in which a loss depended on it."""
     used: int = 0
-    """In how many sampled steps an operation took it."""
+    """The number of sampled steps in which an operation took it."""
     with_grad: int = 0
-    """In how many sampled updates it had a gradient."""
+    """The number of sampled updates in which it had a gradient."""
     zero_grad: int = 0
-    """In how many sampled updates its gradient was 0."""
+    """The number of sampled updates in which its gradient was 0."""
     changed: int = 0
-    """In how many sampled updates it changed."""
+    """The number of sampled updates in which it changed."""
     unchanged: int = 0
-    """In how many sampled updates it did not."""
+    """The number of sampled updates in which it did not."""
     moved_alone: int = 0
     """How often it changed between sampled steps although no optimizer holds it."""
     moves: list[float] = item(factory=list)

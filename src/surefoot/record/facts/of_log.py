@@ -1,6 +1,6 @@
-"""The facts of a run that left a run log and no `facts.json`: those of a stabilizer, read from its tables.
+"""The facts of a run that has a run log and no `facts.json`: those of a stabilizer, read from its tables.
 
-A run that was killed, one that goes on, and one with several optimizers have a log like any other.
+Killed and unfinished runs, and runs with several optimizers, are supported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "clip_factor")
 
 
 def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
-    """What the tables say, as facts."""
+    """The content of the tables, as facts."""
     made = FactsFromSteps()
     columns = {name: tables.scalars.column(name).to_pylist() for name in ("step", "part", "skipped", *_COLUMNS)}
     rows = list(zip(columns["step"], columns["part"], columns["skipped"], strict=True))
@@ -50,9 +50,9 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
 
 
 def with_log(facts: RunFacts, tables: RunTables) -> RunFacts:
-    """The facts of a training that was observed from inside, with what only its guard knows: the log of the same run.
+    """The facts of a training that was observed from inside, completed from the log of its guard.
 
-    The guard may refuse steps for several reasons; `guard` holds those that were not finite, as under `--guard`.
+    The guard may refuse steps for several reasons; `guard` contains those that were not finite, as under `--guard`.
     Steps of the log are counted from the beginning of the run, those of the facts from that of the observation.
     """
     began = facts.began_at

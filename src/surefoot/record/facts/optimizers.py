@@ -136,11 +136,11 @@ class OptimizerFacts(Facts):
     settings: list[GroupSettings] = item(factory=list, always=True)
     """The settings of its first eight parameter groups."""
     steps: int
-    """How many steps it made."""
+    """The number of steps that it made."""
     created_at_step: int = item(default=0, always=True)
     """The step of the run at which it was made."""
     state_loaded_at_step: int | None = item(null=True)
-    """How many steps it had made when a state was loaded into it."""
+    """The number of steps that it had made when a state was loaded into it."""
     loaded_state_steps: float | None = item(null=True)
     """How many steps that state had gathered."""
     backward_lines: list[int] = item("lines", factory=list, always=True)
@@ -210,11 +210,11 @@ class LossScalerFacts(Facts):
     clip_site: str | None = None
     """The line of the script that did so."""
     attempts: int = item(default=0)
-    """How many steps it was asked for."""
+    """The number of requested steps."""
     made_at: list[int] | None = None
-    """How many there had been whenever another scaler was first used, at most 64 times."""
+    """The numbers of steps at which another scaler was first used, at most 64 times."""
     skips: int = item(default=0)
-    """How many steps it skipped."""
+    """The number of steps that it skipped."""
     skip_steps: list[int] = item(factory=list)
     """Which ones, at most the last 500."""
     trace: list[float] = item(factory=list)

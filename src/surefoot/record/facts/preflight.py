@@ -23,7 +23,7 @@ class RateProbe(Facts):
     peak: float
     """The largest loss on the way."""
     steps: int
-    """How many steps were taken."""
+    """The number of steps that were taken."""
     update_ratio: float
     """The norm of the first update over the norm of the weights, the median over parameters."""
 
@@ -40,11 +40,11 @@ class LabelControl(Facts):
     """Two copies that learned the same rows, one of them with the labels shuffled."""
 
     rows: int
-    """How many rows they learned."""
+    """The number of rows that they learned."""
     steps: int
-    """How many steps they took."""
+    """The number of steps that they took."""
     true_fall: float
-    """Which share of the training loss was gone with the true labels."""
+    """The share of the training loss that had disappeared with the true labels."""
     shuffled_fall: float
     """The same with the shuffled labels."""
     true_held_out: float
@@ -69,7 +69,7 @@ class AlikeRows(Facts):
     parameter: str
     """Its name."""
     updates: int
-    """How many updates were made."""
+    """The number of updates that were made."""
     apart: float
     """How far a row is from the first one, at most."""
     moved: float
@@ -78,7 +78,7 @@ class AlikeRows(Facts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MomentScale(Facts):
-    """A moment that an optimizer brought along, beside a fresh gradient of its parameter."""
+    """A loaded moment of an optimizer, compared with a new gradient of its parameter."""
 
     moment: str
     """What the optimizer calls it."""
@@ -87,7 +87,7 @@ class MomentScale(Facts):
     parameter_shape: list[int]
     """The sizes of the parameter."""
     gradient_ratio: float | None = item(null=True)
-    """Of a second moment: the root mean square of the gradient over that which the moment stands for."""
+    """For a second moment: the root mean square of the gradient over that represented by the moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +105,9 @@ class OutputRange(Facts):
     target_high: float
     """The highest target."""
     below: float
-    """Which share of the targets is below every value."""
+    """The share of the targets that is below every value."""
     above: float
-    """Which share of the targets is above every value."""
+    """The share of the targets that is above every value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class PreflightFacts(Facts):
     overfits: bool | None = None
     """Whether a few rows could be learned by heart."""
     tiny_batch_left: float | None = None
-    """Which share of the loss was left after that."""
+    """The share of the loss that was left after that."""
     rates: list[RateProbe] = item(factory=list)
     """The learning rates that were tried."""
     label_control: LabelControl | None = None

@@ -1,7 +1,7 @@
 """What one of several ranks records so that the ranks can be compared later: `rank.jsonl`.
 
-Each rank writes its own file and starts no collective. Ranks look at the same steps, which are chosen by number
-(`observe.sampling`), and take the same fingerprints, which are equal where the bits are (`observe.fingerprints`).
+Each rank writes its own file and starts no collective. Ranks record the same steps, which are chosen by number
+(`observe.sampling`), and compute the same fingerprints, which are equal if the bits are (`observe.fingerprints`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankSetup(Facts):
     rank: int
     """Its number."""
     world_size: int
-    """How many ranks there are."""
+    """The number of ranks."""
     initialized: bool = False
     """Whether `torch.distributed` was initialized."""
     torch: str = ""

@@ -1,7 +1,7 @@
-"""`RunFacts`: everything a run leaves for a diagnosis, and the parts that are not about one step or one moment.
+"""`RunFacts`: everything that a run records for a diagnosis, and the parts that are not about one step or event.
 
-Whoever records a run writes the parts it can see. What was not observed is empty or `None`, which is no evidence: a
-rule that needs it stays silent.
+Each recorder writes the parts that it observes. Parts that were not observed are empty or `None`, which is not
+evidence: a rule that needs them makes no finding.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PolicyEntropy(Facts):
     step: int
     """The step."""
     backward: int
-    """How many backwards there had been."""
+    """The number of backward calls so far."""
     entropy: float
     """The mean entropy, in nats."""
     actions: int
-    """Number of actions."""
+    """The number of actions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class PolicyDivergence(Facts):
     step: int
     """The step."""
     backward: int
-    """How many backwards there had been."""
+    """The number of backward calls so far."""
     site: str
     """The line of the script."""
     kl: float
@@ -82,7 +82,7 @@ class EvaluationPass(Facts):
     """One pass over a validation set: calls of a loss function without gradients, between two steps."""
 
     step: int
-    """How many steps had been made."""
+    """The number of steps that had been made."""
     number: int
     """Which of the passes after that step it is."""
     function: str
@@ -90,7 +90,7 @@ class EvaluationPass(Facts):
     loss: float | None = item(null=True)
     """The mean over the rows."""
     rows: int
-    """How many rows the predictions had."""
+    """The number of rows that the predictions had."""
     calls: int
     """How many calls there were."""
 
@@ -111,7 +111,7 @@ class GuardFacts(Facts):
     """What `surefoot run --guard` did."""
 
     checked: int
-    """How many steps it checked."""
+    """The number of steps that it checked."""
     skipped: int
     """How many it skipped."""
     first: int | None = item(null=True)
@@ -157,7 +157,7 @@ class CrashFacts(Facts):
     function: str | None = None
     """The function of the script."""
     call: str | None = None
-    """The torch function that raised, if it is one whose arguments are looked at."""
+    """The torch function that raised, if its arguments are recorded."""
     arguments: CrashArguments | None = None
     """Its arguments."""
     locals: dict[str, TensorSummary] | None = None
@@ -213,9 +213,9 @@ class RunFacts(Facts):
     scope: str = item(default=WHOLE_SCRIPT)
     """What was observed: `script`; `training` if nothing before it was; `steps` if only steps of optimizers were."""
     began_at: int = item(default=0)
-    """How many steps the guard had counted when observation began, of a `training`."""
+    """The number of steps that the guard had counted when observation began, of a `training`."""
     steps: int = 0
-    """How many steps were made; where optimizers take turns, one for each round."""
+    """The number of steps that were made; where optimizers take turns, one for each round."""
     backwards: int = 0
     """How many backwards there were."""
     trainer: str | None = None
@@ -233,7 +233,7 @@ class RunFacts(Facts):
     schedulers: list[SchedulerFacts] = item(factory=list, always=True)
     """The learning-rate schedulers."""
     sampled_steps: list[SampledStep] = item(factory=list, always=True)
-    """The steps that were looked at closely."""
+    """The sampled steps."""
     events: list[Event] = item(factory=list, always=True)
     """What happened, in order."""
     evaluations: list[ModelCall] = item(factory=list, always=True)
@@ -257,7 +257,7 @@ class RunFacts(Facts):
     loaders: list[LoaderFacts] = item(factory=list, always=True)
     """The data loaders."""
     batches: list[DrawnBatch] = item(factory=list, always=True)
-    """The batches that they handed out."""
+    """The batches that they returned."""
     loss_scaler: LossScalerFacts = item("scaler", factory=LossScalerFacts, always=True)
     """What a gradient scaler did."""
     policy_entropies: list[PolicyEntropy] = item("policy", factory=list, always=True)

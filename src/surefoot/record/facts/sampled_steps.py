@@ -206,7 +206,7 @@ class ParameterUpdate(Facts):
     grad: float | None = item(null=True)
     """The norm of its gradient; `None` if it had none."""
     zeros: float | None = None
-    """Which share of the gradient is 0."""
+    """The share of the gradient that is 0."""
     nonfinite: int | None = None
     """How many entries of the gradient are not finite."""
     largest: float | None = None
@@ -224,7 +224,7 @@ class ParameterUpdate(Facts):
     ratio: float | None = item(beside="update")
     """The norm of the change over the norm of the parameter; `None` for a parameter of zeros."""
     stuck: float | None = None
-    """Which share of the entries did not change."""
+    """The share of the entries that did not change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,7 +256,7 @@ class SampledStep(Facts):
     breaks: list[GraphBreak] = item(factory=list, beside="operations")
     """Where the graph was cut."""
     operations: int | None = None
-    """How many calls were recorded; `None` where none could be."""
+    """The number of calls that were recorded; `None` where none could be."""
     host_seconds: float | None = None
     """How long the host was busy with surefoot's code while the step was sampled."""
     eager: bool = item(default=False)

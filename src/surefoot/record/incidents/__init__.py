@@ -1,6 +1,7 @@
-"""Incidents: everything that is needed to run one bad step again, in a folder that a person can send to another.
+"""Incidents: everything that is needed to run one bad step again, in a folder that can be shared.
 
-`keeper` is the setting, `notes` what is remembered of a step while nobody knows yet that it is bad, `streams` and
-`draws` how that costs next to nothing, `values` a batch as plain data and back, `prints` how two runs are compared bit
-for bit, `bundle` and `reading` the folder, `surroundings` what it was made with, `summary` the page for people.
+`retention` has the settings; `step_capture` records each step before it is judged, `random_streams` and
+`loader_batches` make that cheap; `values` converts a batch to plain data and back; `fingerprints` compares two runs bit
+for bit; `bundle` and `reading` write and read the folder; `environment` describes versions and hardware; `summary` is
+the page for people.
 """

@@ -2,8 +2,8 @@
 
 A loop that calls `loss.backward()` itself, and not `stabilizer.backward(loss)`, does not show where a microbatch ends
 and what its loss is. So `torch.autograd.backward`, which `Tensor.backward` calls, is hooked while there is a listener.
-It stays the function it is (`core.function_hooks`), and listeners are held weakly. A backward inside another one, as
-reentrant activation checkpointing runs, is part of the outer one.
+The function itself is not replaced (`core.function_hooks`), and listeners are held weakly. A backward inside another
+one, as in reentrant activation checkpointing, is part of the outer one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from surefoot.core.function_hooks import Hook, add_hook, remove_hook
 
 
 class BackwardListener(Protocol):
-    """What is called before and after every backward, on the thread that runs it. Must not raise."""
+    """Called before and after every backward, on the thread that runs it. Must not raise."""
 
     def before_backward(self) -> None:
         """A backward is about to run."""
 
     def ran_backward(self, root: Tensor) -> None:
-        """Backward was run on a tensor."""
+        """Backward has run on a tensor."""
 
 
 class _OfThread(threading.local):
     in_backward = False
-    """Whether this thread runs a backward."""
+    """Whether this thread is running a backward."""
 
 
 _listeners: list[weakref.ref[BackwardListener]] = []
@@ -39,7 +39,7 @@ _is_hooked = False
 
 
 def listen(listener: BackwardListener) -> None:
-    """Call `listener` with every backward from here on, for as long as it exists, or until `stop_listening`."""
+    """Call `listener` with every backward from now on, as long as it exists, or until `stop_listening`."""
     global _is_hooked
     if not _is_hooked:
         add_hook(torch.autograd.backward, _HOOK, always=True)
@@ -49,7 +49,7 @@ def listen(listener: BackwardListener) -> None:
 
 
 def stop_listening(listener: BackwardListener) -> None:
-    """Do not call `listener` any more. Without listeners torch's function is as it was, unless others hook it too."""
+    """Stop calling `listener`. Without listeners, torch's function is restored, unless other code hooks it too."""
     global _is_hooked
     _listeners[:] = [each for each in _listeners if each() is not None and each() is not listener]
     if _is_hooked and not _listeners:

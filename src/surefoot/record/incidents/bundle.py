@@ -1,12 +1,12 @@
-"""Write an incident: one folder that is whole or not there.
+"""Writes an incident: one folder that is complete or absent.
 
     incident.json      what happened, with which numbers, settings, versions and hardware; the prints to compare with
     summary.md         the same for a person to read, or to paste into an issue
     state/             model, optimizer, schedule, scaler, streams, batches and gradients: a checkpoint folder, see
                        `keep/checkpoint/storage.py` (safetensors and JSON with checksums, no pickle)
 
-What makes it too large is left out as a whole part, in the order of `FIRST_TO_GO`, and named. So is a part that holds
-what cannot be written without pickle.
+If it is too large, whole parts are left out, in the order of `LEFT_OUT_FIRST`, and named. So is a part that cannot be
+written without pickle.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.retention import IncidentKeeper
 
 StateParts: TypeAlias = dict[str, Any]
-"""The state before the step by part: `models`, `optimizer`, `window`, …; each a state of its own kind."""
+"""The state before the step by part: `models`, `optimizer`, `window`, …; each has its own form."""
 FACTS, SUMMARY, STATE = "incident.json", "summary.md", "state"
-FIRST_TO_GO = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
-"""Parts of the state, least needed for a replay first. Forward and backward need no moments and no old gradients."""
+LEFT_OUT_FIRST = ("gradients", "optimizer", "buffers", "models", "scheduler", "scaler", "window")
+"""Parts of the state, least needed for a replay first. Forward and backward need neither moments nor old gradients."""
 NOT_FREE_TEXT = ("versions", "hardware", "switches", "fingerprints")
-"""Words of torch and of the machine, compared with those of a replay. An environment variable that happens to say
-"x86_64" or "2.13.0" is no reason to take them out."""
+"""Values of torch and the machine that are compared with those of a replay. They are not redacted, even if an
+environment variable contains "x86_64" or "2.13.0"."""
 _ABOUT = {
     "gradients": "the gradients of the step; their fingerprints are included",
     "optimizer": "the optimizer's state; forward and backward can be run again without it",
@@ -57,7 +57,7 @@ _ABOUT = {
 def write_incident(
     place: Path, facts: Mapping[str, Any], tree: StateParts, keeper: IncidentKeeper, redact: Redactor
 ) -> None:
-    """Write the folder of one incident; `facts` are `IncidentFacts`. Raises `OSError` when the disk does."""
+    """Write the folder of one incident; `facts` are `IncidentFacts`. Raises `OSError` if the disk fails."""
     left_out = list(facts.get("left_out", []))
     tree = map_leaves(tree, redact, str) if keeper.redact else tree
     kept = _fitting(_writable(tree, left_out), keeper.most_bytes, left_out)
@@ -66,7 +66,7 @@ def write_incident(
     kept_words = {name: whole[name] for name in NOT_FREE_TEXT if name in whole}
     plain: IncidentFacts = as_plain(redact.inside(whole) | kept_words)
     if place.parent.is_dir():
-        sweep(place.parent, lambda name: True)  # a run that was killed while it wrote one left hidden gigabytes
+        sweep(place.parent, lambda name: True)  # a run that was killed while writing has left hidden gigabytes
     make_subfolder(place.parent)
     with new_folder(place) as hidden:
         storage.write(hidden / STATE, kept, {}, step=int(facts["step"]), unchecked=tuple(kept))
@@ -75,7 +75,7 @@ def write_incident(
 
 
 def note_action(place: Path, action: str) -> None:
-    """Put what was done about an incident into its folder, once that is known. Raises `OSError` and `ValueError`."""
+    """Add the response to an incident to its folder, when it is known. Raises `OSError` and `ValueError`."""
     facts = json.loads(read_file(place / FACTS)) | {"action": action}
     write_file(place / FACTS, json.dumps(facts, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     write_file(place / SUMMARY, summary_of(facts))
@@ -87,7 +87,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _writable(tree: StateParts, left_out: list[str]) -> StateParts:
-    """The parts that can be written down without pickle."""
+    """The parts that can be written without pickle."""
     kept = {}
     for part, content in tree.items():
         if content is None:
@@ -103,7 +103,7 @@ def _writable(tree: StateParts, left_out: list[str]) -> StateParts:
 
 def _fitting(tree: StateParts, most_bytes: int, left_out: list[str]) -> StateParts:
     sizes = {part: bytes_in(content) for part, content in tree.items()}
-    for part in FIRST_TO_GO:
+    for part in LEFT_OUT_FIRST:
         if sum(sizes.values()) <= most_bytes:
             break
         if part in sizes and sizes[part] > 0:
@@ -113,12 +113,12 @@ def _fitting(tree: StateParts, most_bytes: int, left_out: list[str]) -> StatePar
 
 
 def bytes_in(content: Any) -> int:
-    """How much room the tensors and arrays in a nesting take."""
+    """The size of the tensors and arrays in a nested value."""
     return sum(found.nbytes for found in leaves(content, (Tensor, np.ndarray)))
 
 
 def as_plain(value: Any) -> Any:
-    """As JSON has it: NaN and infinities as words, what is unknown as its text."""
+    """As JSON: NaN and infinities as words, unknown objects as text."""
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return value
     if isinstance(value, float):

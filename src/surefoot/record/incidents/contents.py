@@ -1,10 +1,10 @@
-"""What goes into an incident: the parts of its state as plain trees, and the prints to compare a replay with."""
+"""The content of an incident: the parts of its state as plain trees, and the fingerprints to compare a replay with."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from surefoot.observe.readable import has_company, is_readable, readable
+from surefoot.observe.readable import has_other_ranks, is_readable, readable
 from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.incidents.fingerprints import print_of
 from surefoot.record.incidents.values import encode
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModelModes(TypedDict):
-    """Names of what is not in training."""
+    """Names of modules that are not in training mode."""
 
     eval: list[str]
     frozen: list[str]
@@ -55,7 +55,7 @@ class WindowState(TypedDict):
 
 
 def model_parts(models: Sequence[nn.Module]) -> ModelParts:
-    """Weights and buffers as they are now, and which modules and parameters are not in training."""
+    """The current weights and buffers, and the modules and parameters that are not in training mode."""
     return {
         "models": [_state(model) for model in models],
         "buffers": [_other_buffers(model) for model in models],
@@ -70,8 +70,8 @@ def model_parts(models: Sequence[nn.Module]) -> ModelParts:
 
 
 def _state(model: nn.Module) -> Mapping[str, Any]:
-    """What `state_dict` gives, without its hooks where others train along: those of FSDP are collectives."""
-    if not has_company():
+    """The result of `state_dict`, without its hooks if there are several ranks: those of FSDP are collectives."""
+    if not has_other_ranks():
         return model.state_dict()
     found: dict[str, Tensor] = {}
     with WithoutHooks():
@@ -84,7 +84,7 @@ def _state(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _other_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that `state_dict` leaves out, which a forward reads all the same."""
+    """Buffers that `state_dict` omits, but that a forward reads."""
     known = _state(model)
     return {name: buffer for name, buffer in model.named_buffers() if name not in known}
 
@@ -111,7 +111,7 @@ def _microbatch(each: Microbatch, redact: Redactor, left_out: list[str]) -> Micr
 def prints_of(
     window: Window | None, loss: float | None, gradients: Mapping[str, Tensor] | None, norms: Mapping[str, Any]
 ) -> IncidentPrints:
-    """What a replay is compared with. Where the gradients are gone, their norms are all there is."""
+    """The values that a replay is compared with. If the gradients no longer exist, these are their norms."""
     microbatches = [] if window is None else window.microbatches
     return {
         "loss": loss,
@@ -131,7 +131,7 @@ def _loss_print(loss: Tensor) -> Print:
 
 
 def faults_of(window: Window | None) -> list[str]:
-    """Why a replay cannot be exact, as far as the notes tell."""
+    """The reasons why a replay cannot be exact, as far as the recording shows."""
     if window is None or not window.microbatches:
         return ["nothing was recorded for the step: its batch and its random numbers are not known"]
     found = []

@@ -1,4 +1,4 @@
-"""What a step was run with: versions, devices, threads, and the switches that change which kernels run."""
+"""The environment of a step: versions, devices, threads, and the switches that select kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Hardware(TypedDict):
 
 
 class Switches(TypedDict, total=False):
-    """Threads and settings of torch that decide which kernels run."""
+    """Threads and settings of torch that select kernels."""
 
     threads: int
     deterministic: bool
@@ -64,7 +64,7 @@ class ScriptFacts(TypedDict):
 
 
 def versions() -> Versions:
-    """Of everything that computes."""
+    """The versions of everything that computes."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -89,7 +89,7 @@ def _processor() -> str:
 
 
 def switches() -> Switches:
-    """Threads and settings of torch that decide which kernels run, and so the last bits of their results."""
+    """Threads and settings of torch that select kernels, and so affect the last bits of their results."""
     found: Switches = {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -106,7 +106,7 @@ def switches() -> Switches:
 
 
 def _flushes() -> bool:
-    """Whether numbers below the normal range are made zero, which the processor is told per thread."""
+    """Whether denormal numbers are flushed to zero, which is a setting of each thread."""
     return bool((torch.full((), 1e-310, dtype=torch.float64) * 1.0) == 0)
 
 
@@ -116,7 +116,7 @@ def script(redact: Redactor) -> ScriptFacts:
     spec = getattr(main, "__spec__", None)
     path = getattr(main, "__file__", None)
     arguments = redact.arguments(sys.argv[1:])
-    # A replay must be given the real arguments.
+    # A replay needs the real arguments.
     found: ScriptFacts = {
         "path": None,
         "module": None,
@@ -131,7 +131,7 @@ def script(redact: Redactor) -> ScriptFacts:
 
 
 def replay_command(place: Path) -> str:
-    """The command that runs an incident of this process again, to be shown to whoever started it."""
+    """The command that replays an incident of this process, to be shown to the user."""
     words = ["surefoot", "replay", str(place)]
     main = sys.modules.get("__main__")
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)

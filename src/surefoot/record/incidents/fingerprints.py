@@ -1,7 +1,7 @@
 """Fingerprints of tensors, to compare two runs of one step bit for bit.
 
-The print of a tensor is the SHA-256 of its bytes, with its dtype and shape. Every NaN counts as the same NaN: its sign
-and payload carry no number, and processors do not promise them.
+The fingerprint of a tensor is the SHA-256 of its bytes, with its dtype and shape. All NaNs count as equal: their sign
+and payload have no meaning, and processors do not define them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Print(TypedDict, total=False):
     shape: list[int]
     norm: float
     nonfinite: int
-    """How many values are not finite."""
+    """The number of non-finite values."""
     value: float | str | None
-    """Of a loss."""
+    """The value of a loss."""
 
 
 @torch.no_grad()
 def print_of(tensor: Tensor) -> Print:
-    """The fingerprint of one tensor, with its norm and how many of its values are not finite. Waits for the device."""
+    """The fingerprint of one tensor, with its norm and its number of non-finite values. Waits for the device."""
     values = plain_values(tensor)
     found: Print = {
         "sha256": _digest(values),
@@ -48,7 +48,7 @@ def print_of(tensor: Tensor) -> Print:
 
 
 def plain_values(tensor: Tensor) -> Tensor:
-    """The values on the host, as one dense block; of a DTensor this process's shard."""
+    """The values on the host, as one dense block; for a DTensor, this process's shard."""
     tensor = local_part(tensor)
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

@@ -1,8 +1,9 @@
-"""Calls listeners with every batch that a `DataLoader` hands out in this process.
+"""Calls listeners with every batch that a `DataLoader` returns in this process.
 
-A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, does not show which batch it is on. So
-the one method through which every iterator of every `DataLoader` goes is hooked, from the first call of `add_listener`
-on. It costs well under a microsecond, stays the method it is (`core.function_hooks`), and holds listeners weakly.
+A loop that iterates over its loader, and not over `stabilizer.resume(loader)`, does not show its current batch. So the
+one method through which every iterator of every `DataLoader` goes is hooked, from the first call of `add_listener` on.
+The hook costs well under a microsecond, does not replace the method (`core.function_hooks`), and holds listeners
+weakly.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from surefoot.core.function_hooks import Hook, add_hook
 
 
 class Listener(Protocol):
-    """What is called with every batch."""
+    """Called with every batch."""
 
     def loader_drew(self, batch: Any) -> Any:
-        """A loader has handed out a batch; what it is handed out instead is returned."""
+        """A loader has returned a batch; the result of this method replaces it."""
 
 
 _listeners: list[weakref.ref[Listener]] = []
@@ -29,12 +30,12 @@ _is_hooked = False
 
 
 def add_listener(listener: Listener) -> None:
-    """Call `listener` with every batch from here on, for as long as it exists."""
+    """Call `listener` with every batch from now on, as long as it exists."""
     global _process, _is_hooked
     if not _is_hooked:
         add_hook(_BaseDataLoaderIter.__next__, Hook(_asked, _drew))
         _is_hooked = True
-    _process = os.getpid()  # workers are forked later; their own loaders are not reported
+    _process = os.getpid()  # workers are forked later; their loaders are not reported
     _listeners[:] = [reference for reference in _listeners if reference() is not None]
     _listeners.append(weakref.ref(listener))
 

@@ -1,14 +1,14 @@
-"""The random streams at every step, for a microsecond or two.
+"""Reads the random streams at every step, in a microsecond or two.
 
-What makes `core.random_state.read_streams` slow, some 80 microseconds, is that Python and NumPy hand out the state of
-their generators number by number. Both are one block of memory: of Python's, the tail of the object; of NumPy's, where
-its own `ctypes` interface says. That block is copied whole and taken apart if it is ever needed, and not even copied as
-long as its position and a word beside it are what they were, since most steps use neither. Whether it is what it is
-taken for is checked once, against the public state; where it is not (another interpreter), the slow way is used.
+`core.random_state.read_streams` takes some 80 microseconds, because Python and NumPy return the state of their
+generators number by number. Both are one block of memory: Python's is the tail of the object, NumPy's is at the address
+that its `ctypes` interface returns. That block is copied as a whole and decoded only if it is needed. It is not even
+copied while its position and another word are unchanged, because most steps use neither generator. Its layout is
+checked once against the public state; if it differs (another interpreter), the slow method is used.
 
-One number is not in NumPy's block: the second of a pair of normal numbers, if one is waiting. It is taken to be as it
-is when the note is read, if the stream has not moved since, and else as not there: a step that itself takes single
-normal numbers from NumPy's global generator may get another one when it is run again.
+One number is not in NumPy's block: the second of a pair of normal numbers, if there is one. It is read when the note is
+read, if the stream has not moved since, and otherwise taken as absent: a step that draws single normal numbers from
+NumPy's global generator may draw another one in a replay.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _BYTES = 4 * _WORDS
 
 
 class StreamNote(NamedTuple):
-    """The streams at one moment. `full` gives them as `read_streams` does."""
+    """The streams at one moment. `full` returns them like `read_streams`."""
 
     python: bytes | None
-    """Position and words as they lie in memory; `None` if `public` has them."""
+    """Position and words as in memory; `None` if `public` contains them."""
     gauss: float | None
     numpy: bytes | None
     torch: Tensor
     devices: tuple[tuple[int, Tensor], ...]
     """The states of the generators of some devices, by index."""
     public: RandomStreams | None
-    """All of it, where it had to be read the slow way."""
+    """All streams, if the slow method had to be used."""
 
     def full(self) -> RandomStreams:
-        """As `surefoot.core.random_state.read_streams` gives them; devices that were not noted are as they are now."""
+        """The same as `core.random_state.read_streams`; devices that were not recorded have their current state."""
         if self.public is not None:
             return self.public
         assert self.python is not None
@@ -73,7 +73,7 @@ class StreamNote(NamedTuple):
 
 
 class QuickStreams:
-    """Notes the random streams of the process; those of accelerators for the given devices only."""
+    """Records the random streams of the process; those of accelerators only for the given devices."""
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._generators = generators_of(devices)
@@ -82,11 +82,11 @@ class QuickStreams:
 
     @property
     def quick(self) -> bool:
-        """Whether the blocks were found; otherwise a note takes some 80 microseconds."""
+        """Whether the blocks were found; otherwise a record takes some 80 microseconds."""
         return self._python is not None and self._numpy is not None
 
     def note(self) -> StreamNote:
-        """The streams as they are now. Waits for no device: the state of a generator is kept on the host."""
+        """The current streams. Does not wait for a device: the state of a generator is on the host."""
         devices = tuple([(index, generator.get_state()) for index, generator in self._generators])
         own = torch.get_rng_state()
         if self._python is None or self._numpy is None:
@@ -94,21 +94,21 @@ class QuickStreams:
         return StreamNote(self._python.copy(), self._own.gauss_next, self._numpy.copy(), own, devices, None)
 
     def note_or(self, earlier: StreamNote | None) -> StreamNote | None:
-        """`note()`; `earlier` while a graph is being recorded, when generators must not be read."""
+        """`note()`, or `earlier` while a graph is being recorded, when generators must not be read."""
         return earlier if is_capturing() else self.note()
 
 
 class _Block:
-    """The memory of one generator: its words, and before or behind them its position."""
+    """The memory of one generator: its words, and its position before or after them."""
 
     def __init__(self, address: int, position_first: bool) -> None:
         self._address = address
-        # The position, and a word that seeding changes: after a seed, the first word is always 0x80000000.
+        # The position, and a word that seeding changes: after seeding, the first word is always 0x80000000.
         self._glance = (address, 12) if position_first else (address + _BYTES - 4, 8)
         self._seen, self._copied = b"", b""
 
     def copy(self) -> bytes:
-        """Its contents; the last copy once more if no number was drawn since."""
+        """Its content; the last copy again if no number was drawn since."""
         seen = ctypes.string_at(*self._glance)  # every number moves the position ...
         if seen != self._seen:  # ... and going round, or seeding, changes the word
             self._seen, self._copied = seen, ctypes.string_at(self._address, _BYTES + 4)
@@ -123,10 +123,10 @@ def _split(block: bytes, position_first: bool) -> tuple[int, list[int]]:
 
 
 def _python_block() -> _Block | None:
-    """The state of Python's generator; `None` if it is not laid out as in CPython."""
+    """The state of Python's generator; `None` if its layout is not that of CPython."""
     generator: Any = getattr(random, "_inst", None)
     try:
-        kind = type(generator).__mro__[1]  # the one written in C
+        kind = type(generator).__mro__[1]  # the base class written in C
         for start in range(0, kind.__basicsize__ - _BYTES - 3, 4):
             block = _Block(id(generator) + start, position_first=True)
             position, words = _split(block.copy(), position_first=True)
@@ -138,7 +138,7 @@ def _python_block() -> _Block | None:
 
 
 def _numpy_block() -> _Block | None:
-    """The state of NumPy's global generator; `None` if it is not a Mersenne twister as we know it."""
+    """The state of NumPy's global generator; `None` if it is not a Mersenne twister with the known layout."""
     try:
         legacy: Any = np.random.mtrand._rand
         block = _Block(legacy._bit_generator.ctypes.state_address, position_first=False)

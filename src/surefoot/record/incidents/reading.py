@@ -1,4 +1,4 @@
-"""Read an incident back. Nothing in it is trusted: no pickle, checksums first, whatever is wrong is one error."""
+"""Reads an incident. Nothing in it is trusted: no pickle, checksums first, and every fault is raised as one error."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _NEEDED: dict[str, type] = {
 
 @dataclass(frozen=True)
 class StoredIncident:
-    """An incident as it was written."""
+    """A stored incident."""
 
     folder: Path
     facts: IncidentFacts
-    """What is in `incident.json`."""
+    """The content of `incident.json`."""
     state: StateParts
-    """The parts that were kept: `models`, `optimizer`, `window`, …"""
+    """The stored parts: `models`, `optimizer`, `window`, …"""
 
     def missing(self, *parts: str) -> list[str]:
-        """Which of the parts are not there."""
+        """The parts that are missing."""
         return [part for part in parts if part not in self.state]
 
 
 def read_facts(folder: Path) -> IncidentFacts:
-    """What is in `incident.json`. Raises `UsageError` if it is no incident of this version."""
+    """The content of `incident.json`. Raises `UsageError` if it is not an incident of this version."""
     path = folder / FACTS
     if not path.is_file():
         inside = sorted(found.parent.name for found in folder.glob(f"incidents/*/{FACTS}")) if folder.is_dir() else []
@@ -73,7 +73,7 @@ def read_facts(folder: Path) -> IncidentFacts:
 
 
 def _are_prints(found: Any) -> bool:
-    """Whether they are built as `prints_of` builds them."""
+    """Whether they have the structure that `prints_of` creates."""
     try:
         losses = [each for losses in found["losses"] for each in losses]
         inputs = [each for calls in found["inputs"] for call in calls for each in call]
@@ -99,7 +99,7 @@ def read_incident(folder: str | Path) -> StoredIncident:
 
 
 def _check_size(folder: Path) -> None:
-    """A file may say that it is larger than the disk it lies on: what does not fit in memory is not read."""
+    """Refuse a state that does not fit in memory: the size in a file header may be larger than the disk."""
     size = sum(path.lstat().st_size for path in (folder / STATE).glob("*"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
     if size > memory:
@@ -110,7 +110,7 @@ def _check_size(folder: Path) -> None:
 
 
 def number(value: Any) -> float:
-    """A number of `incident.json`, where NaN and infinities are words; NaN if it is none."""
+    """A number of `incident.json`, where NaN and infinities are words; NaN if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Where incidents go and how much room they may take."""
+"""The location of incidents, and the space that they may use."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class IncidentKeeper:
     folder: str | Path
     """The run folder; incidents are written to `incidents/<step>` in it."""
     most: int = 5
-    """Incidents in the folder, those of earlier runs included. Later ones are not captured: delete the old ones."""
+    """The maximum number of incidents in the folder, with those of earlier runs. Delete old ones to capture more."""
     most_bytes: int = 2_000_000_000
-    """Size of one incident. What exceeds it is left out: gradients, then the optimizer's state, then the model."""
+    """The maximum size of an incident. Gradients, optimizer state and model are left out first, in this order."""
     redact: bool = True
-    """Whether paths are reduced to file names, and host, user and environment kept out of what is written."""
+    """Whether paths are reduced to file names, and host, user and environment are not written."""
     part: str = ""
-    """Which optimizer of the run, where several stabilizers share a folder: `generator`."""
+    """The optimizer of the run, if several stabilizers share a folder: `generator`."""
 
     def __post_init__(self) -> None:
         require(self.most >= 1, f"`most` must be at least 1, the incidents to keep; got {self.most}.")
@@ -43,17 +43,17 @@ class IncidentKeeper:
         )
 
     def root(self, rank: int = 0, world_size: int = 1) -> Path:
-        """The folder that the incidents of one process are in."""
+        """The folder with the incidents of one process."""
         folder = Path(self.folder)
         return (folder / f"rank{rank}" if world_size > 1 else folder) / INCIDENTS
 
     def place(self, step: int, rank: int = 0, world_size: int = 1) -> Path:
-        """Where the incident of a step goes."""
+        """The folder for the incident of a step."""
         name = f"{step:09d}-{self.part}" if self.part else f"{step:09d}"
         return self.root(rank, world_size) / name
 
     def has_room(self, step: int, rank: int = 0, world_size: int = 1) -> bool:
-        """Whether the incident of a step may be written: there are not too many yet, and it is not there already."""
+        """Whether the incident of a step may be written: there is room, and it does not exist yet."""
         root = self.root(rank, world_size)
         if not root.is_dir():
             return True

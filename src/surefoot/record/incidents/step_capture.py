@@ -1,19 +1,19 @@
-"""What is remembered of a step while nobody knows yet whether it is bad: its memory and random streams, no copies.
+"""Records each step before it is judged: references to memory, and random streams, without copies.
 
-A refused step leaves weights, moments and buffers as they were: they *are* the state before it. What is gone by then is
-where the random streams stood, and which batch it was. So as a step goes by this much is noted, for a few microseconds:
+A refused step leaves weights, moments and buffers unchanged: they *are* the state before it. The positions of the
+random streams and the batch are lost by then. So the following is recorded during each step, in a few microseconds:
 
-- every batch as it is handed out (by a `DataLoader`, by `stabilizer.resume`, given to `run_microbatches`), and how
-  often each of its tensors had been written to by then: a loop that changes it in place is noticed;
-- the random streams right after that, or, where no batch is seen, when the model is first called;
-- what the model was called with, and each loss.
+- every batch when it is returned (by a `DataLoader`, by `stabilizer.resume`, or passed to `run_microbatches`), and the
+  number of writes to each of its tensors so far: a loop that changes it in place is detected;
+- the random streams right after that or, if no batch is seen, when the model is first called;
+- the inputs of the model, and each loss.
 
-No object of the loop's own is held, so all of them die when they would have: models are referred to weakly, and of a
-batch the memory of its tensors is kept to the end of the step, by tensors that share it (`values.TensorMirror`).
+No object of the loop is referenced, so the lifetime of all objects is unchanged: models are referenced weakly, and the
+memory of a batch's tensors is kept to the end of the step by tensors that share it (`values.TensorMirror`).
 
-Nothing is read off a device. Where the verdict comes some steps later, the notes of those steps are kept, and of what
-lies on the device only as much as is little. The model carries a hook from the moment a batch is drawn until its
-backward, so that it can be copied and saved between steps as ever.
+Nothing is read from a device. If the verdict arrives some steps later, the records of those steps are kept, but only
+little device memory. The model has a hook from the moment a batch is drawn until its backward, so that it can be copied
+and saved between steps as usual.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     Weight = Scalar | Callable[[], Scalar] | None
 
 MOST_DRAWN = 8
-"""Batches remembered of one microbatch: with more, the loop draws for something else than this step."""
+"""The number of batches recorded for one microbatch: a loop that draws more does so for another purpose."""
 MOST_CALLS = 16
 MOST_HELD_BYTES = 64 << 20
-"""Of a device's memory, what a model was called with in one step is held up to this size."""
+"""The maximum device memory held for the inputs of a model in one step."""
 MOST_BATCH_BYTES = 256 << 20
-"""Batches of several microbatches are kept up to this size together; the last one always is."""
+"""The maximum size of the batches of several microbatches together; the last one is always kept."""
 MOST_MICROBATCHES = 1_024
-"""Microbatches noted of one step. A loop that never steps has more."""
+"""The number of microbatches recorded for one step. A loop that never steps has more."""
 
 
-class SeenTensors(NamedTuple):
-    """A nesting of tensors at one moment."""
+class RecordedTensors(NamedTuple):
+    """A nested value of tensors at one moment."""
 
     value: TensorMirror
     versions: list[int]
@@ -65,39 +65,39 @@ class SeenTensors(NamedTuple):
         return self.value.versions() != self.versions
 
 
-def see(value: Any) -> SeenTensors:
-    """A nesting of tensors as it is now, without holding any object of it."""
+def record_tensors(value: Any) -> RecordedTensors:
+    """Record a nested value of tensors without referencing any of its objects."""
     mirror = TensorMirror(value)
-    return SeenTensors(mirror, mirror.versions())
+    return RecordedTensors(mirror, mirror.versions())
 
 
 @dataclass
 class Microbatch:
-    """What lies between two calls of `step`."""
+    """The data between two calls of `step`."""
 
     streams: StreamNote | None = None
-    """After the last batch was drawn, or when the model was first called."""
-    drawn: list[SeenTensors] = field(default_factory=list)
-    given: SeenTensors | None = None
-    """What `run_microbatches` was given, if no batch was drawn before."""
+    """The random streams after the last batch was drawn, or when the model was first called."""
+    drawn: list[RecordedTensors] = field(default_factory=list)
+    given: RecordedTensors | None = None
+    """The argument of `run_microbatches`, if no batch was drawn before."""
     calls: list[TensorMirror] = field(default_factory=list)
-    """Positional and keyword inputs of every call of a model that gradients were on for."""
+    """Positional and keyword inputs of every call of a model with gradients enabled."""
     callers: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    """The models that were called, with gradients or without, each once."""
+    """The models that were called, with or without gradients, without duplicates."""
     evaluations: int = 1
-    """How often the optimizer evaluated it in the step; batch and random streams are those of the first time."""
+    """The number of evaluations in the step; batch and random streams are those of the first one."""
     dropped: bool = False
     """Whether its batches were dropped because there were too many."""
     losses: list[Tensor] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
 
     def nbytes(self) -> int:
-        """The memory of its batches."""
+        """The size of its batches in memory."""
         seen = [*self.drawn, *([] if self.given is None else [self.given])]
         return sum(each.value.nbytes() for each in seen) + sum(each.nbytes() for each in self.calls)
 
     def drop(self) -> int:
-        """Forget the batches; returns how much memory they took."""
+        """Drop the batches; returns the memory that they took."""
         freed = self.nbytes()
         if not self.dropped:
             self.drawn, self.given, self.calls, self.dropped = [], None, [], True
@@ -110,21 +110,21 @@ class Window:
 
     step: int
     start: StreamNote | None
-    """When the step before was over; not noted where batches are drawn."""
+    """The random streams at the end of the previous step; not recorded if batches are drawn."""
     microbatches: list[Microbatch] = field(default_factory=list)
     began_before: bool = False
-    """Whether its first microbatches were run before the notes began."""
+    """Whether its first microbatches were run before the recording began."""
     in_closure: bool = False
     """Whether the optimizer evaluates the loss itself."""
     interrupted: bool = False
     """Whether another optimizer has stepped since the first batch or call."""
     had_gradients: bool = False
-    """Whether gradients were there before its first backward: left over, or set to zero."""
+    """Whether gradients existed before its first backward: left over, or set to zero."""
     batch_bytes: int = 0
-    """The memory of the batches that are kept."""
+    """The size of the kept batches in memory."""
 
     def add(self, microbatch: Microbatch) -> None:
-        """Add a microbatch that is complete. If all batches together are large, the first of them are dropped."""
+        """Add a complete microbatch. If all batches together are too large, the first ones are dropped."""
         self.microbatches.append(microbatch)
         self.batch_bytes += microbatch.nbytes()
         if self.batch_bytes > MOST_BATCH_BYTES:
@@ -143,18 +143,18 @@ class Window:
 
 
 class HookedModels:
-    """The models whose calls are noted: referred to weakly, with a forward hook for a part of each step."""
+    """The models whose calls are recorded: referenced weakly, with a forward hook during a part of each step."""
 
     def __init__(self, models: Sequence[nn.Module], hook: _ForwardHook) -> None:
         self._known = [weakref.ref(model) for model in models]
         self._hook = hook
         self._key: Any = f"surefoot-{id(hook)}"  # torch's own hooks are numbered
         self._attached: list[weakref.ref[nn.Module]] = []
-        # Models that live longer than the notes do not carry the hook any more.
+        # The hook is removed from models that live longer than the recording.
         weakref.finalize(self, _take_off, self._attached, self._key).atexit = False
 
     def add(self, models: Sequence[nn.Module]) -> bool:
-        """Take in models, in place of those that are inside of them; whether any is new."""
+        """Add models, replacing those that are inside them; returns whether any is new."""
         known = self.alive()
         fresh = [model for model in models if not any(model is each for each in known)]
         if not fresh:
@@ -169,7 +169,7 @@ class HookedModels:
         return _alive(self._known)
 
     def devices(self) -> set[torch.device]:
-        """Where their parameters are."""
+        """The devices of their parameters."""
         return {each.device for model in self.alive() for each in model.parameters()}
 
     def knows(self, module: nn.Module) -> bool:
@@ -177,19 +177,19 @@ class HookedModels:
         return any(known() is module for known in self._known)
 
     def parts(self) -> set[int]:
-        """The identities of all modules inside of a model."""
+        """The identities of all modules inside a model."""
         return {id(part) for model in self.alive() for part in model.modules() if part is not model}
 
     def has_hook(self, module: nn.Module) -> bool:
-        """Whether a model carries its hook now."""
+        """Whether a model has its hook now."""
         return any(attached() is module for attached in self._attached)
 
     def attach(self) -> None:
-        """What `register_forward_pre_hook(hook, with_kwargs=True)` does, without its handle: it runs at every step."""
+        """The same as `register_forward_pre_hook(hook, with_kwargs=True)` without its handle: it runs at every step."""
         if len(self._attached) == len(self._known):
             return
         models = self.alive()
-        # One that is compiled as a whole would be compiled again, with the hook.
+        # A model that is compiled as a whole would be compiled again, with the hook.
         models = [model for model in models if getattr(model, "_compiled_call_impl", None) is None]
         self._attached[:] = [weakref.ref(model) for model in models]
         for model in models:
@@ -197,11 +197,11 @@ class HookedModels:
             model._forward_pre_hooks_with_kwargs[self._key] = True
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         _take_off(self._attached, self._key)
 
     def clear(self) -> None:
-        """Take the hooks off and forget the models."""
+        """Remove the hooks and drop the models."""
         self.detach()
         self._known = []
 
@@ -218,7 +218,7 @@ def _alive(models: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
 
 
 class StepCapture:
-    """Notes of the step under way, and of those before it whose verdict is still out."""
+    """Records the current step, and keeps earlier ones that have not been judged yet."""
 
     def __init__(
         self,
@@ -229,47 +229,47 @@ class StepCapture:
         between_steps: bool = True,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Note the calls of `models`, which are not kept alive, from `step` on.
+        """Record the calls of `models`, which are not kept alive, from `step` on.
 
-        `between_steps` says whether a model may carry a hook where no batch tells that a step has begun. `on_failure`
-        is called when noting fails, which must not end anything else; without it nothing more is noted.
+        `between_steps` is whether a model may have a hook before a batch shows that a step has begun. `on_failure` is
+        called if recording fails, which must not affect anything else; without it, recording ends.
         """
         self.models = HookedModels(models, _ForwardHook(self))
         self._thread = threading.get_ident()
         self._streams = QuickStreams([home])
         self._past: deque[Window] = deque(maxlen=lag_steps + 1)
         self.under_way = Microbatch()
-        """The microbatch that is not complete yet."""
+        """The current microbatch."""
         self.current = Window(step, self._streams.note())
-        """The step under way."""
+        """The current step."""
         self.is_paused = False
-        """Whether nothing is noted for now."""
+        """Whether recording is paused."""
         self.hold_all = not lag_steps
-        """Whether what a model is called with is held although a batch was seen: for one step that is little."""
+        """Whether the inputs of a model are kept although a batch was seen: for one step, they are small."""
         self._held_bytes = 0
         self._just_drawn = 0
         self.failed = on_failure or _closing(self)
-        """Called when noting fails."""
+        """Called if recording fails."""
         self._between_steps = between_steps
         if between_steps:
             self.models.attach()
         add_listener(self)
 
     def know(self, models: Sequence[nn.Module]) -> None:
-        """Note the calls of models that were not known at the beginning, too."""
+        """Also record the calls of models that were not known at the beginning."""
         if self.models.add(models):
             self._streams = QuickStreams(self.models.devices())
 
     def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A model was called while its hook was off: from here to the backward, all models carry theirs."""
+        """A model was called while its hook was off: from now to the backward, all models have theirs."""
         if not self.models.has_hook(module):
             self.called(module, args, kwargs)
         self.models.attach()
 
-    # ---- while a step goes by -------------------------------------------------------------------------------------
+    # ---- during a step --------------------------------------------------------------------------------------------
 
     def loader_drew(self, batch: Any) -> Any:
-        """A data loader has handed out a batch, for training if the model is set to it."""
+        """A data loader has returned a batch, for training if the model is in training mode."""
         if threading.get_ident() == self._thread:
             try:
                 with without_torch_function():
@@ -279,18 +279,18 @@ class StepCapture:
         return batch
 
     def drew(self, batch: Any) -> None:
-        """A batch was drawn. One that a loader has just handed out is not noted twice."""
+        """A batch was drawn. One that a loader has just returned is not recorded twice."""
         noted, self._just_drawn = self._just_drawn, 0
         if noted != id(batch):
             self._draw(batch)
 
     def _draw(self, batch: Any) -> bool:
-        """Note a batch, if it is one to train with."""
+        """Record a batch, if it is used for training."""
         now = self.under_way
         if self.is_paused:
             return False
         if self._past.maxlen == 1:
-            self._past.clear()  # decided by now: the last batch need not live longer than in the loop
+            self._past.clear()  # judged by now: the last batch must not live longer than in the loop
         models = self.models.alive()
         if (
             not torch.is_grad_enabled()
@@ -298,10 +298,10 @@ class StepCapture:
             or not runs_eagerly()
         ):
             return False
-        if self.current.interrupted:  # what was noted before belongs to the turn of another optimizer
+        if self.current.interrupted:  # earlier records belong to the step of another optimizer
             self.moved_to(self.current.step, under_way=False)
             now = self.under_way
-        now.drawn.append(see(batch))
+        now.drawn.append(record_tensors(batch))
         if len(now.drawn) > MOST_DRAWN:
             del now.drawn[0]
         now.streams = self._streams.note_or(self.under_way.streams)
@@ -311,7 +311,7 @@ class StepCapture:
     def was_given(self, batch: Any) -> None:
         """`run_microbatches` was called with a batch."""
         if not self.under_way.drawn:
-            self.under_way.given = see(batch)
+            self.under_way.given = record_tensors(batch)
             self.under_way.streams = self._streams.note_or(self.under_way.streams)
             self.models.attach()
 
@@ -323,7 +323,7 @@ class StepCapture:
         if not any(caller() is module for caller in now.callers):
             now.callers.append(weakref.ref(module))
         if not torch.is_grad_enabled():
-            if not module.training and not now.losses:  # an evaluation: what was drawn was drawn for it
+            if not module.training and not now.losses:  # an evaluation: the batch was drawn for it
                 now.drawn.clear()
             return
         if now.streams is None:
@@ -331,18 +331,18 @@ class StepCapture:
         wanted = self.hold_all or not (now.drawn or now.given is not None)
         if len(now.calls) < MOST_CALLS and wanted and runs_eagerly():
             inputs = TensorMirror((args, kwargs))
-            # On the host as many as there are, of a device's memory a little.
+            # All of them on the host, but only a little device memory.
             self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
             if self._held_bytes <= MOST_HELD_BYTES:
                 now.calls.append(inputs)
 
     def ran_backward(self, loss: Tensor, weight: Weight) -> None:
-        """Backward was run on a loss; what it weighs may be said later, by a function."""
+        """Backward has run on a loss; its weight may be provided later, by a function."""
         self.under_way.losses.append(loss.detach())
         self.under_way.weights.append(weight)
 
     def ran_again(self, loss: Tensor) -> None:
-        """An optimizer has evaluated its closure once more, after a microbatch was closed: the last loss counts."""
+        """An optimizer has evaluated its closure again after a microbatch was closed: the last loss counts."""
         if self.current.microbatches:
             last = self.current.microbatches[-1]
             last.losses, last.evaluations = [loss.detach()], last.evaluations + 1
@@ -355,7 +355,7 @@ class StepCapture:
             self.models.detach()
 
     def moved_to(self, step: int, under_way: bool, paused: bool = False) -> None:
-        """The run is elsewhere: before `step`, or in the middle of it. While `paused`, nothing is noted there."""
+        """The run has moved: to `step`, or to the middle of it. While `paused`, nothing is recorded."""
         self._past.clear()
         self.under_way, self.is_paused = Microbatch(), paused
         start = None if under_way or paused else self._streams.note_or(None)
@@ -364,34 +364,34 @@ class StepCapture:
             self.models.detach()
 
     def begin(self, step: int) -> None:
-        """The step is over; the next one is `step`."""
+        """The step has ended; the next one is `step`."""
         if self.under_way.losses or not self.current.microbatches:
             self.close_microbatch()
         drew, self._held_bytes = self.current.drew, 0
-        if self._between_steps:  # elsewhere the verdict is there before the step is over
+        if self._between_steps:  # otherwise the verdict is known before the step ends
             self._past.append(self.current)
-        # A batch drawn ahead of the step that it is for stays with that step.
+        # A batch drawn ahead of its step stays with that step.
         self.current = Window(step, None if drew else self._streams.note_or(self.under_way.streams))
         if not drew and self._between_steps:
             self.models.attach()
 
-    # ---- when it turns out to be bad ------------------------------------------------------------------------------
+    # ---- after a bad step -----------------------------------------------------------------------------------------
 
     def window(self, step: int) -> Window | None:
-        """The notes of a step that is under way or not long past."""
+        """The record of a current or recent step."""
         if self.current.step == step:
             return self.current
         return next((window for window in self._past if window.step == step), None)
 
     def close(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self.models.clear()
         self.under_way = Microbatch()
         self._past.clear()
 
 
 def _closing(notes: StepCapture) -> Callable[[Exception], None]:
-    """What ends the notes after an error, without a reference from the notes to themselves."""
+    """A function that ends the recording after an error, without a reference cycle."""
     reference = weakref.ref(notes)
 
     def close(error: Exception) -> None:
@@ -403,7 +403,7 @@ def _closing(notes: StepCapture) -> Callable[[Exception], None]:
 
 
 class _ForwardHook:
-    """What a model carries for a while. A copy of the model, or one from a file, carries one that does nothing."""
+    """The temporary hook of a model. In a copied or unpickled model, it does nothing."""
 
     def __init__(self, notes: StepCapture | None = None) -> None:
         self._notes = None if notes is None else weakref.ref(notes)
@@ -421,5 +421,5 @@ class _ForwardHook:
         return _ForwardHook()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever loads a pickled model may not have surefoot: a call from the standard library that does nothing.
+        # The loading process may not have surefoot: use a call of the standard library that does nothing.
         return (getattr, (logging.getLogger("surefoot"), "debug"))

@@ -1,4 +1,4 @@
-"""The page of an incident for people: short enough to paste into an issue."""
+"""The page of an incident for people, short enough to paste into an issue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SignalRow: TypeAlias = Mapping[str, float | int | bool | str | None]
 
 
 class IncidentPrints(TypedDict):
-    """The fingerprints of a step: what a replay must find again."""
+    """The fingerprints of a step, which a replay must reproduce."""
 
     loss: float | None
     losses: list[list[Print]]
@@ -30,7 +30,7 @@ class IncidentPrints(TypedDict):
 
 
 class IncidentFacts(TypedDict, total=False):
-    """What is in `incident.json`."""
+    """The content of `incident.json`."""
 
     schema: int
     step: int
@@ -42,7 +42,7 @@ class IncidentFacts(TypedDict, total=False):
     inexact: list[str]
     """Why a replay may differ from the step."""
     applied_since: int
-    """Steps that were applied before the host knew of this one."""
+    """The number of steps that were applied before the host detected this one."""
     rank: int
     world_size: int
     signals: Sequence[SignalRow]
@@ -58,7 +58,7 @@ class IncidentFacts(TypedDict, total=False):
 
 
 def summary_of(facts: IncidentFacts) -> str:
-    """Markdown, out of what is in `incident.json`."""
+    """Markdown from the content of `incident.json`."""
     lines = [
         f"# Step {facts['step']}: {facts['kind']}",
         "",

@@ -1,13 +1,13 @@
-"""A batch as plain data, and back: tensors with their memory layout, plain values, and the containers around them.
+"""Converts a batch to plain data and back: tensors with their memory layout, plain values, and their containers.
 
-`encode` makes of any nesting a tree of small dictionaries that `keep/checkpoint` can write without pickle. A container
-of some library's own (a `BatchEncoding`, a dataclass, a graph batch) is taken apart into its entries or attributes;
-what is neither a tensor nor a plain value is described and left out. `decode` gives the nesting back, in dictionaries,
-tuples and lists. Given a batch of the same kind as a pattern, it puts the values into a copy of that, so that code
-which expects the library's own class gets it: no class is ever looked up by a name in a file.
+`encode` converts any nested value to a tree of small dictionaries that `keep/checkpoint` can write without pickle. A
+container class of a library (a `BatchEncoding`, a dataclass, a graph batch) is replaced by its entries or attributes;
+anything that is neither a tensor nor a plain value is described and left out. `decode` restores the nested value, with
+dictionaries, tuples and lists. Given a batch of the same kind as a pattern, it puts the values into a copy of that, so
+that code that expects the library's class gets it: no class is ever looked up by a name in a file.
 
-Bit for bit is more than equal values: kernels may go another way for another memory layout. So strides, and where the
-first value lies within 64 bytes, come back as they were.
+Equal bits need more than equal values: kernels may differ for another memory layout. So strides, and the position of
+the first value within 64 bytes, are restored too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from surefoot.observe.readable import is_readable
 ALIGNMENT = 64
 _PLAIN = (type(None), bool, int, float, complex, bytes, torch.dtype, torch.device, torch.Size)
 MOST_VALUES = 50_000
-"""So many are looked at in one batch. A batch has not as many; what it refers to (a dataset, a document) may."""
+"""The maximum number of values visited in a batch. Objects that it refers to (a dataset, a document) may have more."""
 COPIED_BYTES = 1 << 20
-"""Arrays of NumPy's are copied up to this size."""
+"""NumPy arrays up to this size are copied."""
 _DEEPEST = 20
 _IS: Final = "is"
 Encoded = TypedDict(
@@ -50,12 +50,12 @@ Encoded = TypedDict(
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in a nesting of containers, mappings and objects that hold data."""
+    """Every tensor in nested containers, mappings and objects that hold data."""
     return list(leaves(value, objects=True, deepest=_DEEPEST, most=MOST_VALUES))
 
 
 class _Room:
-    """How many values may still be looked at: an object may lead to all of a program's."""
+    """The number of values that may still be visited: an object may lead to all of a program's."""
 
     __slots__ = ("left",)
 
@@ -63,31 +63,31 @@ class _Room:
         self.left = MOST_VALUES
 
 
-# ---- without holding it --------------------------------------------------------------------------------------------
+# ---- without references ---------------------------------------------------------------------------------------------
 
 _is_inference, _detach = Tensor.is_inference, Tensor.detach  # the script may replace them
 
 
 class TensorMirror:
-    """A nesting as it is now, in containers of our own: its objects can die while it is kept, its numbers cannot.
+    """A nested value as it is now, in surefoot's own containers: it keeps its numbers, but none of its objects, alive.
 
-    Of each tensor an alias is kept, which shares its memory and its count of writes. An array of NumPy's cannot be
-    aliased without holding it: a small one is copied, of a large one there is only what the script still holds itself.
+    For each tensor an alias is kept, which shares its memory and its count of writes. A NumPy array cannot be aliased
+    without a reference: a small one is copied, a large one is available only while the script holds it.
     """
 
     __slots__ = ("tensors", "value")
 
     def __init__(self, value: Any) -> None:
         self.tensors: list[Tensor] = []
-        """The aliases, in the order of `tensors_in`; tensors of other kinds than torch's own are left out."""
+        """The aliases, in the order of `tensors_in`; tensor subclasses are left out."""
         self.value = self._value(value, [], _Room())
 
     def versions(self) -> list[int]:
-        """How often each tensor was written to so far."""
+        """The number of writes to each tensor so far."""
         return [-1 if _is_inference(tensor) else tensor._version for tensor in self.tensors]
 
     def nbytes(self) -> int:
-        """The memory of its tensors."""
+        """The size of its tensors in memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def _value(self, value: Any, around: list[int], room: _Room) -> Any:
@@ -116,7 +116,7 @@ class TensorMirror:
         return _Part("requires grad", _kind(value), alias)
 
     def _container(self, value: Any, around: list[int], room: _Room) -> Any:
-        if type(value) is tuple:  # as the arguments of every call are
+        if type(value) is tuple:  # as the arguments of every call
             return tuple(self._each(value, around, room))
         if type(value) is dict:
             return dict(zip(value, self._each(value.values(), around, room), strict=False))
@@ -148,7 +148,7 @@ class TensorMirror:
 
 
 class _Part(NamedTuple):
-    """Stands in a mirror for what is no tensor, no plain value and no container of Python's own."""
+    """Replaces in a mirror anything that is not a tensor, a plain value or a container of Python."""
 
     what: str
     kind: str
@@ -158,16 +158,16 @@ class _Part(NamedTuple):
 _TOO_MANY = _Part("too many", "value", None)
 
 
-# ---- to plain data ------------------------------------------------------------------------------------------------
+# ---- encoding -----------------------------------------------------------------------------------------------------
 
 
 def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> Encoded:
-    """The value as plain data; what is left out is described in `left_out`."""
+    """The value as plain data; descriptions of what is left out are appended to `left_out`."""
     return _Encoder(redact, left_out).value(value, path)
 
 
 class _Encoder:
-    """Encodes one batch; what holds itself, and what is beyond all measure, is left out."""
+    """Encodes one batch; values that contain themselves, and values beyond the limit, are left out."""
 
     def __init__(self, redact: Callable[[str], str], left_out: list[str]) -> None:
         self._redact, self._left_out = redact, left_out
@@ -204,7 +204,7 @@ class _Encoder:
         return {_IS: "left out", "type": _kind(value)}
 
     def _part(self, part: _Part, path: str) -> Encoded:
-        """What stands in a mirror, as if it were what it stands for."""
+        """Encode an entry of a mirror like the original value."""
         content = part.content() if part.what == "weak" else part.content
         if part.what in ("weak", "left out") and content is None:
             why = "which is neither a tensor nor a plain value" if part.what == "left out" else "which is gone"
@@ -275,11 +275,11 @@ def _kind(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-# ---- and back -----------------------------------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------------------------------
 
 
 class LeftOut:
-    """Stands where something was that could not be written down."""
+    """Replaces a value that could not be stored."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -289,7 +289,7 @@ class LeftOut:
 
 
 class EncodedBatch(dict[str, object]):
-    """The attributes of an object whose class is not known here: `record.x` and `record["x"]` alike."""
+    """The attributes of an object whose class is not available: both `record.x` and `record["x"]` work."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -299,9 +299,9 @@ class EncodedBatch(dict[str, object]):
 
 
 def decode(plain: Encoded, pattern: Any = None, device: torch.device | None = None) -> Any:
-    """The value again. With a pattern of the same build, in containers of the pattern's own kind.
+    """The original value. With a pattern of the same structure, in containers of the pattern's classes.
 
-    Tensors go to `device`, or where the pattern has them.
+    Tensors go to `device`, or to the devices in the pattern.
     """
     kind = plain[_IS]
     if kind == "tensor":
@@ -350,14 +350,14 @@ def _decode_tensor(plain: Encoded, pattern: Any, device: torch.device | None) ->
 
 
 def _laid_out(value: Tensor, strides: list[int], beyond: int, place: torch.device) -> Tensor:
-    """A copy with given strides whose first value lies `beyond` a multiple of 64 bytes."""
+    """A copy with given strides whose first value is `beyond` a multiple of 64 bytes."""
     size = value.element_size()
     span = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, strides, strict=True))
-    if value.numel() == 0 or span > 8 * value.numel() + 64:  # a window on something much larger
+    if value.numel() == 0 or span > 8 * value.numel() + 64:  # a view of something much larger
         return value.to(place, copy=True)
     spare = ALIGNMENT // size + 1
     room = torch.zeros(span + 2 * spare, dtype=value.dtype, device=place)
-    # Views of views may start anywhere; what an allocation starts at is a multiple of the size.
+    # Views of views may start anywhere; an allocation starts at a multiple of the size.
     skip = next((i for i in range(2 * spare) if (room.data_ptr() + i * size) % ALIGNMENT == beyond), 0)
     laid = room.as_strided(value.shape, strides, skip)
     if any(stride == 0 and length > 1 for stride, length in zip(strides, value.shape, strict=True)):

@@ -1,7 +1,7 @@
 """The bounded queue between the run log and the thread of one sink.
 
-`put` never waits. When the queue is full the oldest rows are dropped and counted, but their events stay: an alarm
-matters more than one more point of a curve.
+`put` never waits. When the queue is full, the oldest rows are dropped and counted, but their events stay: an alarm is
+more important than one more point of a curve.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class BatchQueue:
     def __init__(self, capacity: int) -> None:
         self.changed = threading.Condition()
         self.dropped = 0
-        """How many rows and events the sink never got, or could not take."""
+        """The number of rows and events that the sink never received, or could not process."""
         self.closing = False
-        """No more batches come; those that wait are still taken."""
+        """No more batches are accepted; waiting ones are still delivered."""
         self.given_up = False
-        """No more batches come, and those that waited were dropped."""
+        """No more batches are accepted, and waiting ones were dropped."""
         self._capacity = capacity
         self._batches: deque[Batch] = deque()
         self._busy_since: float | None = None
 
     def put(self, batch: Batch) -> bool:
-        """Append a batch; whether the queue was full, so that older rows were dropped."""
+        """Append a batch; returns whether the queue was full, so that older rows were dropped."""
         with self.changed:
             if self.closing or self.given_up:
                 self.dropped += size_of(batch)
@@ -47,7 +47,7 @@ class BatchQueue:
             return full
 
     def take(self, timeout: float | None) -> tuple[Batch | None, bool]:
-        """The next batch, or `None` if none came in time; and whether nothing more will come."""
+        """The next batch, or `None` if none arrived in time; and whether the queue has ended."""
         with self.changed:
             self.changed.wait_for(lambda: self._batches or self.closing or self.given_up, timeout)
             if self._batches:
@@ -56,20 +56,20 @@ class BatchQueue:
             return None, self.closing or self.given_up
 
     def delivered(self, lost: int = 0) -> None:
-        """The batch that was taken is done with; `lost` of its rows and events could not be delivered."""
+        """The batch that was taken is complete; `lost` of its rows and events could not be delivered."""
         with self.changed:
             self.dropped += lost
             self._busy_since = None
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Take no more batches in."""
+        """Accept no more batches."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()
 
     def give_up(self) -> None:
-        """Take no more batches in, and drop those that wait."""
+        """Accept no more batches, and drop those that wait."""
         with self.changed:
             self.given_up = True
             self.dropped += sum(map(size_of, self._batches))
@@ -77,13 +77,13 @@ class BatchQueue:
             self.changed.notify_all()
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Wait until everything was delivered, `timeout` seconds at most; whether it was."""
+        """Wait until everything was delivered, `timeout` seconds at most; returns whether it was."""
         with self.changed:
             idle = self.changed.wait_for(lambda: self.given_up or self._is_idle(), timeout)
         return idle and not self.given_up
 
     def pause(self, seconds: float) -> None:
-        """Wait so long, or until the queue is closed."""
+        """Wait for this time, or until the queue is closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.closing, seconds)
 
@@ -94,7 +94,7 @@ class BatchQueue:
 
     @property
     def busy_seconds(self) -> float | None:
-        """How long the batch that was taken last has been in delivery; `None` if it is delivered."""
+        """The time since the delivery of the last batch began; `None` if it is delivered."""
         since = self._busy_since
         return None if since is None else time.monotonic() - since
 
@@ -109,5 +109,5 @@ class BatchQueue:
 
 
 def size_of(batch: Batch) -> int:
-    """How many rows and events a batch holds."""
+    """The number of rows and events in a batch."""
     return sum(map(len, (batch.steps, batch.layers, batch.histograms, batch.devices, batch.events)))

@@ -1,4 +1,4 @@
-"""The packages behind the sinks are extras: a missing one is an error when the sink is made, with what to install."""
+"""Imports the optional packages of the sinks. If one is missing, constructing the sink raises an error with the fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surefoot.errors import UsageError
 
 
 def load(module: str, extra: str) -> Any:
-    """Import a module of an optional package, or say which extra brings it."""
+    """Import a module of an optional package, or raise an error that names the extra to install."""
     try:
         return import_module(module)
     except ImportError as error:

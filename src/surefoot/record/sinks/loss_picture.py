@@ -1,4 +1,4 @@
-"""The loss of a run as a small PNG image, written with `zlib` and nothing else: no browser, no drawing package.
+"""Draws the loss of a run as a small PNG image with `zlib` alone, without a browser or a drawing package.
 
 PNG and not SVG: mail programs and chats (Slack, Discord, Teams, Mattermost) show PNG files inline and refuse SVG files,
 which can contain scripts. The image has 256 colours at most and takes a few kilobytes.
@@ -7,7 +7,7 @@ It shows the mean loss of up to 128 stretches of the run, a red tick at the bott
 range of both axes as numbers. The vertical axis counts decades if the losses are positive and span more than a factor
 of 30. A few values that are far away from all others are drawn at the edge.
 
-Left out: everything that needs a real font. The message that the image comes with has the words.
+Not covered: anything that needs a real font. The message with the image contains the text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GLYPH_STEP = 4 * _GLYPH_SCALE
 
 
 def draw_loss(curve: SparkCurve, last_step: int) -> bytes | None:
-    """The image of a loss curve that ends at `last_step`; `None` while there is no finite loss to draw."""
+    """The image of a loss curve that ends at `last_step`; `None` if there is no finite loss."""
     slots = curve.slots(SLOTS)
     means = [slot.mean for slot in slots if slot.count]
     if not means:
@@ -72,7 +72,7 @@ def _draw_slots(canvas: _Canvas, slots: Sequence[Slot], low: float, high: float)
 
 
 def _row(value: float, low: float, high: float) -> int:
-    """The row of a value; that of the edge for one that is off the scale."""
+    """The row of a value; that of the edge for a value outside the scale."""
     value = min(max(value, low), high)
     if high <= low:
         share = 0.5
@@ -90,7 +90,7 @@ class _Canvas:
         self._rows = [bytearray(WIDTH) for _ in range(HEIGHT)]
 
     def fill(self, x: int, y: int, width: int, height: int, colour: int) -> None:
-        """A rectangle; what lies outside of the image is left out."""
+        """A rectangle, clipped to the image."""
         x, end = max(0, x), max(0, min(WIDTH, x + width))
         for row in self._rows[max(0, y) : max(0, y + height)]:
             row[x:end] = bytes([colour]) * (end - x)
@@ -111,7 +111,7 @@ class _Canvas:
             self.fill(x + round((to_x - x) * step / count), y + round((to_y - y) * step / count), 2, 2, _LINE)
 
     def text(self, x: int, y: int, words: str, right: int | None = None) -> None:
-        """Words from `x` on, or so that they end at `right`."""
+        """Text that starts at `x`, or ends at `right`."""
         x = x if right is None else right - _GLYPH_STEP * len(words)
         for character in words:
             for down, row in enumerate(_GLYPHS.get(character, "00000")):
@@ -122,7 +122,7 @@ class _Canvas:
             x += _GLYPH_STEP
 
     def png(self) -> bytes:
-        """The image as a file: header, palette, and the rows, each after a byte that says that it is not filtered."""
+        """The image as a file: header, palette, and the rows, each after a byte that marks it as not filtered."""
         header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, 3, 0, 0, 0)
         palette = b"".join(bytes(colour) for colour in _PALETTE)
         pixels = zlib.compress(b"".join(b"\0" + bytes(row) for row in self._rows), 9)

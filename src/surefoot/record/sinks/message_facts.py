@@ -1,7 +1,7 @@
-"""What a message about a whole run says: how far it is, its loss, what happened, and how it ended.
+"""The content of a message about a whole run: its progress, its loss, its events, and its end.
 
-Fed with the batches of the run log; its size does not grow with the run. Used for the heartbeats of a `WebhookSink` and
-for the message at the end of a run.
+It processes the batches of the run log; its size does not grow with the run. Used for the heartbeats of a `WebhookSink`
+and for the message at the end of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 from surefoot.core.sparkline import SparkCurve, sparkline
 from surefoot.record.messages import SINK_DROPPED
 from surefoot.record.progress_alarms import STALLED
-from surefoot.record.run_folder import look_closer
+from surefoot.record.run_folder import report_command
 from surefoot.record.sinks.loss_picture import draw_loss
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SummaryFields(TypedDict):
 
     step: int | None
     steps: int
-    """Steps of this process, repeated ones included."""
+    """Steps of this process, including repeated ones."""
     seconds: float | None
     """From the first to the last step."""
     loss: float | None
@@ -40,13 +40,13 @@ class SummaryFields(TypedDict):
     checkpoint_step: int | None
     """The step of the last checkpoint."""
     events: dict[str, int]
-    """How often each kind of event happened, those of severity `info` left out."""
+    """The number of events of each kind, except for severity `info`."""
     dropped: int
     """Rows and events that did not reach the run log or a sink."""
 
 
 class MessageFacts:
-    """Follows a run. `add` takes batches in; nothing else changes it."""
+    """Follows a run. Only `add` changes it."""
 
     def __init__(self) -> None:
         self.ended: Event | None = None
@@ -69,7 +69,7 @@ class MessageFacts:
         self._curve = SparkCurve()
 
     def add(self, batch: Batch) -> None:
-        """Take in what has happened since."""
+        """Add what has happened since."""
         for row in batch.steps:
             self._add_row(row)
         for event in batch.events:
@@ -78,7 +78,7 @@ class MessageFacts:
     def _add_row(self, row: StepRow) -> None:
         self._part = row.part if self._part is None else self._part
         self.stalled = False
-        if row.part != self._part:  # the optimizer that stepped first stands for the run
+        if row.part != self._part:  # the optimizer that stepped first represents the run
             return
         self._step, self._steps = row.step, self._steps + 1
         self._began = row.time if self._began is None else self._began
@@ -105,7 +105,7 @@ class MessageFacts:
             self._events[event.event] += 1
 
     def fields(self) -> SummaryFields:
-        """The state as it is."""
+        """The current state."""
         known = self._began is not None and self._latest is not None
         return {
             "step": self._step,
@@ -120,7 +120,7 @@ class MessageFacts:
         }
 
     def sentence(self) -> str:
-        """The state in words."""
+        """The state as a sentence."""
         if self._step is None:
             return "no step yet"
         words = [f"step {self._step:,}"]
@@ -136,7 +136,7 @@ class MessageFacts:
     @property
     def command(self) -> str:
         """The command that shows the run; empty if its folder is not known."""
-        return "" if self.folder is None else look_closer(self.folder)
+        return "" if self.folder is None else report_command(self.folder)
 
     def curve(self) -> str:
         """The loss as a line of characters."""

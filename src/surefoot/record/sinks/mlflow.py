@@ -1,9 +1,9 @@
 """MLflow: scalars as metrics and events as tags and counts, on any tracking server or a plain sqlite file.
 
-Only `MlflowClient` is used, with its address: the global state that `mlflow.start_run` keeps is the user's. On a server
-the run begins in the sink's thread; in a sqlite file as the sink is made, for a new file takes seconds to set up, which
-are then not taken from the training. The run always gets a name: MLflow would otherwise draw one from Python's random
-stream, which belongs to the training.
+Only `MlflowClient` is used, with its address: the global state of `mlflow.start_run` belongs to the user. On a server
+the run begins in the sink's thread; in a sqlite file it begins when the sink is constructed, because a new file takes
+seconds to set up, which would otherwise delay training. The run always gets a name: MLflow would otherwise draw one
+from Python's random stream, which belongs to the training.
 
 NaN is kept. Inf becomes the largest float, ±1.8e308, in MLflow's sqlite store; the run log has it as it was. MLflow has
 no histograms: only the NaN and Inf found in them are sent. It is also the slowest of the sinks, about 0.2 ms of Python
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from surefoot.record.messages import Batch
-    from surefoot.record.sinks.named_values import NamedValues, Placed
+    from surefoot.record.sinks.named_values import NamedValues, PlacedItem
 
 LONGEST_NAME = 250
 LONGEST_TAG = 5000
@@ -49,13 +49,13 @@ class MLflowSink:
         every_steps: int = 1,
         layers_every_steps: int = 100,
     ) -> None:
-        """`run_id` is a run you began yourself: it is written to and left open.
+        """`run_id` is a run that you began: it is written to and left open.
 
         `run_name` is by default the date and time. `layers_every_steps=0` leaves the per-layer numbers out; skipped and
         non-finite steps are always sent.
         """
         require(bool(tracking_uri), "`tracking_uri` must be an address like `sqlite:///mlflow.db`; got an empty one.")
-        if "mlflow" not in sys.modules:  # MLflow reports its use to its makers, from threads; not on our account
+        if "mlflow" not in sys.modules:  # MLflow reports its use from threads; disable this
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._tracking = load("mlflow.tracking", "mlflow")
         self._entities = load("mlflow.entities", "mlflow")
@@ -74,7 +74,7 @@ class MLflowSink:
         self._status = "FINISHED"
         self._closed = False
         if tracking_uri.startswith("sqlite"):
-            with suppress(Exception):  # the first batch tries again; training must not fail over this
+            with suppress(Exception):  # the first batch tries again; training must not fail because of this
                 self._begin()
 
     def write(self, batch: Batch) -> None:
@@ -90,12 +90,12 @@ class MLflowSink:
             self._tag(placed)
 
     def tick(self) -> None:
-        """Begin the run, if it has not."""
+        """Begin the run, if it has not begun."""
         if not self._closed:
             self._begin()
 
     def close(self) -> None:
-        """Mark the run as finished, or as failed where training was halted; unless it was given."""
+        """Mark the run as finished, or as failed if training was halted; unless it was given."""
         if self._closed:
             return
         self._closed = True
@@ -117,7 +117,7 @@ class MLflowSink:
                 key = _allowed(full_name(point.part, name))
                 yield self._entities.Metric(key, value, int(point.time * 1000), point.step)
 
-    def _tag(self, placed: Placed) -> None:
+    def _tag(self, placed: PlacedItem) -> None:
         event = placed.item
         if event.event == "halt":
             self._status = "FAILED"
@@ -128,9 +128,9 @@ class MLflowSink:
 
 
 def _allowed(name: str) -> str:
-    """A metric's name as MLflow takes it: word characters and `-. :/`, a plain relative path, at most 250 long.
+    """A name that MLflow accepts: word characters and `-. :/`, a plain relative path, at most 250 characters.
 
-    One that has to change gets a digest at its end: `a<b` and `a>b` stay two curves.
+    A changed name gets a digest at its end: `a<b` and `a>b` stay two curves.
     """
     words = (re.sub(r"[^\w\-. :]", "_", word) for word in name.split("/"))
     plain = "/".join(word if word.strip(".") else "_" for word in words)

@@ -1,15 +1,15 @@
-"""What the sinks make of a batch: named numbers per step, histograms, and events with a running count of each kind.
+"""Converts a batch for the sinks: named numbers per step, histograms, and events with a count of each kind.
 
-One place decides the names, so that a curve is called the same in TensorBoard, W&B and MLflow:
+The names are defined here, so that a curve has the same name in TensorBoard, W&B and MLflow:
 
 - `loss`, `grad_norm`, `clip_factor`, `lr`, `loss_scale`, `nonfinite`, `skipped` (0 or 1): what was measured at a step;
 - `signal/<name>`: the user's own;
 - `layer_<column>/<layer>`: per layer, `layer_grad_norm/blocks.0.weight`;
 - `histogram_<kind>/<layer>`, and `histogram_<kind>_nonfinite/<layer>` for the NaN and Inf that are in no bin;
 - `device/<source>/<column>`;
-- `events/<event>`: how many there have been so far.
+- `events/<event>`: the number of events so far.
 
-Where a run has several parts each name begins with the part: `generator/loss`. NaN and Inf stay as they are.
+If a run has several parts, each name begins with the part: `generator/loss`. NaN and Inf stay as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIGEST_LENGTH = 9
 
 @dataclass(frozen=True)
 class Point:
-    """Numbers of one moment, by name; `part` is to be put before each."""
+    """Numbers of one step, by name; `part` is a prefix of each."""
 
     step: int
     time: float
@@ -42,8 +42,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An event, or a histogram, with the step and time to show it at, also where it has none of its own."""
+class PlacedItem:
+    """An event or a histogram, with a step and a time, even if it has none itself."""
 
     step: int
     time: float
@@ -53,15 +53,15 @@ class Placed:
 
 @dataclass(frozen=True)
 class NamedValues:
-    """A batch as a sink wants it."""
+    """A converted batch."""
 
     points: list[Point] = field(default_factory=list)
-    histograms: list[Placed] = field(default_factory=list)
-    events: list[Placed] = field(default_factory=list)
+    histograms: list[PlacedItem] = field(default_factory=list)
+    events: list[PlacedItem] = field(default_factory=list)
 
 
 class BatchReader:
-    """Turns batches into readings; remembers what the next one needs: counts, the last step, what was thinned out."""
+    """Converts batches; remembers what the next one needs: counts, the last step, and what was thinned."""
 
     def __init__(self, every_steps: int = 1, layers_every_steps: int = 100) -> None:
         require(every_steps >= 1, f"`every_steps` must be at least 1; got {every_steps}.")
@@ -74,7 +74,7 @@ class BatchReader:
         self._latest: tuple[Batch, NamedValues] | None = None
 
     def read(self, batch: Batch) -> NamedValues:
-        """The reading of a batch. The same batch again (a second try) gives the same one: nothing counts twice."""
+        """Convert a batch. Converting it again (a second attempt) gives the same result: nothing counts twice."""
         if self._latest is None or self._latest[0] is not batch:
             self._latest = (batch, self._fresh(batch))
         return self._latest[1]
@@ -89,7 +89,7 @@ class BatchReader:
         reading.points.extend(self._of_layers(batch.layers, now))
         reading.points.extend(self._of_device(row) for row in batch.devices)
         for histogram in batch.histograms:
-            reading.histograms.append(Placed(histogram.step, now, histogram.part, histogram))
+            reading.histograms.append(PlacedItem(histogram.step, now, histogram.part, histogram))
         reading.points.extend(_nonfinite_of(batch.histograms, now))
         for event in batch.events:
             reading.events.append(self._place(event))
@@ -98,14 +98,14 @@ class BatchReader:
 
     def _is_due(self, kind: str, part: str, step: int, every: int) -> bool:
         last = self._last_kept.get((kind, part))
-        due = last is None or step <= last or step >= last + every  # one that goes back follows a rollback
+        due = last is None or step <= last or step >= last + every  # a step that goes back follows a rollback
         if due:
             self._last_kept[kind, part] = step
         return due
 
     def _of_layers(self, rows: Iterable[LayerRows], now: float) -> Iterator[Point]:
         for row in rows:
-            kind = " ".join(row.columns)  # what is measured at other steps has a rhythm of its own
+            kind = " ".join(row.columns)  # numbers that are measured at other steps are thinned separately
             if self._layers_every_steps and self._is_due(kind, row.part, row.step, self._layers_every_steps):
                 yield Point(row.step, now, row.part, dict(_layer_numbers(row)))
 
@@ -115,8 +115,8 @@ class BatchReader:
         }
         return Point(self._step if row.step is None else row.step, row.time, "", values)
 
-    def _place(self, event: Event) -> Placed:
-        return Placed(self._step if event.step is None else event.step, event.time, event.part, event)
+    def _place(self, event: Event) -> PlacedItem:
+        return PlacedItem(self._step if event.step is None else event.step, event.time, event.part, event)
 
     def _count(self, event: Event) -> Point:
         self._counts[event.part, event.event] += 1
@@ -125,17 +125,17 @@ class BatchReader:
 
 
 def full_name(part: str, name: str) -> str:
-    """The name of a curve with its part before it."""
+    """The name of a curve, prefixed with its part."""
     return encodable(f"{part}/{name}" if part else name)
 
 
 def encodable(text: str) -> str:
-    """The text with what no encoding has (lone surrogates, as in odd file names) replaced."""
+    """The text with characters that cannot be encoded (lone surrogates, as in odd file names) replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def shortened(name: str, longest: int) -> str:
-    """A name cut to a length, ending in a digest of all of it so that two long ones do not become one."""
+    """A name shortened to a length, with a digest of the whole name, so that two long names stay different."""
     return name if len(name) <= longest else f"{name[: longest - DIGEST_LENGTH]}{digest(name)}"
 
 

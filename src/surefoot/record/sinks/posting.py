@@ -1,11 +1,11 @@
 """One POST to a secret address: error messages never contain the address.
 
-Nothing raises: the result is `None` or a `Trouble`, with whether and when to try again. A redirect is followed with
+Nothing raises: the result is `None` or a `PostFailure`, with whether and when to try again. A redirect is followed with
 the same message, on the same scheme, host and port only.
 
-The time limit is for the whole request, redirects included: before each operation on the socket its timeout is set to
-what is left. A server that sends its answer byte by byte does not extend it. Left out: the resolver, which looks up the
-host's name and cannot be interrupted, and the answer of a proxy to CONNECT, whose single reads have the limit.
+The time limit covers the whole request, including redirects: before each operation on the socket, its timeout is set to
+the remaining time. A server that sends its answer byte by byte does not extend it. Not covered: the resolver of host
+names, which cannot be interrupted, and the answer of a proxy to CONNECT, whose single reads have the limit.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ MOST_REDIRECTS = 3
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Why a message was not taken."""
+class PostFailure:
+    """Why a message was not accepted."""
 
     words: str
     is_final: bool = False
-    """Whether trying again would be of no use."""
+    """Whether another attempt would be useless."""
     wait_seconds: float = 0.0
-    """How long the server asked to wait."""
+    """The time that the server asked to wait."""
 
 
 class Address:
-    """Where to post to, checked."""
+    """A checked address to post to."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
         self._url = _checked(url)
@@ -50,8 +50,8 @@ class Address:
         self._timeout_seconds = timeout_seconds
         self._opener = urllib.request.build_opener(_NoRedirects, _TimedHTTPHandler, _TimedHTTPSHandler)
 
-    def post(self, body: bytes) -> Trouble | None:
-        """Send a body; `None` when it was taken, or else what went wrong. Does not raise."""
+    def post(self, body: bytes) -> PostFailure | None:
+        """Send a body; returns `None` if it was accepted, or else what went wrong. Does not raise."""
         url, deadline = self._url, time.monotonic() + self._timeout_seconds
         for _ in range(MOST_REDIRECTS + 1):
             request = urllib.request.Request(url, data=body, headers=self._headers, method="POST")
@@ -64,20 +64,20 @@ class Address:
                     if target is None:
                         return _refusal(error)
                     url = target
-            except Exception as error:  # whatever a network can do; never its text, which may hold the address
-                return Trouble(_words(error, self._timeout_seconds))
-        return Trouble(f"more than {MOST_REDIRECTS} redirects", is_final=True)
+            except Exception as error:  # any network error; its text may contain the address, so it is not used
+                return PostFailure(_words(error, self._timeout_seconds))
+        return PostFailure(f"more than {MOST_REDIRECTS} redirects", is_final=True)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """urllib would follow with a GET that loses the message, and to any host."""
+    """Does not redirect: urllib would follow with a GET that loses the message, and to any host."""
 
     def redirect_request(self, *args: Any, **settings: Any) -> None:
         return None
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; raises `TimeoutError` if there are none."""
+    """Seconds until the deadline; raises `TimeoutError` if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the time limit of the request has passed")
@@ -85,7 +85,7 @@ def _left(deadline: float) -> float:
 
 
 class _TimedReader(io.RawIOBase):
-    """What a socket receives, until the deadline."""
+    """Reads from a socket until the deadline."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket, self._deadline = connected, deadline
@@ -104,14 +104,14 @@ class _TimedReader(io.RawIOBase):
 
 
 class _TimedSocket:
-    """The part of a socket that `http.client` uses, with one deadline for all of it."""
+    """The part of a socket that `http.client` uses, with one deadline for everything."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket, self._deadline = connected, deadline
 
     def sendall(self, data: bytes) -> None:
         self._socket.settimeout(_left(self._deadline))
-        self._socket.sendall(data)  # its timeout is for all of the data
+        self._socket.sendall(data)  # its timeout covers all of the data
 
     def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
         return io.BufferedReader(_TimedReader(self._socket, self._deadline))
@@ -121,7 +121,7 @@ class _TimedSocket:
 
 
 class _TimedHTTPConnection(http.client.HTTPConnection):
-    """A connection whose timeout is for everything together: connecting, sending and the answer."""
+    """A connection whose timeout covers everything: connecting, sending and the answer."""
 
     def __init__(self, host: str, *, timeout: float = 5.0, **settings: Any) -> None:
         super().__init__(host, timeout=timeout, **settings)
@@ -134,7 +134,7 @@ class _TimedHTTPConnection(http.client.HTTPConnection):
         for *_kind, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
             try:
                 connected = socket.create_connection((str(place[0]), address[1]), _left(self.deadline), source)
-                connected.settimeout(_left(self.deadline))  # for the handshake of TLS
+                connected.settimeout(_left(self.deadline))  # for the TLS handshake
                 return connected
             except OSError as error:
                 failed = error
@@ -160,7 +160,7 @@ class _TimedHTTPSHandler(urllib.request.HTTPSHandler):
 
 
 def _checked(url: str) -> str:
-    """The address, or a `UsageError` that does not show it."""
+    """The checked address; raises a `UsageError` that does not contain it."""
     way_out = "A webhook needs an address like `https://hooks.example.com/services/…`"
     try:
         parts = urlsplit(url)
@@ -179,7 +179,7 @@ def _checked(url: str) -> str:
 
 
 def _redirected(url: str, error: urllib.error.HTTPError) -> str | None:
-    """Where to post instead, on the same host and port; `None` otherwise."""
+    """The target of a redirect on the same host and port; `None` otherwise."""
     location = error.headers.get("Location")
     if error.code not in (301, 302, 307, 308) or not location:
         return None
@@ -194,15 +194,15 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int]:
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _refusal(error: urllib.error.HTTPError) -> Trouble:
+def _refusal(error: urllib.error.HTTPError) -> PostFailure:
     if 300 <= error.code < 400:
-        return Trouble(f"HTTP {error.code}: a redirect that is not followed", is_final=True)
+        return PostFailure(f"HTTP {error.code}: a redirect that is not followed", is_final=True)
     again = error.code >= 500 or error.code in (408, 425, 429)
-    return Trouble(f"HTTP {error.code}", not again, wait_seconds(error.headers.get("Retry-After")))
+    return PostFailure(f"HTTP {error.code}", not again, wait_seconds(error.headers.get("Retry-After")))
 
 
 def wait_seconds(retry_after: str | None) -> float:
-    """Seconds that `Retry-After` asks for, as a number or as a date; 0 where it says nothing that can be read."""
+    """The seconds in `Retry-After`, given as a number or a date; 0 if it cannot be read."""
     if retry_after is None:
         return 0.0
     try:

@@ -1,14 +1,13 @@
-"""Run a sink in a thread of its own, behind a bounded queue (`batch_queue`), so that training never waits for it.
+"""Runs a sink in its own thread, behind a bounded queue (`batch_queue`), so that training never waits for it.
 
-A sink that raises is warned about once, tried again with growing pauses, and given up after too many failures in a row.
-A batch that fails by itself is set aside after a few tries, so that one strange value does not cost the sink everything
-that follows.
+If a sink raises, a warning is logged once; it is tried again with growing pauses, and disabled after too many
+consecutive failures. A batch that fails repeatedly is dropped after a few attempts, so that one invalid value does not
+block everything that follows.
 
-A sink that hangs keeps its own (daemon) thread and nothing else: `close` waits for the given time and no longer. In a
-forked child (a data loader's worker) the thread does not exist and `offer` and `close` do nothing: the run is the
-parent's.
+A sink that hangs blocks only its own (daemon) thread: `close` waits for the given time and no longer. In a forked child
+(a data loader's worker) the thread does not exist, and `offer` and `close` do nothing: the run belongs to the parent.
 
-Left out: a sink is not stopped in the middle of a call. Python cannot end a thread from outside.
+Not covered: a sink is not stopped in the middle of a call. Python cannot end a thread from outside.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ TICK_SECONDS = 1.0
 
 
 class SinkRunner:
-    """Runs one sink in a thread of its own. Threads may share it; nothing it does raises or waits for the sink."""
+    """Runs one sink in its own thread. Thread-safe; no method raises or waits for the sink."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class SinkRunner:
         self._attempts = attempts
         self._pause_seconds = pause_seconds
         self._folder = folder
-        self._tick = getattr(sink, "tick", None)  # optional: a sink that has something to do as time passes
+        self._tick = getattr(sink, "tick", None)  # optional: for a sink that acts as time passes
         self._ticked = False
         self._queue = BatchQueue(capacity)
         self._process = os.getpid()
@@ -69,22 +68,22 @@ class SinkRunner:
     def _start(self) -> None:
         try:
             self._thread.start()
-        except RuntimeError as error:  # the machine or the user may have no more threads
+        except RuntimeError as error:  # the limit on threads may be reached
             self._queue.give_up()
             log.warning("Nothing is sent to %s (%s); training and the run log continue.", self.name, error)
 
     @property
     def dropped(self) -> int:
-        """How many rows and events the sink never got, or could not take."""
+        """The number of rows and events that the sink never received, or could not process."""
         return self._queue.dropped
 
     @property
     def given_up(self) -> bool:
-        """Whether the sink failed so often that it is no longer fed."""
+        """Whether the sink was disabled after too many failures."""
         return self._queue.given_up
 
     def offer(self, batch: Batch) -> None:
-        """Put a batch in line for the sink. Returns at once; what does not fit is dropped and counted."""
+        """Queue a batch for the sink. Returns immediately; if the queue is full, rows are dropped and counted."""
         if os.getpid() != self._process:
             return
         full = self._queue.put(batch)
@@ -99,16 +98,16 @@ class SinkRunner:
             )
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait until the sink has taken in all it was offered, `timeout` seconds at most; whether it has."""
+        """Wait until the sink has processed everything offered, `timeout` seconds at most; returns whether it has."""
         return os.getpid() != self._process or self._queue.wait_until_idle(timeout)
 
     def begin_close(self) -> None:
-        """Let the sink take in what waits and close it, without waiting for that."""
+        """Let the sink process what waits and close it, without waiting."""
         if os.getpid() == self._process:
             self._queue.close()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Let the sink take in what waits, close it, and return: after `timeout` seconds at the latest."""
+        """Let the sink process what waits, close it, and return: after `timeout` seconds at the latest."""
         if os.getpid() != self._process:
             return
         self.begin_close()
@@ -136,7 +135,7 @@ class SinkRunner:
         self._close_sink()
 
     def _tell_folder(self) -> None:
-        opened = getattr(self._sink, "opened", None)  # optional: a sink that names the folder of the run
+        opened = getattr(self._sink, "opened", None)  # optional: for a sink that names the folder of the run
         try:
             if callable(opened) and self._folder is not None:
                 opened(self._folder)
@@ -144,7 +143,7 @@ class SinkRunner:
             self._failed(error)
 
     def _next(self) -> Batch | None:
-        """The next batch, or `None` when the run is over; ticks while there is none, at once the first time."""
+        """The next batch, or `None` when the run has ended; ticks while there is none, immediately the first time."""
         while True:
             pause = TICK_SECONDS if self._ticked else 0.0
             batch, over = self._queue.take(pause if self._tick else None)
@@ -153,11 +152,11 @@ class SinkRunner:
             self._try_tick()
 
     def _deliver(self, batch: Batch) -> bool:
-        """Write a batch, with a few tries and a pause after each failure; whether the sink took it."""
+        """Write a batch, with several attempts and a pause after each failure; returns whether the sink accepted it."""
         for _ in range(TRIES_PER_BATCH):
             try:
                 self._sink.write(batch)
-            except BaseException as error:  # a SystemExit in here is the sink's failure too, not the user's wish
+            except BaseException as error:  # a SystemExit here is a failure of the sink too, not the user's intention
                 self._failed(error)
             else:
                 self._failures = 0
@@ -207,7 +206,7 @@ class SinkRunner:
 
 
 def close_all(runners: Sequence[SinkRunner], timeout: float) -> None:
-    """Close several sinks at the same time: `timeout` is for all of them together. What they lost is logged."""
+    """Close several sinks at the same time: `timeout` covers all of them together. Their losses are logged."""
     until = time.monotonic() + timeout
     for runner in runners:
         runner.begin_close()

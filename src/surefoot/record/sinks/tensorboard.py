@@ -1,9 +1,9 @@
 """TensorBoard: scalars, histograms and events as text, in one event file per process.
 
-The records are TensorBoard's own messages, framed by its own `RecordWriter`; the file is opened here. That leaves out
-`SummaryWriter` and its thread on purpose: a full disk is then an error of this call and not one in another thread, a
-fork in the middle of a write cannot write a buffer twice, and TensorFlow is not imported where it happens to be
-installed. A write that fails is cut off again, so that what was written before stays readable and the file can go on.
+The records are TensorBoard's own messages, framed by its own `RecordWriter`; the file is opened here. `SummaryWriter`
+and its thread are not used on purpose: a full disk then raises in this call and not in another thread, a fork in the
+middle of a write cannot write a buffer twice, and TensorFlow is not imported if it is installed. A failed write is
+truncated, so that earlier records stay readable and the file can be continued.
 
 One record holds all numbers of a step. NaN and Inf are kept; TensorBoard keeps 32-bit floats.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.named_values import Placed, Point
+    from surefoot.record.sinks.named_values import PlacedItem, Point
 
 _numbers = itertools.count()
 
@@ -58,7 +58,7 @@ class TensorBoardSink:
             self._append(events, first=reading.points)
 
     def close(self) -> None:
-        """Close the file. Nothing is waiting: each batch is on disk when `write` returns."""
+        """Close the file. Each batch is already on disk when `write` returns."""
         self._closed = True
         if self._file is not None:
             self._file.close()
@@ -89,8 +89,8 @@ class TensorBoardSink:
         now = time.time()
         yield self._proto.Event(wall_time=now, file_version="brain.Event:2")
         if points and not any(point.part for point in points):
-            # A resumed run: TensorBoard then drops what an earlier process wrote at this step and beyond. It would do
-            # so for every curve, so not where parts count their own steps.
+            # A resumed run: TensorBoard then drops what an earlier process wrote at this step and later. It does so for
+            # every curve, so this is not used if parts count their own steps.
             start = self._proto.SessionLog(status=self._proto.SessionLog.START)
             yield self._proto.Event(wall_time=now, step=points[0].step, session_log=start)
 
@@ -101,7 +101,7 @@ class TensorBoardSink:
         ]
         return self._record(point, values)
 
-    def _of_histogram(self, placed: Placed) -> Any | None:
+    def _of_histogram(self, placed: PlacedItem) -> Any | None:
         histogram = placed.item
         message = self._histogram(histogram.counts)
         if message is None:
@@ -127,7 +127,7 @@ class TensorBoardSink:
             bucket=within,
         )
 
-    def _of_event(self, placed: Placed) -> Any:
+    def _of_event(self, placed: PlacedItem) -> Any:
         event: Event = placed.item
         text = f"**{event.severity}** `{event.event}` {sentence(event)}"
         tensor = self._tensor.TensorProto(
@@ -143,12 +143,12 @@ class TensorBoardSink:
         )
         return self._record(placed, [value])
 
-    def _record(self, at: Point | Placed, values: Sequence[Any]) -> Any:
+    def _record(self, at: Point | PlacedItem, values: Sequence[Any]) -> Any:
         return self._proto.Event(wall_time=at.time, step=at.step, summary=self._summary.Summary(value=values))
 
 
 def _append_whole(file: io.FileIO, content: bytes) -> None:
-    """Append all or nothing: half a record would end the file for its readers."""
+    """Append all or nothing: an incomplete record would end the file for its readers."""
     before = os.fstat(file.fileno()).st_size
     try:
         left = memoryview(content)

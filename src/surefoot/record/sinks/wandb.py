@@ -1,16 +1,16 @@
-"""Weights & Biases: scalars, histograms, events as text, and W&B's own alerts for what is severe.
+"""Weights & Biases: scalars, histograms, events as text, and W&B's own alerts for severe events.
 
-W&B numbers the rows of a run itself and drops a row whose number goes back, which a rollback and a second part of the
-run both would cause. So rows are logged without a number; each part brings its step as a value (`step`,
-`generator/step`), and every curve names the one that is its x axis. Names are given to W&B one by one or by the group
-they are in (`layer_grad_norm/*`): a rule for `*` would match the other parts too.
+W&B numbers the rows of a run itself and drops a row whose number decreases, which both a rollback and a second part of
+the run would cause. So rows are logged without a number; each part logs its step as a value (`step`, `generator/step`),
+and every curve names the one that is its x axis. Names are passed to W&B one by one or by their group
+(`layer_grad_norm/*`): a rule for `*` would match the other parts too.
 
-Offline (`mode="offline"` or `WANDB_MODE=offline`) nothing asks for a login and nothing reaches the network; the run
-begins as the sink is made. Online it begins in the sink's thread, so that a slow network does not delay training. W&B's
-helper process is started at construction either way: its exit handler is then older than the run log's and runs after
-the last rows are in. (And Python 3.12 starts no threads at exit, when the first rows of a very short run come.)
+Offline (`mode="offline"` or `WANDB_MODE=offline`) there is no login and no network access; the run begins when the sink
+is constructed. Online it begins in the sink's thread, so that a slow network does not delay training. W&B's helper
+process is started at construction in both cases: its exit handler is then older than the run log's and runs after the
+last rows are written. (And Python 3.12 starts no threads at exit, when the first rows of a very short run arrive.)
 
-Left out: W&B's capture of the console (it rewires `sys.stdout`); `settings=wandb.Settings(console="auto")` brings it.
+Not enabled: W&B's console capture, which replaces `sys.stdout`; `settings=wandb.Settings(console="auto")` does it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.named_values import Placed, Point
+    from surefoot.record.sinks.named_values import PlacedItem, Point
     from surefoot.types import Severity
 
 LONGEST_NAME = 250
@@ -51,12 +51,12 @@ class WandbSink:
     ) -> None:
         """Further arguments (`name`, `mode`, `dir`, `config`, `tags`, …) go to `wandb.init`.
 
-        `run` is one you began yourself: it is written to and left open. `alerts` are the severities that are also sent
-        as W&B alerts, by mail or Slack as your W&B settings say; `()` for none. `layers_every_steps=0` leaves the
+        `run` is one that you began: it is written to and left open. `alerts` are the severities that are also sent as
+        W&B alerts, by mail or Slack according to your W&B settings; `()` for none. `layers_every_steps=0` leaves the
         per-layer numbers out; skipped and non-finite steps are always sent.
         """
         require(not set(alerts) - set(LEVELS), f"`alerts` may hold {', '.join(LEVELS)}; got {alerts!r}.")
-        require(run is None or (project is None and not init), "give either `run` or what a new one needs, not both.")
+        require(run is None or (project is None and not init), "pass either `run` or arguments of a new one, not both.")
         self._wandb = load("wandb", "wandb")
         self._reader = BatchReader(every_steps, layers_every_steps)
         self._alerts = frozenset(alerts)
@@ -84,7 +84,7 @@ class WandbSink:
                 self._alert(placed.item)
 
     def tick(self) -> None:
-        """Begin the run, if it has not."""
+        """Begin the run, if it has not begun."""
         if not self._closed:
             self._begin()
 
@@ -110,18 +110,18 @@ class WandbSink:
         ours = {"console": "off", "silent": True, "finish_timeout": FINISH_SECONDS}
         theirs = given if isinstance(given, dict) else given.model_dump(exclude_unset=True) if given else {}
         self._init["settings"] = wandb.Settings(**{**ours, **theirs})
-        self._init.setdefault("reinit", "create_new")  # a run of the user's own stays what `wandb.log` writes to
+        self._init.setdefault("reinit", "create_new")  # `wandb.log` continues to write to the user's own run
         if is_local:
-            with suppress(Exception):  # the first batch tries again; training must not fail over this
+            with suppress(Exception):  # the first batch tries again; training must not fail because of this
                 self._begin()
-        elif hasattr(service, "ensure_service"):  # not in W&B's documentation; without it the last rows may be missing
+        elif hasattr(service, "ensure_service"):  # not documented by W&B; without it the last rows may be missing
             service.ensure_service()
 
     def _begin(self) -> None:
         if self._run is None:
             self._run = self._wandb.init(**self._init)
 
-    def _log(self, at: Point | Placed, values: Iterable[tuple[str, Any]]) -> None:
+    def _log(self, at: Point | PlacedItem, values: Iterable[tuple[str, Any]]) -> None:
         part = _plain(at.part)
         row = {}
         for name, value in values:
@@ -137,7 +137,7 @@ class WandbSink:
             self._defined.add(label)
             self._run.define_metric(label, step_metric=full_name(part, "step"), step_sync=False)
 
-    def _histogram(self, placed: Placed) -> list[tuple[str, Any]]:
+    def _histogram(self, placed: PlacedItem) -> list[tuple[str, Any]]:
         histogram = placed.item
         counts = [int(count) for count in histogram.counts]
         if not any(counts):
@@ -151,5 +151,5 @@ class WandbSink:
 
 
 def _plain(part: str) -> str:
-    """A part's name without what W&B reads as a path or as a pattern in the name of a metric."""
+    """A part's name without characters that W&B reads as a path or a pattern in a metric's name."""
     return part.replace(".", "_").replace("*", "_")

@@ -1,20 +1,19 @@
 """Alerts: a message to a webhook when something of a chosen severity happens, at the end of the run, and heartbeats.
 
-The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show as it
-is, and the same as fields for anything else. The first alert goes out at once; further ones are held back until
-`every_seconds` have passed, then sent together, with how many they were. What is still held back at the end of the run
-is sent then, in the message that says how the run ended. Alarms about the progress of the run
-(`record/progress_alarms.py`) are sent whatever their severity.
+The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show
+unchanged, and the same as fields for other programs. The first alert is sent immediately; further ones are held back
+until `every_seconds` have passed, then sent together, with their number. At the end of the run, the remaining ones are
+sent in the message about the end. Alarms about the progress of the run (`record/progress_alarms.py`) are always sent.
 
-A heartbeat says at regular intervals that the run makes steps, so that silence is an alarm on the receiver's side: no
-message comes from a process that was killed or from a machine that is down. While a run is stalled none is sent.
+A heartbeat reports at regular intervals that the run makes steps, so that its absence is an alarm for the receiver: a
+process that was killed, or a machine that is down, sends no message. While a run is stalled, none is sent.
 
-A server that is slow, down, answers 5xx or asks to wait (429 with `Retry-After`) is tried again a few times with longer
-pauses each time, without sleeping: the next batch or tick of the run log makes the next try. An alert that cannot be
-delivered is given up and counted, and the next message says so. A webhook's address is a secret: neither warnings nor
-`repr` show more of it than the host, and a redirect is followed on the same host only.
+If a server is slow or down, answers 5xx or asks to wait (429 with `Retry-After`), a few further attempts are made with
+increasing pauses, without sleeping: the next batch or tick of the run log makes the next attempt. An alert that cannot
+be delivered is dropped and counted, and the next message reports this. A webhook's address is a secret: warnings and
+`repr` show only its host, and a redirect is followed on the same host only.
 
-Left out: anything but the standard library.
+Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.posting import Trouble
+    from surefoot.record.sinks.posting import PostFailure
     from surefoot.types import Severity
 
 log = logging.getLogger("surefoot")
@@ -69,11 +68,11 @@ class WebhookSink:
         pause_seconds: float = 1.0,
         heartbeat_seconds: float | None = None,
     ) -> None:
-        """`run` is the name in the messages, by default the script's; `headers` may carry a token.
+        """`run` is the name in the messages, by default the script's; `headers` may contain a token.
 
-        `timeout_seconds` is for a whole request. `attempts` is how often one message is tried; the pause between tries
-        begins at `pause_seconds` and doubles. A heartbeat is sent every `heartbeat_seconds`; without alerts, if
-        `severities` is empty.
+        `timeout_seconds` covers a whole request. `attempts` is the number of attempts per message; the pause between
+        them begins at `pause_seconds` and doubles. A heartbeat is sent every `heartbeat_seconds`. With empty
+        `severities`, no alerts are sent.
         """
         _check_severities(severities, heartbeat_seconds)
         require(every_seconds >= 0, f"`every_seconds` must not be negative; got {every_seconds}.")
@@ -92,24 +91,24 @@ class WebhookSink:
         self._ending: Event | None = None
         """How the run ended, once the sink is closed."""
         self._pending: list[Event] = []
-        self._overflown = 0  # held back and no longer listed: there were too many
+        self._overflown = 0  # held back and no longer listed individually
         self._held_back = 0
-        self._lost = 0  # since the last message that arrived
-        self._failures = 0  # of the message that is being tried
+        self._lost = 0  # since the last delivered message
+        self._failures = 0  # of the current message
         self._not_before = -float("inf")
         self._warned = self._closed = False
         self.undelivered = 0
-        """How many alerts could not be delivered, in all."""
+        """The number of alerts that could not be delivered."""
 
     def __repr__(self) -> str:
         return f"WebhookSink(host={self._address.host!r}, severities={sorted(self._severities)!r})"
 
     def opened(self, folder: Path) -> None:
-        """The folder of the run: the message at the end has the command that shows it."""
+        """The folder of the run: the message at the end contains the command that shows it."""
         self._summary.folder = folder
 
     def write(self, batch: Batch) -> None:
-        """Take in the batch's alerts, and send what is due."""
+        """Add the batch's alerts, and send what is due."""
         if self._closed:
             return
         self._summary.add(batch)
@@ -117,11 +116,11 @@ class WebhookSink:
         for event in batch.events:
             if event.event != "end" and self._is_alert(event):
                 self._hold(event, waits=not due)
-        if not self._is_over:  # `close` follows, and sends all of it in one message
+        if not self._is_over:  # `close` follows, and sends everything in one message
             self.tick()
 
     def tick(self) -> None:
-        """Send what waits if its time has come, and the heartbeat."""
+        """Send what is due, and the heartbeat."""
         if self._closed:
             return
         if self._pending and time.monotonic() >= self._not_before:
@@ -130,7 +129,7 @@ class WebhookSink:
             self._beat(self._heartbeat_seconds)
 
     def close(self) -> None:
-        """Send how the run ended, with what is still held back, now or never."""
+        """Send how the run ended, with everything held back, in a single attempt."""
         self._ending = self._summary.ended
         for _ in range(TRIES_AT_CLOSE):
             if not self._closed and (self._pending or self._ending is not None):
@@ -155,7 +154,7 @@ class WebhookSink:
             self._overflown += 1
 
     def _beat(self, every_seconds: float) -> None:
-        """Send a heartbeat. One that fails is tried again soon: the receiver counts the seconds."""
+        """Send a heartbeat. A failed one is tried again soon, because the receiver expects it."""
         text = f"*surefoot: {_escaped(self._run)}* is running: {_escaped(self._summary.sentence())}"
         fields = {"event": "heartbeat", "next_seconds": every_seconds, "time": time.time(), **self._summary.fields()}
         trouble = self._address.post(_encoded({"text": text, "run": _clean(self._run), **fields}))
@@ -165,7 +164,7 @@ class WebhookSink:
             self._warn(trouble, "a heartbeat")
 
     def _try(self) -> bool:
-        """Send what waits; whether there is no more to try: it was taken, or refused for good."""
+        """Send what waits; returns whether no further attempt is needed: it was accepted, or refused permanently."""
         trouble = self._address.post(self._body())
         now = time.monotonic()
         if trouble is None:
@@ -184,7 +183,7 @@ class WebhookSink:
             self._not_before = now + min(max(pause, trouble.wait_seconds), LONGEST_PAUSE_SECONDS)
         return trouble.is_final
 
-    def _warn(self, trouble: Trouble, what: str) -> None:
+    def _warn(self, trouble: PostFailure, what: str) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
@@ -255,7 +254,7 @@ def _encoded(body: Mapping[str, object]) -> bytes:
 
 
 class Picture(TypedDict):
-    """An image inside of a message."""
+    """An image inside a message."""
 
     type: str
     base64: str
@@ -269,13 +268,13 @@ class EndFields(SummaryFields):
     severity: str
     """The highest among the end and the alerts that come with it."""
     summary: str
-    """How it ended, in words."""
+    """A description of the end."""
     verdict: str
     """The verdict of the diagnosis under `surefoot run`; empty elsewhere."""
     cause: str
     """The cause that the diagnosis names first, or that of the halt; empty if there is none."""
     why: str
-    """The first finding in one sentence, or why there is no verdict; empty without a diagnosis."""
+    """The first finding in one sentence, or the reason for no verdict; empty without a diagnosis."""
     command: str
     """The command that shows more."""
     picture: Picture | None
@@ -315,15 +314,15 @@ def _end_lines(ended: Event, summary: MessageFacts) -> list[str]:
     if curve := summary.curve():
         lines.append(f"`{curve}`")
     if summary.command:
-        lines.append(f"Look closer: `{_escaped(summary.command)}`")
+        lines.append(f"Details: `{_escaped(summary.command)}`")
     return lines
 
 
 class _AlertOptions(TypedDict, total=False):
     incident: str
-    """The folder that the step is kept in, or the checkpoint that the event is about."""
+    """The folder of the captured step, or the checkpoint that the event is about."""
     replay: str
-    """The command that runs the step again."""
+    """The command that replays the step."""
 
 
 class AlertFields(_AlertOptions):
@@ -384,11 +383,11 @@ def _replay(event: Event) -> str | None:
 
 
 def _escaped(text: object) -> str:
-    """Text that Slack shows as it is: without this `<!channel>` would call everyone."""
+    """Escaped text: without this, Slack would notify everyone for `<!channel>`."""
     return _clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _clean(text: object) -> str:
-    """Text of bearable length, without what no encoding has."""
+    """Text of limited length, without characters that cannot be encoded."""
     plain = encodable(str(text))
     return plain if len(plain) <= LONGEST_SUMMARY else f"{plain[: LONGEST_SUMMARY - 1]}…"

@@ -1,7 +1,7 @@
 """A call as source code: `F.cross_entropy(logits, target)`, `hidden / norm`, `torch.ops.aten._softmax.default(x, 1,
 False)`.
 
-What cannot be written (an object of the program among the arguments, a generator) raises `Unspeakable`: the operations
+What cannot be written (an object of the program among the arguments, a generator) raises `NotWritable`: the operations
 inside are written instead. Arguments with default values are omitted.
 """
 
@@ -33,7 +33,7 @@ _REFLECTED = {
 }  # fmt: skip
 
 
-class Unspeakable(Exception):
+class NotWritable(Exception):
     """Something that cannot be written as a line of Python."""
 
 
@@ -43,7 +43,7 @@ def spell(ran: Ran, of: Callable[[Key], str]) -> str:
         return _operation(ran, of)
     name = resolve_name(ran.func)
     if name is None:
-        raise Unspeakable(f"{ran.func!r} has no name that could be written down")
+        raise NotWritable(f"{ran.func!r} has no name that could be written down")
     if name.startswith("torch.Tensor."):
         return _method(name.removeprefix("torch.Tensor."), ran, of)
     return f"{_short(name, ran.func)}({_listed(ran, of, 0)})"
@@ -71,14 +71,14 @@ def _short(name: str, func: Any) -> str:
     if name.startswith("torch.nn.functional."):
         return f"F.{last}"
     if not name.startswith("torch."):
-        raise Unspeakable(f"{name} is not torch's")
+        raise NotWritable(f"{name} is not torch's")
     return name
 
 
 def _method(name: str, ran: Ran, of: Callable[[Key], str]) -> str:
     args = ran.args
     if not args or not isinstance(args[0], Key):
-        raise Unspeakable(f"Tensor.{name} without a tensor")
+        raise NotWritable(f"Tensor.{name} without a tensor")
     target = of(args[0])
     if name.endswith(".__get__"):
         return f"{target}.{name.removesuffix('.__get__')}"
@@ -92,7 +92,7 @@ def _method(name: str, ran: Ran, of: Callable[[Key], str]) -> str:
     if name == "neg" and len(args) == 1:
         return f"-{target}"
     if name.startswith("__") and name not in ("__pow__",):
-        raise Unspeakable(f"Tensor.{name} is a statement, or has no other name")
+        raise NotWritable(f"Tensor.{name} is a statement, or has no other name")
     return f"{target}.{name}({_listed(ran, of, 1)})"
 
 
@@ -105,7 +105,7 @@ def _operation(ran: Ran, of: Callable[[Key], str]) -> str:
     name, overload = str(ran.func._schema.name), ran.func._overloadname
     space, name = name.split("::")
     if space != "aten":
-        raise Unspeakable(f"{ran.func} is not torch's")
+        raise NotWritable(f"{ran.func} is not torch's")
     if callable(getattr(torch, name, None)) and not name.startswith("_") and overload != "out":
         return f"torch.{name}({_listed(ran, of, 0)})"
     tensor_first = bool(ran.args) and isinstance(ran.args[0], Key)
@@ -167,4 +167,4 @@ def value(given: Any, of: Callable[[Key], str]) -> str:
         if isinstance(given, list):
             return f"[{words}]"
         return f"({words},)" if len(given) == 1 else f"({words})"
-    raise Unspeakable(f"a {type(given).__name__} among the arguments cannot be written down")
+    raise NotWritable(f"a {type(given).__name__} among the arguments cannot be written down")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.replay.export.call_text import Unspeakable
+from surefoot.replay.export.call_text import NotWritable
 from surefoot.replay.export.program import Program, build
 from surefoot.replay.export.shrink import shrink
 from surefoot.replay.export.trial import Patience, TrialResult, attempt
@@ -62,7 +62,7 @@ def drafts(captured: CapturedCalls, *, backward: bool, fixed: set[Key]) -> Itera
 def _draft(captured: CapturedCalls, chosen: list[Ran], backward: bool) -> Draft | None:
     try:
         program = build(captured, chosen, backward=backward)
-    except Unspeakable:
+    except NotWritable:
         return None
     seen = attempt(program.text, program.leaves)
     return None if seen is None or not seen.counts.total else Draft(program, seen)

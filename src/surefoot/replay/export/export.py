@@ -138,7 +138,7 @@ def export_reproduction(
         step_fn: As `find_nonfinite` takes it. It is called several times.
         folder: Where the script goes; made if it is not there.
         model: For the names of modules, parameters and buffers.
-        optimizer: Put back afterwards if `step_fn` steps it.
+        optimizer: Restored afterwards if `step_fn` steps it.
         check: Run the script in a fresh process, and fall back to a longer one if it does not fail there.
     """
     require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")

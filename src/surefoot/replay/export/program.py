@@ -12,7 +12,7 @@ import keyword
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from surefoot.replay.export.call_text import Unspeakable, spell, title
+from surefoot.replay.export.call_text import NotWritable, spell, title
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -30,7 +30,7 @@ class Line:
 
     text: str
     ran: Ran | None = None
-    """The call it stands for."""
+    """The call that it represents."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Program:
 
 
 def build(captured: CapturedCalls, chosen: list[Ran], *, backward: bool) -> Program:
-    """Lines for some calls; the last is the one that fails. Raises `Unspeakable` if a call cannot be written."""
+    """Lines for some calls; the last is the one that fails. Raises `NotWritable` if a call cannot be written."""
     return _Writer(captured, backward).write(chosen)
 
 
@@ -89,7 +89,7 @@ class _Writer:
             self._add(bad, "result")
             made = _results(bad) or [self._known[key] for key in bad.written]
         if not made:
-            raise Unspeakable(f"{title(bad)} makes nothing that could be looked at")
+            raise NotWritable(f"{title(bad)} makes nothing that could be looked at")
         return Program(title(bad), self._lines, self._leaves, made, self._backward, self._keys)
 
     def _bring_in(self, ran: Ran) -> None:
@@ -101,7 +101,7 @@ class _Writer:
         if key not in self._known:
             tensor = self._captured.values.get(key)
             if tensor is None:
-                raise Unspeakable("an input had been overwritten, or is of a kind that cannot be stored")
+                raise NotWritable("an input had been overwritten, or is of a kind that cannot be stored")
             name = self._fresh(self._captured.names.get(key, "given"))
             self._leaves[name], self._keys[name] = tensor, key
             self._known[key] = name
@@ -127,10 +127,10 @@ class _Writer:
         upstream = self._captured.upstream
         inputs = list(dict.fromkeys(self._expression(key) for key in bad.needs_gradient))
         if not upstream or not inputs:
-            raise Unspeakable(f"no gradient came to {title(bad)}")
+            raise NotWritable(f"no gradient came to {title(bad)}")
         for name in inputs:
             if not name.isidentifier():
-                raise Unspeakable("a part of a result cannot be differentiated by")
+                raise NotWritable("a part of a result cannot be differentiated by")
             leaf = name in self._leaves
             words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
             self._emit(words, bad.autocast)

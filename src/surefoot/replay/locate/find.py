@@ -86,7 +86,7 @@ def find_nonfinite(
             optimizer included. It may be called more than once, so it must not take its batch from an iterator.
         model: For the names of modules, parameters and buffers. Without it, the modules that `step_fn` refers to are
             taken.
-        optimizer: Put back afterwards if `step_fn` steps it. Those that `step_fn` refers to are found without.
+        optimizer: Restored afterwards if `step_fn` steps it. Those that `step_fn` refers to are found without.
     """
     require(callable(step_fn), f"`step_fn` must be a function that runs one step; got {type(step_fn).__name__}.")
     names = Names(step_fn, model, optimizer)

@@ -56,7 +56,7 @@ _TEXTS = frozenset({"head", "findings", "experiments", "event_cards", "events", 
 
 def sections(source: RunFolder, changed: Container[str] | None = None) -> dict[str, Any]:
     """All sections of the page, or only those that depend on fields that changed."""
-    redact = Redactor(identity=False)  # a folder from somebody else may contain secrets
+    redact = Redactor(identity=False)  # a received folder may contain secrets
     return {
         name: redact.inside(build(source)) if name in _TEXTS else build(source)
         for name, (build, fields) in _BUILDERS.items()

@@ -1,8 +1,8 @@
-"""The calls that make a training loop: the watcher observes each of them.
+"""Hooks on the calls that make up a training loop, through which the watcher observes it.
 
 One file per group of calls; `core.function_hooks` describes how a call is observed without replacing the function.
 `surefoot run` watches a process to its end and undoes nothing. A training that is watched from inside
-(`watch.training_watch`) ends before its process does, and `uninstall` puts everything back.
+(`watch.training_watch`) ends before its process does, and `uninstall` restores everything.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 _LATER = ("surefoot.record.log", "surefoot.record.store", "surefoot.record.devices", "surefoot.guard.model_sampling")
-"""Modules that are used while the script runs: what they call is taken down before."""
+"""Modules that are used while the script runs. The functions that they call are recorded beforehand."""
 installed: list[Hooks] = []
 """The hooks of this process."""
 
 
 def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
-    """Observe everything from here on; `later` are other modules that will be used."""
+    """Observe everything from now on; `later` names further modules that will be used."""
     state = weakref.ref(watcher.state)
 
-    def left_behind() -> None:
+    def deactivate() -> None:
         held = state()
         if held is not None:
             held.active = False
 
-    os.register_at_fork(after_in_child=left_behind)
+    os.register_at_fork(after_in_child=deactivate)
     wrapping = Hooks(watcher.probes)
     wrap_backward(watcher, wrapping)
     wrap_script_hooks(wrapping)
@@ -71,14 +71,14 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
 
 
 def uninstall(watcher: Watcher, wrapping: Hooks) -> None:
-    """Observe nothing any more: functions have their own code again.
+    """Stop observing: functions get their original code back.
 
-    Functions keep their hooks, which do nothing then, if something was compiled meanwhile: code that is compiled with a
-    function is compiled again if the function changes.
+    If something was compiled in the meantime, functions keep their hooks, which then do nothing: torch recompiles code
+    if a function in it changes.
     """
     watcher.state.active = False
     installed.remove(wrapping)
     if not watcher.state.compiled:
         wrapping.remove()
-    function_recorder.original_of = function_recorder.itself
+    function_recorder.original_of = function_recorder.unchanged
     watcher.probes.originals.unbind()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
-    """Every call for gradients that the script makes."""
+    """Observe every call of the script that computes gradients."""
     calls = _BackwardCalls(watcher)
     why = "before gradients are computed: the loss, its graph and the line; afterwards: the gradients"
     wrapping.add(torch.autograd, "backward", "backward", why, calls.before, calls.after, calls.last)
@@ -35,7 +35,7 @@ def wrap_backward(watcher: Watcher, wrapping: Hooks) -> None:
 
 
 class _BackwardCalls:
-    """Reports each outermost call for gradients."""
+    """Reports each outermost call that computes gradients."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher, self._probes = watcher, watcher.probes
@@ -57,7 +57,7 @@ class _BackwardCalls:
         self._is_inside = False
 
     def before_grad(self, args: Any, kwargs: Any) -> Any:
-        """In a loop without an optimizer, asking for gradients is what a step begins with."""
+        """In a loop without an optimizer, `autograd.grad` begins a step."""
         root = _first(args[0])
         if (
             self._is_inside
@@ -90,7 +90,7 @@ def _first(given: Any) -> Any:
 
 
 def wrap_script_hooks(wrapping: Hooks) -> None:
-    """Note hooks of the script that an extra backward would call: none is made then. `module_hooks` sees the others."""
+    """Record hooks of the script that an extra backward would call; `module_hooks` records the others."""
 
     def hooked(args: Any, kwargs: Any) -> None:
         script_hooks.gradients = True
@@ -105,7 +105,7 @@ def wrap_script_hooks(wrapping: Hooks) -> None:
 
 
 def wrap_function_modes(watcher: Watcher, wrapping: Hooks) -> None:
-    """A mode of the script may exit while the recorder is above it: the recorder is then removed."""
+    """Remove the recorder before a function mode of the script exits below it."""
 
     def before(args: Any, kwargs: Any) -> Any:
         recorder = watcher.state.sampled.recorder if watcher.state.sampled is not None else None

@@ -28,7 +28,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
 
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
-        # The norm of gradients that are spread over ranks is spread too: reading it would be a collective.
+        # The norm of gradients that are sharded over ranks is sharded too: reading it would be a collective.
         norm = result.detach() if is_readable(result) else None
         watcher.calls.last_clip = {
             "clip_norm": float(norm) if norm is not None and norm.device.type == "cpu" else norm,
@@ -40,7 +40,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
         _note_if_scaled(watcher)
 
     def before_value(args: Any, kwargs: Any) -> None:
-        """Clipping by value leaves no figure behind: the largest entry is taken before."""
+        """Clipping by value returns nothing, so the largest entry is computed before."""
         if watcher.probes.here():
             watcher.probes.safely("clipping", value_clipped, args, kwargs)
 
@@ -68,7 +68,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
 
 
 def _follow_guard(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]) -> None:
-    """The guard inside a trainer clips as torch does, and leaves broken gradients alone."""
+    """Observe the guard's clipping inside a trainer, which clips as torch does and ignores non-finite gradients."""
 
     def clipped_by_guard(call: Any, result: Any) -> None:
         norm, factor = result
@@ -76,11 +76,11 @@ def _follow_guard(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None
             watcher.probes.safely("clipping", clipped, norm, *call)
 
     hook = Hook(lambda args, kwargs: (args, kwargs), clipped_by_guard)
-    wrapping.hook("clipping", torch_clip.clip_grad_norm, hook)  # ours, so not in the table of `docs/run.md`
+    wrapping.hook("clipping", torch_clip.clip_grad_norm, hook)  # not in the table of `docs/run.md`: surefoot's own
 
 
 def _note_if_scaled(watcher: Watcher) -> None:
-    """A limit that is held against gradients which still carry the scale of the loss."""
+    """Count a clipping of gradients that still contain the loss scale."""
     scaler = watcher.state.scaler
     if scaler.scaled_now:
         scaler.clipped_scaled += 1

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 MOST_BATCHES = 3_000
 MOST_LABELLED = 600
-"""Batches that are recorded with their labels."""
+"""The maximum number of batches recorded with their labels."""
 MOST_PRINTED = 4
-"""Tensors of a batch that go into its print: the same inputs with other labels are another batch."""
+"""The number of tensors of a batch in its fingerprint: the same inputs with other labels are another batch."""
 
 
 def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
-    """Loaders when they are iterated, and each batch that they return."""
+    """Observe loaders when they are iterated, and each batch that they return."""
     iterators: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
     """The loader of each iterator."""
 
@@ -86,7 +86,7 @@ def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
 
 
 def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
-    """The record of a loader, made when it is new; of very many, the last one serves for all."""
+    """The record of a loader, created when it is new. If there are too many, all others share the last one."""
     for number, held in enumerate(watcher.calls.loaders):
         if held.ref() is loader or number > 32:
             return held
@@ -107,7 +107,7 @@ def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
 
 
 def _shuffles(sampler: Any) -> bool:
-    """Whether a sampler of torch's means to give another order every time."""
+    """Whether a sampler of torch returns a different order every time."""
     if isinstance(sampler, DistributedSampler):
         return bool(vars(sampler).get("shuffle"))
     return isinstance(sampler, (RandomSampler, SubsetRandomSampler))

@@ -28,15 +28,15 @@ class HookedFunction:
     """A function whose calls are observed."""
 
     name: str
-    """Where it is found: `torch.optim.Optimizer.zero_grad`."""
+    """Its full name: `torch.optim.Optimizer.zero_grad`."""
     why: str
-    """What is learned from its calls."""
+    """What the watcher records from its calls."""
 
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let `call(original, args, kwargs)` stand in for a function."""
+    """Replace a function by `call(original, args, kwargs)`."""
     original = getattr(owner, name)
-    _device_constructors()  # what a default device acts on is listed once: with the originals, which are what is called
+    _device_constructors()  # caches the functions that a default device affects: it must contain the originals
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -45,14 +45,14 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
         return call(original, args, kwargs)
 
     wrapper._is_surefoots = True  # type: ignore[attr-defined]
-    if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found where it says
+    if isinstance(original, types.BuiltinMethodType):  # pickled by reference: it must be found under its name
         wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
     setattr(owner, name, wrapper)
-    for module in (torch, torch.random, torch.serialization, torch.nn.utils):  # its other names
+    for module in (torch, torch.random, torch.serialization, torch.nn.utils):  # the other names of the function
         if vars(module).get(name) is original:
             setattr(module, name, wrapper)
     builtin = _find_builtin(original)  # type: ignore[no-untyped-call]
-    if builtin is not None:  # TorchScript knows its functions by identity
+    if builtin is not None:  # TorchScript identifies its functions by identity
         _register_builtin(wrapper, builtin)
 
 
@@ -65,20 +65,20 @@ class Hooks:
         self._removals: list[Callable[[], Any]] = []
 
     def keep(self, removal: Callable[[], Any]) -> None:
-        """Have something called when the hooks are removed."""
+        """Call something when the hooks are removed."""
         self._removals.append(removal)
 
     def remove(self) -> None:
-        """Remove every hook: functions have their own code again, unless others hook them too."""
+        """Remove every hook: functions get their original code back, unless others hook them too."""
         while self._removals:
             self._removals.pop()()
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Let `call(original, args, kwargs)` stand in for a function."""
+        """Replace a function by `call(original, args, kwargs)`."""
         around(owner, name, call)
 
     def after(self, owner: Any, name: str, probe: str, observe: Callable[..., None], why: str) -> None:
-        """When a function has returned, let `observe(result, args, kwargs)` look."""
+        """When a function has returned, call `observe(result, args, kwargs)`."""
         safely, here = self._safely, self._here
 
         def before(args: Any, kwargs: Any) -> Any:
@@ -101,14 +101,14 @@ class Hooks:
         last: Callable[[Any], None] | None = None,
         listed: str | None = None,
     ) -> None:
-        """Have a function call `before(args, kwargs)`, then `after(token, result)`, at last `last(token)`.
+        """Make a function call `before(args, kwargs)`, then `after(token, result)`, and finally `last(token)`.
 
-        The token is what `before` returned; after `None` that call is not observed further. `last` comes after an
-        exception too. None of them may raise.
+        The token is the result of `before`; if it is `None`, this call is not observed further. `last` is also called
+        after an exception. None of them may raise.
         """
         hook = Hook(before, after, last)
         original = getattr(owner, name)
-        if getattr(original, "_is_surefoots", False):  # one of the changes of an experiment, which lie inside
+        if getattr(original, "_is_surefoots", False):  # a change of an experiment, which wraps the original
             around(owner, name, functools.partial(_call_between, hook))
         else:
             self.hook(probe, original, hook, last is not None, listed)
@@ -120,7 +120,7 @@ class Hooks:
         self.keep(functools.partial(remove_hook, function, hook))
 
     def announce(self, name: str, why: str) -> None:
-        """Put a function into the table of `docs/run.md`."""
+        """Add a function to the table of `docs/run.md`."""
         if name not in {held.name for held in self.hooked}:
             self.hooked.append(HookedFunction(name, why))
 

@@ -1,6 +1,6 @@
-"""Functions that fail on a device because of a value: ids, labels and probabilities are copied to the host before.
+"""Copies ids, labels and probabilities to the host before functions that fail on a device because of a value.
 
-They are observed from the moment there is an optimizer of parameters on a device. On the CPU torch names the index.
+They are observed once there is an optimizer of parameters on a device. On the CPU, torch's error names the index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _is_in_mode = torch._C._is_torch_function_mode_enabled
 
 
 def wrap_indexing(watcher: Watcher, wrapping: Hooks) -> None:
-    """Embeddings, and the losses that take class numbers."""
+    """Observe embeddings, and the losses that take class numbers."""
     waiting = [wrapping]
 
     def made(_: Any, args: Any, kwargs: Any) -> None:
@@ -66,7 +66,7 @@ def begin(watcher: Watcher, wrapping: Hooks) -> None:
 
 
 def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
-    """Observe what goes into compiled models of a class: what happens inside is not seen."""
+    """Observe the inputs of compiled models of a class. Calls inside the model are not observed."""
     here, safely = watcher.probes.here, watcher.probes.safely
 
     def before(args: Any, kwargs: Any) -> None:
@@ -83,10 +83,10 @@ def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
 
 
 def _is_on_device(indices: Any) -> bool:
-    """Whether it is a plain tensor on a device that runs behind the host."""
+    """Whether it is a plain tensor on a device that runs asynchronously."""
     if type(indices) is not Tensor:
         return False
     if not _is_in_mode():
         return has_streams(indices.device)
-    with without_torch_function():  # a function mode would see the question
+    with without_torch_function():  # a function mode would see the check
         return has_streams(indices.device)

@@ -1,4 +1,4 @@
-"""Torch's loss functions where gradients are off, which is how scripts compute the loss of a validation set."""
+"""Observes torch's loss functions while gradients are disabled, as in the validation loop of a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _gradients_on = torch.is_grad_enabled
 
 
 def wrap_losses(watcher: Watcher, wrapping: Hooks) -> None:
-    """The loss functions, each call without gradients."""
+    """Observe each call of a loss function without gradients."""
     here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.evaluation_losses.take
 
     def observe(name: str) -> None:

@@ -1,9 +1,9 @@
-"""Blocks without gradients, which are how scripts evaluate, and compilation.
+"""Observes blocks without gradients, in which scripts evaluate, and compilation.
 
-A block counts when the script's own code opens it, or a function of the script's that is decorated with it; or when a
-library does, a trainer for instance, and calls a model in it. A compiled
-function guards on the modes and hooks that are on, so from the first compilation on neither is used again. What goes
-into compiled models and functions is observed at each call (`compiled_inputs`).
+A block counts if the script's own code opens it, or a function of the script that is decorated with it; or if a
+library opens it, such as a trainer, and calls a model in it. Compiled code has guards on active modes and hooks, so
+after the first compilation neither is used again. The inputs of compiled models and functions are observed at each call
+(`compiled_inputs`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
 INPUTS = "inputs of compiled models"
-"""The probe."""
+"""The name of the probe."""
 MOST_EMPTY = 3
 """After this many blocks without a call of a model, the code of a library is ignored."""
 
 
 def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
-    """The blocks in which the script turns gradients off."""
+    """Observe the blocks in which the script disables gradients."""
     decorator = os.path.join("torch", "utils", "_contextlib.py")
     blocks = _GradientFreeBlocks(watcher)
 
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
         code: Any = frame.f_code
-        if code.co_filename.endswith(decorator):  # whose function is it that was decorated?
+        if code.co_filename.endswith(decorator):  # find the function that was decorated
             code = getattr(frame.f_locals.get("func"), "__code__", None)
         if code is not None and code not in blocks.ignored and watcher.probes.here():
             watcher.probes.safely("evaluation", blocks.entered, args[0], code, frame)
@@ -63,16 +63,16 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
 
 
 class _GradientFreeBlocks:
-    """The blocks without gradients that are open, and whose code is not worth looking at."""
+    """The open blocks without gradients, and the code whose blocks are ignored."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._evaluations = watcher.evaluations
         self.ignored: set[types.CodeType] = set()
-        """Code whose blocks are not evaluations: of torch, of surefoot, and of libraries that call no model there."""
+        """Code whose blocks are not evaluations: torch, surefoot, and libraries that call no model there."""
         self._open: list[tuple[int, types.CodeType | None]] = []
-        """The blocks that the script is in: the identity of the context, and the code of the library that opened it."""
+        """The open blocks: the identity of the context, and the code of the library that opened it."""
         self._empty: dict[types.CodeType, float] = {}
-        """How many blocks of a library's code were watched in which no model was called."""
+        """For each code of a library, the number of observed blocks in which no model was called."""
 
     def entered(self, context: Any, code: types.CodeType, frame: types.FrameType) -> None:
         if _turns_gradients_on(context):
@@ -83,7 +83,7 @@ class _GradientFreeBlocks:
             self.ignored.add(code)
             return
         elif self._open:
-            return  # a part of a block that is known already
+            return  # inside a block that is already known
         else:
             self._open.append((id(context), code))
         self._evaluations.open()
@@ -113,7 +113,7 @@ def _turns_gradients_on(context: Any) -> bool:
 
 
 def _is_inside_model(frame: types.FrameType | None) -> bool:
-    """Whether a module is being called: what it does without gradients is a part of it, as rotary embeddings are."""
+    """Whether a module is being called: its own blocks without gradients, as in rotary embeddings, do not count."""
     calling = nn.Module._call_impl.__code__
     while frame is not None and frame.f_code is not calling:
         frame = frame.f_back
@@ -121,7 +121,7 @@ def _is_inside_model(frame: types.FrameType | None) -> bool:
 
 
 def _follow_inputs(watcher: Watcher, function: types.FunctionType) -> None:
-    """Observe what goes into a compiled function, or into a model that `Module.compile` has compiled."""
+    """Observe the inputs of a compiled function, or of a model that `Module.compile` has compiled."""
     held = weak_reference(function)
 
     def given(args: Any, kwargs: Any) -> None:
@@ -132,7 +132,7 @@ def _follow_inputs(watcher: Watcher, function: types.FunctionType) -> None:
 
 
 def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
-    """Let the script find the compiler's stance, and the global module hooks, as they are without surefoot."""
+    """Show the script the compiler's stance, and the global module hooks, as they are without surefoot."""
     from torch._dynamo import eval_frame
     from torch.nn.modules import module
 
@@ -158,11 +158,11 @@ def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
 
 
 def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
-    """From the first compilation on, models are followed from outside only."""
+    """After the first compilation, observe models from outside only."""
     followed: set[type] = set()
 
     def compiling(args: Any, kwargs: Any) -> Any:
-        # A compiled function guards on the modes and hooks that are on: both stay off from here.
+        # A compiled function has guards on active modes and hooks: both stay off from now on.
         if not watcher.state.compiled:
             watcher.state.compiled = True
             watcher.probes.safely("looking", watcher.sampler.end)
@@ -173,7 +173,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         return True
 
     def begun() -> None:
-        """What is called where a graph breaks is compiled, too: surefoot's own code must not be."""
+        """Exclude surefoot's code from compilation: torch also compiles functions called after a graph break."""
         from torch._dynamo.eval_frame import skip_code
 
         for code in watcher.probes.originals.codes():

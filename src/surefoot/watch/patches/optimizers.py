@@ -1,7 +1,7 @@
-"""The life of an optimizer: made, zeroed, stepped, scheduled.
+"""Observes optimizers: their construction, `zero_grad`, their steps, and their schedules.
 
-Steps are observed through torch's own global step hooks, so that subclasses and fused optimizers are included. What a
-schedule does is read off the schedule itself after each step; only its making is wrapped.
+Steps are observed through torch's own global step hooks, so that subclasses and fused optimizers are included. The
+state of a schedule is read after each step; only its constructor is hooked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
-    """Optimizers and schedules, from their making on."""
+    """Observe optimizers and schedules from their construction on."""
 
     def made(_: Any, args: Any, kwargs: Any) -> None:
         watcher.steps.optimizer_made(args[0])
@@ -32,7 +32,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
     wrapping.after(Optimizer, "__init__", "optimizers", made, "a new optimizer: its settings and parameters")
 
     def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling():  # Dynamo compiles these hooks with the step, and knows the answer
+        if is_compiling():  # Dynamo compiles these hooks with the step, and evaluates this to a constant
             return
         if watcher.probes.here():
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -51,7 +51,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
     wrapping.keep(register_optimizer_step_post_hook(after_step).remove)
 
     def zeroed(args: Any, kwargs: Any) -> None:
-        if watcher.probes.here():  # nothing but a number is noted, with no call of torch's that would need `safely`
+        if watcher.probes.here():  # only a number is recorded, without a call of torch that would need `safely`
             watcher.steps.gradients_zeroed()
 
     why = "whether gradients are zeroed, and whether this happens between backward and step"

@@ -1,4 +1,4 @@
-"""Policies and posteriors: the entropy of action distributions, and the divergence from a reference.
+"""Observes policies and posteriors: the entropy of action distributions, and the divergence from a reference.
 
 Only `Categorical` policies are covered. A divergence counts if the other distribution is neither learned nor the same
 for every row.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 MOST_ENTROPIES, MOST_DIVERGENCES = 2_000, 1_000
 ALL_OF_FIRST = 200
-"""So many are recorded one by one, later ones every 16 steps."""
+"""The first values are all recorded, up to this number; later ones at every 16th step."""
 
 
 def wrap_policies(watcher: Watcher, wrapping: Hooks) -> None:
-    """Log-probabilities of actions, and divergences."""
+    """Observe log-probabilities of actions, and divergences."""
 
     def log_prob(result: Any, args: Any, kwargs: Any) -> None:
-        if isinstance(result, Tensor):  # not a trace of torch.fx, for instance
+        if isinstance(result, Tensor):  # may be a proxy of torch.fx
             _record_log_prob(watcher, args[0], result)
 
     def divergence(result: Any, args: Any, kwargs: Any) -> None:
@@ -60,13 +60,13 @@ def _record_log_prob(watcher: Watcher, distribution: Any, result: Tensor) -> Non
 
 def _entropy_of(distribution: Any) -> float:
     with WithoutHooks():
-        held = vars(distribution)  # asked for its `probs`, it would keep them
+        held = vars(distribution)  # its attribute `probs` would cache the values
         chances = held["probs"] if "probs" in held else held["logits"].softmax(-1)
         return float(torch.special.entr(chances.detach().float()).sum(-1).mean())
 
 
 def _record_divergence(watcher: Watcher, other: Any, result: Tensor, where: str) -> None:
-    """The KL divergence from a distribution that is not learned and not the same for every row."""
+    """Record the KL divergence from a distribution that is not learned and differs between rows."""
     state, known = watcher.state, watcher.calls.divergences
     if (known and known[-1].backward == state.backwards) or len(known) >= MOST_DIVERGENCES:
         return

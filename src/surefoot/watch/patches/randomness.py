@@ -1,4 +1,4 @@
-"""Seeds: which generators are seeded, where and how often.
+"""Observes seeding: which generators are seeded, where and how often.
 
 A call counts if the script makes it, or a library before the first step, as `set_seed` and `seed_everything` of many
 libraries do; torch's own seeding does not count. No number is ever drawn here. NumPy's functions are implemented in C,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def wrap_randomness(watcher: Watcher, wrapping: Hooks) -> None:
-    """Seeding by torch and Python."""
+    """Observe seeding by torch and Python."""
     shared = getattr(random, "_inst", None)
     """The generator behind `random.random`."""
 
@@ -30,7 +30,7 @@ def wrap_randomness(watcher: Watcher, wrapping: Hooks) -> None:
 
     def python_seeded(result: Any, args: Any, kwargs: Any) -> None:
         frame = caller()
-        if frame is not None and frame.f_code.co_filename == random.__file__:  # a generator that is being made
+        if frame is not None and frame.f_code.co_filename == random.__file__:  # a new generator is being constructed
             frame = frame.f_back
         seeded("python" if args[0] is shared else "random.Random", args[1], frame)
 
@@ -44,7 +44,7 @@ def wrap_randomness(watcher: Watcher, wrapping: Hooks) -> None:
                 calls = watcher.calls.seeds.setdefault(kind, [])
                 calls.append(watcher.state.steps)
                 del calls[400:]
-        # The same line, seeding with the same number again and again, draws the same numbers again and again.
+        # A line that seeds with the same number repeatedly draws the same numbers repeatedly.
         if own is not None and isinstance(value, int) and len(watcher.calls.reseeds) < 64:
             where = place(own.f_code.co_filename, own.f_lineno)
             calls = watcher.calls.reseeds.setdefault(f"{kind}({value}) at {where}", [])

@@ -1,8 +1,8 @@
-"""The gradient scaler of mixed precision: its scale, the steps it skips, and gradients used while still scaled.
+"""Observes the gradient scaler: its scale, the steps it skips, and gradients that are used while still scaled.
 
-The loss is remembered as it was before scaling, so that the curve shows the script's loss. A skipped step is one after
-which the optimizer has not stepped, or which a fused optimizer was told to skip in its kernel. Nothing waits for the
-device (see `loss_scale`). Scalers of other libraries are left out.
+The loss before scaling is remembered, so that the curve shows the script's loss. A step counts as skipped if the
+optimizer has not stepped after it, or if the scaler told a fused optimizer to skip it in its kernel. Nothing waits for
+the device (see `loss_scale`). Scalers of other libraries are not covered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def wrap_scaler(watcher: Watcher, wrapping: Hooks) -> None:
-    """All calls of a gradient scaler that matter."""
+    """Observe the relevant calls of a gradient scaler."""
     calls = _ScalerCalls(watcher)
     wrapping.after(GradScaler, "scale", "scaler", calls.scaled, "the loss before scaling, and the scale")
     why = "whether gradients are still scaled when they are clipped"
@@ -81,7 +81,7 @@ class _ScalerCalls:
 
 
 def _found_inf(scaler: GradScaler, optimizer: Optimizer) -> list[Tensor]:
-    """What tells an optimizer that skips overflows itself to skip: one number for each device. Empty for others."""
+    """The tensors that make a fused optimizer skip an overflow, one for each device; empty for other optimizers."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False) or not scaler.is_enabled():
         return []
     states = getattr(scaler, "_per_optimizer_states", {})

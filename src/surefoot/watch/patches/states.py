@@ -1,4 +1,4 @@
-"""Checkpoints: what is loaded into models, optimizers and schedules, what is saved, and what the files contain.
+"""Observes checkpoints: states loaded into models, optimizers and schedules, saved states, and the content of files.
 
 The kinds of state in a file are recorded, by their keys, and its step number; no other value is read. A loaded state is
 matched with its file by the identity of its dictionary; nothing is kept alive for that.
@@ -44,11 +44,11 @@ _WHY_SWAP = "torch does not swap a tensor that has weak references: surefoot dro
 
 
 def wrap_states(watcher: Watcher, wrapping: Hooks) -> None:
-    """Loading and saving."""
+    """Observe loading and saving."""
     states = _StateCalls(watcher)
     wrapping.add(torch.utils, "swap_tensors", "states", _WHY_SWAP, states.before_swap, last=states.after_swap)
     wrapping.after(nn.Module, "load_state_dict", "states", states.module_loaded, _WHY_LOADED)
-    # A stabilizer's resume: sharded weights do not go through `load_state_dict`. Ours, so not in the table.
+    # The resume of a stabilizer: sharded weights do not go through `load_state_dict`. Not in `docs/run.md`.
     resumed = Hook(lambda args, kwargs: (args, kwargs), states.models_restored)
     wrapping.hook("states", load_models, resumed)
     wrapping.after(Optimizer, "load_state_dict", "states", states.optimizer_loaded, _WHY_LOADED)
@@ -89,7 +89,7 @@ class _StateCalls:
     def optimizer_loaded(self, result: Any, args: Any, kwargs: Any) -> None:
         frame = caller()
         if not args[0].state and frame is not None and is_library(frame.f_code.co_filename):
-            return  # how a trainer moves a new optimizer to its device: there is no state that could be resumed
+            return  # a trainer moves a new optimizer to its device this way: there is no state to resume
         record = self._watcher.steps.record_of(args[0])
         record.loaded_at = record.series.count
         self._watcher.sampler.sample_soon()
@@ -136,7 +136,7 @@ class _StateCalls:
 
 
 class _Files:
-    """Which dictionaries came out of which file, and when this run wrote which file."""
+    """The dictionaries loaded from each file, and the step at which this run wrote each file."""
 
     def __init__(self) -> None:
         self._loaded = 0
@@ -185,7 +185,7 @@ def _step_in(value: Any) -> int | None:
 
 
 def _states_in(value: Any) -> list[str]:
-    """What kinds of state a checkpoint holds."""
+    """The kinds of state in a checkpoint."""
     found = []
     values = value if isinstance(value, dict) else {}
     for item in [value, *list(values.values())[:64]]:
