@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.sampled import are_too_few
+from surefoot.diagnose.sampled import are_too_few, variance_of
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
     notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
     notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
+    if not notes and not run.sampled.training_losses() and (errors := run.sampled.squared_errors):
+        level = variance_of(errors)
+        return Chance(level, "variance", errors[0].site) if level is not None else None
     if not notes or len({(n.op, n.site) for n in notes}) != 1:
         return None
     first = notes[0]
-    roots = {look.step: look.backward_calls[0].value for look in run.sampled.steps if look.backward_calls}
-    for note in notes:
-        total = roots.get(note.step)
-        if total is not None and note.value is not None and abs(total - note.value) > 0.05 * abs(total) + 1e-6:
-            return None  # more than this one function is minimised
+    if not all(_is_minimised_alone(run, note) for note in notes):
+        return None
     if first.op == "mse_loss":
         return _variance_chance(notes)
     counts: Counter[str] = Counter()
@@ -100,6 +100,18 @@ def chance(run: RecordedRun) -> Chance | None:
     if len(counts) < 2 or are_too_few(counts):
         return None
     return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site)
+
+
+def _is_minimised_alone(run: RecordedRun, note: LossCall) -> bool:
+    """Whether a loss is all that `backward` was called on; of a microbatch, divided by their number."""
+    look = next((look for look in run.sampled.steps if look.step == note.step), None)
+    roots = look.backward_calls if look is not None else []
+    own = [root for root in roots if root.sign is not None and root.sign.index == note.index and root.factor]
+    if own and run.sampled.adds_up_to_the_loss:
+        total = None if own[0].value is None else own[0].value / (own[0].factor or 1.0)
+    else:
+        total = roots[0].value if roots else None
+    return total is None or note.value is None or abs(total - note.value) <= 0.05 * abs(total) + 1e-6
 
 
 def _variance_chance(notes: list[LossCall]) -> Chance | None:

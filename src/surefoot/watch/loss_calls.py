@@ -84,7 +84,7 @@ class LossCalls:
             facts = _with_binary(facts, given, target, kwargs)
         elif entry.name in DISTANCE_LOSSES and given.numel() and target.numel():
             facts = replace(facts, **_bounds(given, target), target_variance=_variance(target))
-        elif entry.name == "kl_div" and given.dim() > 1:
+        elif entry.name in ("kl_div", "ctc_loss") and given.dim() > 1:
             facts = replace(facts, distribution=as_distribution(given, -1))
         self.losses.append(facts)
 
@@ -109,6 +109,7 @@ class LossCalls:
             return
         if len(self.differences) >= MOST_DIFFERENCES or target.numel() == 0:
             return
+        self._keep_target(entry.index, target.detach())
         self.differences.append(
             DifferenceCall(
                 **self._history.place(entry),

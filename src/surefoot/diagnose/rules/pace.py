@@ -42,7 +42,10 @@ def too_high(run: RecordedRun) -> Claim | None:
     early = max(ratios[:8])
     before = curve.before_bad
     blown = _climbed(run, early) if run.nonfinite.seen else curve.rose
-    shaken = before.peak > 1.5 * abs(before.start) + 1e-9 or _restless(before) or early > 0.1
+    # Batches alone make single losses high; only steps that stay large, or weights that grow, are those of the rate.
+    peaked = before.peak > abs(before.start) + max(0.5 * abs(before.start), 6 * before.noise) + 1e-9
+    grown = early > 0.05 and _weights_grew(run, run.steps)
+    shaken = peaked or _restless(before) or median(ratios[:8]) > 0.1 or grown
     noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     stalled = not before.learned and not noisy and shaken and before.count >= 8
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away

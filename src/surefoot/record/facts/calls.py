@@ -126,7 +126,7 @@ class LossCall(SampledCall):
     target_from_model: bool
     """Whether the targets were computed by a layer."""
     distribution: RowDistribution | None = None
-    """The predictions as probabilities; of classification losses and of `kl_div`."""
+    """The predictions as probabilities; of classification losses, `kl_div` and `ctc_loss`."""
     inside_unit: float | None = None
     """Which share of the predictions lies between 0 and 1; of binary losses."""
     ignore_index: int | None = None
