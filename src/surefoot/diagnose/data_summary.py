@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.sampled import are_too_few, variance_of
-from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -76,13 +76,13 @@ class Chance:
     level: float
     """In the units of the loss."""
     kind: str
-    """`classes`, `binary` or `variance`."""
+    """`classes`, `binary` or `variance` (of a loss that is a distance)."""
     site: str
 
 
 def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
+    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCE_LOSSES)
     notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
     if not notes and not run.sampled.training_losses() and (errors := run.sampled.squared_errors):
         level = variance_of(errors)
@@ -94,6 +94,9 @@ def chance(run: RecordedRun) -> Chance | None:
         return None
     if first.op == "mse_loss":
         return _variance_chance(notes)
+    if first.op in DISTANCE_LOSSES:
+        levels = present(n.constant_loss for n in notes)
+        return Chance(mean(levels), "variance", first.site) if len(levels) >= 3 and mean(levels) > 0 else None
     counts: Counter[str] = Counter()
     for labels in label_batches(run) or [Counter(n.labels) for n in notes if n.labels]:
         counts.update(labels)
@@ -136,6 +139,20 @@ def weights_moved(run: RecordedRun) -> float:
     """How far the weights travelled, roughly, in units of their own size: ratio of update to weight, times steps."""
     ratios = run.sampled.update_ratios()
     return median(ratios) * run.steps if ratios else 0.0
+
+
+_MANY_STEPS = 20
+"""From this length on, a recurrent network may need thousands of steps before its loss begins to fall."""
+
+
+def reads_long_sequences(run: RecordedRun) -> bool:
+    """Whether a recurrent layer reads long sequences.
+
+    Such a network can stay at the loss of the best constant answer for long and still learn: a target that depends on
+    a few elements far apart (the adding problem) is found late. Comparing whole rows does not show such a dependence.
+    """
+    layers = [layer for layer in run.sampled.calls.layers if layer.time_steps and layer.trained_on]
+    return bool(layers) and median(layer.time_steps or 0 for layer in layers) >= _MANY_STEPS
 
 
 def where_of(*places: str | None) -> tuple[str, ...]:

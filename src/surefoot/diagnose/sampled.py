@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.by_hand import moves_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,13 +98,8 @@ class SampledData:
         shares = present(self.share_of_mean(call) for call in losses)
         if not losses or len(shares) < len(losses) or any(call.weighted or call.smoothing for call in losses):
             return None
-        if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
-            entropy = _entropy(losses)
-            return None if entropy is None else entropy * median(shares)
-        if losses[0].op == "mse_loss":
-            spreads = present(call.target_variance for call in losses)
-            return median(spreads) if len(spreads) >= 3 else None
-        return None
+        level = _constant_answer(losses)
+        return level if level is None or losses[0].op in DISTANCE_LOSSES else level * median(shares)
 
     @cached_property
     def adds_up_to_the_loss(self) -> bool:
@@ -225,6 +221,21 @@ def are_too_few(counts: Mapping[str, int]) -> bool:
     Words are an example: most of them are rare, and a few thousand do not show how rare.
     """
     return len(counts) > _MANY_KINDS and sum(counts.values()) < _OF_EACH * len(counts)
+
+
+def level_of(calls: list[LossCall]) -> float | None:
+    """The loss of the best constant answer of one plain loss function; `None` if it is weighted or moves by itself."""
+    if any(call.reduction != "mean" or call.weighted or call.smoothing or call.target_from_model for call in calls):
+        return None
+    return _constant_answer(calls) if len({call.op for call in calls}) == 1 else None
+
+
+def _constant_answer(losses: list[LossCall]) -> float | None:
+    if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+        return _entropy(losses)
+    known = [call.target_variance if call.op == "mse_loss" else call.constant_loss for call in losses]
+    levels = present(known)
+    return median(levels) if len(levels) >= 3 else None
 
 
 def _entropy(losses: list[LossCall]) -> float | None:

@@ -19,7 +19,7 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import LOSSES, VIEWS
+from surefoot.watch.operation_names import DISTANCE_LOSSES, LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
-_PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
+_PAIRED = {
+    "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", *DISTANCE_LOSSES
+}  # fmt: skip
 
 
 def chain(node: Any) -> list[str]:

@@ -3,7 +3,8 @@
 A faulty run counts as top-1 if its truth is the first finding above `info`, as top-3 if it is among the first three
 (where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. A run
 without a diagnosis, or with the verdict `unknown`, is not judged: it is listed, and counts neither as a false alarm nor
-as a run without one. Run folders that were kept can be scored again without running anything, which is how rules are tuned.
+as a run without one. Run folders that were kept can be scored again without running anything, which is how rules are
+tuned.
 
 `surefoot.zoo.rank_runs` starts the scripts for several ranks; their run folder holds one folder per rank, and one
 diagnosis is made of them. `surefoot.zoo.device_runs` runs the scripts on another device. Those that cannot run there

@@ -368,3 +368,13 @@ def test_clipping_nearly_everything_away_is_named(watch: Nursery) -> None:
 @pytest.mark.parametrize(("optimizer", "rate", "limit"), [("SGD", "300.0", "1e-3"), ("Adam", "1e-2", "1e-3")])
 def test_tight_clipping_with_a_rate_to_match_is_fine(watch: Nursery, optimizer: str, rate: str, limit: str) -> None:
     assert watch(START, paced(rate, optimizer), clipped(limit)).causes == []
+
+
+def test_batches_that_make_single_losses_high_say_nothing_about_the_rate() -> None:
+    """Targets that say nothing: the loss stays at their variance, and a batch of outliers is half as high again."""
+    losses = [0.9 + 0.2 * (step % 2) for step in range(200)]
+    losses[40] = 1.5
+    looks = [look(step, steps=moves(0.03)) for step in range(8)]
+    assert pace.too_high(run(losses, sampled_steps=looks)) is None
+    losses[40] = 4.0
+    assert pace.too_high(run(losses, sampled_steps=looks)) is not None

@@ -11,6 +11,7 @@ from surefoot.diagnose.data_summary import (
     at_chance,
     entropy,
     label_batches,
+    reads_long_sequences,
     weights_moved,
     where_of,
 )
@@ -93,7 +94,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if verdict is None or verdict.score > 3.0:
         return None
     curve = run.curve
-    what = "variance of the targets" if stuck.kind == "variance" else "entropy of the labels"
+    what = "loss of the best constant answer" if stuck.kind == "variance" else "entropy of the labels"
     return Claim(
         0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
         f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
@@ -156,20 +157,6 @@ def _are_foretold(run: RecordedRun) -> bool:
     late = notes[-5:]
     frequent = [max((n.labels or {}).values()) / sum((n.labels or {}).values()) for n in late]
     return bool(late) and median(n.accuracy or 0.0 for n in late) > max(0.5, 1.5 * median(frequent))
-
-
-_MANY_STEPS = 20
-"""From this length on, a recurrent network may need thousands of steps before its loss begins to fall."""
-
-
-def reads_long_sequences(run: RecordedRun) -> bool:
-    """Whether a recurrent layer reads long sequences.
-
-    Such a network can stay at the loss of the best constant answer for long and still learn: a target that depends on
-    a few elements far apart (the adding problem) is found late. Comparing whole rows does not show such a dependence.
-    """
-    layers = [layer for layer in run.sampled.calls.layers if layer.time_steps and layer.trained_on]
-    return bool(layers) and median(layer.time_steps or 0 for layer in layers) >= _MANY_STEPS
 
 
 def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:

@@ -186,7 +186,8 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
-                f"{notes[0].op} at {site} gets values that are not log-probabilities (up to {max(d.max for d in seen):.3g}).",
+                f"{notes[0].op} at {site} gets values that are not log-probabilities (up to "
+                f"{max(d.max for d in seen):.3g}).",
                 step=notes[0].step,
                 where=(site, _source(notes[0])),
                 evidence={"log_sum_error": min(d.log_sum_error for d in seen)},
@@ -327,7 +328,7 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             0.9 if op in _LIMITED else 0.8,
             f"The scores that cross_entropy is given at {site} {made}stay within [{low:g}, {high:g}] at all "
             f"{len(seen)} sampled calls: with {classes} classes the loss cannot fall below {floor:.3g}. It is at "
-            f"{run.curve.end:.3g}, although {median(n.accuracy or 0.0 for n in late):.0%} of the predictions are right.",
+            f"{run.curve.end:.3g}; {median(n.accuracy or 0.0 for n in late):.0%} of the predictions are right.",
             step=seen[0].step,
             where=(site, _source(seen[0])),
             evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
