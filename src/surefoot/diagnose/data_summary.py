@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.sampled import are_too_few, variance_of
+from surefoot.diagnose.sampled import are_too_few, squared_errors, variance_of
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
     notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCE_LOSSES)
     notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
-    if not notes and not run.sampled.training_losses() and (errors := run.sampled.squared_errors):
+    if not notes and not run.sampled.training_losses() and (errors := squared_errors(run.sampled.steps)):
         level = variance_of(errors)
         return Chance(level, "variance", errors[0].site) if level is not None else None
     if not notes or len({(n.op, n.site) for n in notes}) != 1:
@@ -146,13 +146,16 @@ _MANY_STEPS = 20
 
 
 def reads_long_sequences(run: RecordedRun) -> bool:
-    """Whether a recurrent layer reads long sequences.
+    """Whether a recurrent layer reads long sequences that have one target each.
 
     Such a network can stay at the loss of the best constant answer for long and still learn: a target that depends on
     a few elements far apart (the adding problem) is found late. Comparing whole rows does not show such a dependence.
     """
     layers = [layer for layer in run.sampled.calls.layers if layer.time_steps and layer.trained_on]
-    return bool(layers) and median(layer.time_steps or 0 for layer in layers) >= _MANY_STEPS
+    sequences = {layer.sequences for layer in layers}
+    losses = run.sampled.training_losses()
+    has_one_each = bool(losses) and all(math.prod(loss.target.shape) in sequences for loss in losses)
+    return has_one_each and median(layer.time_steps or 0 for layer in layers) >= _MANY_STEPS
 
 
 def where_of(*places: str | None) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class SampledData:
         roots = self.backward_calls
         names = {root.sign.function if root.sign is not None else None for root in roots}
         if names == {None}:
-            return variance_of(self.squared_errors)
+            return variance_of(squared_errors(self.steps))
         if len(names) != 1 or not self.adds_up_to_the_loss:
             return None
         losses = self.training_losses(*(name for name in names if name))
@@ -108,29 +108,6 @@ class SampledData:
         counts = [len(step.backward_calls) for step in self.steps if step.backward_calls]
         only = factors.pop() if len(factors) == 1 else None
         return only is not None and (only == 1.0 or abs(only * median(counts) - 1.0) < 1e-6)
-
-    @cached_property
-    def squared_errors(self) -> list[DifferenceCall]:
-        """The differences whose mean square is minimised, where a script computes it by hand; one per step.
-
-        The graph under the loss is a mean of a power of a difference. That the power is 2 is checked by value: the
-        mean square of a difference lies between two bounds that the moments of both operands give.
-        """
-        found = []
-        for step in self.steps:
-            calls = [call for call in step.calls.differences if call.input.shape == call.target.shape]
-            if not step.operations or not step.backward_calls:
-                continue
-            if len(step.backward_calls) != 1 or len(calls) != 1 or any(loss.trained_on for loss in step.calls.losses):
-                return []
-            root, call = step.backward_calls[0], calls[0]
-            learned = {"linear", "conv1d", "conv2d", "matmul", "embedding"} & set(call.target_history)
-            if root.operations[:3] != ["Mean", "Pow", "Sub"] or root.value is None or learned:
-                return []
-            if not math.isfinite(root.value) or not _is_mean_square(root.value, call):
-                return []
-            found.append(call)
-        return found
 
     @cached_property
     def begins_trained(self) -> bool:
@@ -187,6 +164,29 @@ class SampledData:
             if ratios:
                 found.append(median(ratios))
         return found
+
+
+def squared_errors(steps: list[SampledStep]) -> list[DifferenceCall]:
+    """The differences whose mean square is minimised, where a script computes it by hand; one per step.
+
+    The graph under the loss is a mean of a power of a difference. That the power is 2 is checked by value: the mean
+    square of a difference lies between two bounds that the moments of both operands give.
+    """
+    found = []
+    for step in steps:
+        calls = [call for call in step.calls.differences if call.input.shape == call.target.shape]
+        if not step.operations or not step.backward_calls:
+            continue
+        if len(step.backward_calls) != 1 or len(calls) != 1 or any(loss.trained_on for loss in step.calls.losses):
+            return []
+        root, call = step.backward_calls[0], calls[0]
+        learned = {"linear", "conv1d", "conv2d", "matmul", "embedding"} & set(call.target_history)
+        if root.operations[:3] != ["Mean", "Pow", "Sub"] or root.value is None or learned:
+            return []
+        if not math.isfinite(root.value) or not _is_mean_square(root.value, call):
+            return []
+        found.append(call)
+    return found
 
 
 def variance_of(differences: list[DifferenceCall]) -> float | None:

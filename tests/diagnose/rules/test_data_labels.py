@@ -83,6 +83,13 @@ def test_a_recurrent_network_over_long_sequences_may_begin_to_learn_late() -> No
     read = [completed(LayerCall, layer | {"step": seen.step, "index": 0}) for seen in held.facts.sampled_steps]
     for seen, call in zip(held.facts.sampled_steps, read, strict=True):
         seen.calls.layers[:] = [LayerCall.from_json(call | {"step": seen.step})]
+        seen.calls.losses[:] = [replace(loss, target=replace(loss.target, shape=[32])) for loss in seen.calls.losses]
     assert data_labels.labels_uninformative(held) is None
     assert not_learning.not_learning(held) is None
     assert "can begin to learn late" in not_learning.why_unjudged(held)
+    for seen in held.facts.sampled_steps:
+        seen.calls.losses[:] = [
+            replace(loss, target=replace(loss.target, shape=[32, 40])) for loss in seen.calls.losses
+        ]
+    at_each_step = RecordedRun(held.facts)
+    assert not_learning.not_learning(at_each_step) is not None, "a language model has a target at every step"
