@@ -378,3 +378,14 @@ def test_batches_that_make_single_losses_high_say_nothing_about_the_rate() -> No
     assert pace.too_high(run(losses, sampled_steps=looks)) is None
     losses[40] = 4.0
     assert pace.too_high(run(losses, sampled_steps=looks)) is not None
+
+
+@pytest.mark.parametrize(("count", "named"), [(30, False), (60, True)])
+def test_a_short_run_that_has_come_down_is_not_stalled(count: int, named: bool) -> None:
+    """It ends at the loss of the best constant answer, with the noise of small batches."""
+    losses = [max(1.7 * 0.8**step, 0.25 + 0.2 * (step % 2)) for step in range(count)]
+    loss = {"op": "mse_loss", "grad": True, "site": SITE, "reduction": "mean", "target_variance": 0.36}
+    sign = {"function": "mse_loss", "site": SITE, "factor": 1.0, "index": 0}
+    root = {"site": SITE, "value": 0.4, "factor": 1.0, "sign": sign, "parameters": [0]}
+    looks = [look(step, roots=[root], notes={"losses": [loss]}, steps=moves(0.07)) for step in range(8)]
+    assert (pace.too_high(run(losses, sampled_steps=looks)) is not None) == named
