@@ -50,6 +50,19 @@ def test_top_one_and_top_three_are_shares_of_the_faulty_runs():
     assert {"truth": "lr.too-low", "named": "(nothing)", "runs": 1} in figures["confusions"]
 
 
+def test_runs_that_were_not_judged_are_named_and_not_counted_as_free_of_false_alarms(capsys):
+    results = [
+        Result("testing", "healthy", "alarmed", 100, alarms=["warning lr.too-high"]),
+        Result("testing", "healthy", "quiet", 100),
+        Result("testing", "healthy", "short", 101, unjudged="too few steps"),
+        Result("testing", "healthy", "killed", 102, trouble="left no facts"),
+    ]
+    show(results, result_console(plain_width=200))
+    line = "2 of 4 healthy runs judged, 1 with a false alarm; not judged: short:101, killed:102"
+    assert line in capsys.readouterr().out
+    assert summary(results)["unjudged"] == 2
+
+
 def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path, starts_forks):
     scripts = a_zoo(tmp_path / "zoo", testing__healthy__line=SCRIPT, tuning__healthy__crash="raise SystemExit(3)")
     done = []

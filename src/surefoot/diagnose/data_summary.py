@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.sampled import are_too_few
-from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
+from surefoot.diagnose.sampled import are_too_few, squared_errors, variance_of
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -76,30 +76,45 @@ class Chance:
     level: float
     """In the units of the loss."""
     kind: str
-    """`classes`, `binary` or `variance`."""
+    """`classes`, `binary` or `variance` (of a loss that is a distance)."""
     site: str
 
 
 def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, "mse_loss")
+    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCE_LOSSES)
     notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
+    if not notes and not run.sampled.training_losses() and (errors := squared_errors(run.sampled.steps)):
+        level = variance_of(errors)
+        return Chance(level, "variance", errors[0].site) if level is not None else None
     if not notes or len({(n.op, n.site) for n in notes}) != 1:
         return None
     first = notes[0]
-    roots = {look.step: look.backward_calls[0].value for look in run.sampled.steps if look.backward_calls}
-    for note in notes:
-        total = roots.get(note.step)
-        if total is not None and note.value is not None and abs(total - note.value) > 0.05 * abs(total) + 1e-6:
-            return None  # more than this one function is minimised
+    if not all(_is_minimised_alone(run, note) for note in notes):
+        return None
     if first.op == "mse_loss":
         return _variance_chance(notes)
+    if first.op in DISTANCE_LOSSES:
+        levels = present(n.constant_loss for n in notes)
+        return Chance(mean(levels), "variance", first.site) if len(levels) >= 3 and mean(levels) > 0 else None
     counts: Counter[str] = Counter()
     for labels in label_batches(run) or [Counter(n.labels) for n in notes if n.labels]:
         counts.update(labels)
     if len(counts) < 2 or are_too_few(counts):
         return None
     return Chance(entropy(counts), "classes" if first.op in CLASS_LOSSES else "binary", first.site)
+
+
+def _is_minimised_alone(run: RecordedRun, note: LossCall) -> bool:
+    """Whether a loss is all that `backward` was called on; of a microbatch, divided by their number."""
+    look = next((look for look in run.sampled.steps if look.step == note.step), None)
+    roots = look.backward_calls if look is not None else []
+    own = [root for root in roots if root.sign is not None and root.sign.index == note.index and root.factor]
+    if own and run.sampled.adds_up_to_the_loss:
+        total = None if own[0].value is None else own[0].value / (own[0].factor or 1.0)
+    else:
+        total = roots[0].value if roots else None
+    return total is None or note.value is None or abs(total - note.value) <= 0.05 * abs(total) + 1e-6
 
 
 def _variance_chance(notes: list[LossCall]) -> Chance | None:
@@ -124,6 +139,23 @@ def weights_moved(run: RecordedRun) -> float:
     """The approximate distance that the weights moved, in units of their size: update ratio times steps."""
     ratios = run.sampled.update_ratios()
     return median(ratios) * run.steps if ratios else 0.0
+
+
+_MANY_STEPS = 20
+"""From this length on, a recurrent network may need thousands of steps before its loss begins to fall."""
+
+
+def reads_long_sequences(run: RecordedRun) -> bool:
+    """Whether a recurrent layer reads long sequences that have one target each.
+
+    Such a network can stay at the loss of the best constant answer for long and still learn: a target that depends on
+    a few elements far apart (the adding problem) is found late. Comparing whole rows does not show such a dependence.
+    """
+    layers = [layer for layer in run.sampled.calls.layers if layer.time_steps and layer.trained_on]
+    sequences = {layer.sequences for layer in layers}
+    losses = run.sampled.training_losses()
+    has_one_each = bool(losses) and all(math.prod(loss.target.shape) in sequences for loss in losses)
+    return has_one_each and median(layer.time_steps or 0 for layer in layers) >= _MANY_STEPS
 
 
 def where_of(*places: str | None) -> tuple[str, ...]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from statistics import median
+from statistics import median, pvariance
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import moves_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from surefoot.record.facts import (
         BackwardCall,
+        DifferenceCall,
         LossCall,
         LossSign,
         ModelCall,
@@ -89,19 +91,24 @@ class SampledData:
         """The loss of the best constant answer, if the run minimises one plain loss function."""
         roots = self.backward_calls
         names = {root.sign.function if root.sign is not None else None for root in roots}
-        if len(names) != 1 or names == {None} or {root.factor for root in roots} != {1.0}:
+        if names == {None}:
+            return variance_of(squared_errors(self.steps))
+        if len(names) != 1 or not self.adds_up_to_the_loss:
             return None
         losses = self.training_losses(*(name for name in names if name))
         shares = present(self.share_of_mean(call) for call in losses)
         if not losses or len(shares) < len(losses) or any(call.weighted or call.smoothing for call in losses):
             return None
-        if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
-            entropy = _entropy(losses)
-            return None if entropy is None else entropy * median(shares)
-        if losses[0].op == "mse_loss":
-            spreads = present(call.target_variance for call in losses)
-            return median(spreads) if len(spreads) >= 3 else None
-        return None
+        level = _constant_answer(losses)
+        return level if level is None or losses[0].op in DISTANCE_LOSSES else level * median(shares)
+
+    @cached_property
+    def adds_up_to_the_loss(self) -> bool:
+        """Whether the losses of a step are taken as they are, or divided by the number of its microbatches."""
+        factors = {root.factor for root in self.backward_calls}
+        counts = [len(step.backward_calls) for step in self.steps if step.backward_calls]
+        only = factors.pop() if len(factors) == 1 else None
+        return only is not None and (only == 1.0 or abs(only * median(counts) - 1.0) < 1e-6)
 
     @cached_property
     def begins_trained(self) -> bool:
@@ -160,6 +167,50 @@ class SampledData:
         return found
 
 
+def squared_errors(steps: list[SampledStep]) -> list[DifferenceCall]:
+    """The differences whose mean square is minimised, where a script computes it by hand; one per step.
+
+    The graph under the loss is a mean of a power of a difference. That the power is 2 is checked by value: the mean
+    square of a difference lies between two bounds that the moments of both operands give.
+    """
+    found = []
+    for step in steps:
+        calls = [call for call in step.calls.differences if call.input.shape == call.target.shape]
+        if not step.operations or not step.backward_calls:
+            continue
+        if len(step.backward_calls) != 1 or len(calls) != 1 or any(loss.trained_on for loss in step.calls.losses):
+            return []
+        root, call = step.backward_calls[0], calls[0]
+        learned = {"linear", "conv1d", "conv2d", "matmul", "embedding"} & set(call.target_history)
+        if root.operations[:3] != ["Mean", "Pow", "Sub"] or root.value is None or learned:
+            return []
+        if not math.isfinite(root.value) or not _is_mean_square(root.value, call):
+            return []
+        found.append(call)
+    return found
+
+
+def variance_of(differences: list[DifferenceCall]) -> float | None:
+    """The variance of the targets, within and between the batches; `None` if too few are known."""
+    means = present(call.target.mean for call in differences)
+    spreads = present(call.target.std for call in differences)
+    if len(means) < 3 or len(spreads) < len(means):
+        return None
+    between = pvariance(means)
+    level = sum(spread * spread for spread in spreads) / len(spreads) + between
+    return level if level > 0 else None
+
+
+def _is_mean_square(value: float, call: DifferenceCall) -> bool:
+    """Whether a value can be the mean square of a difference, by the means and deviations of its operands."""
+    given, target = call.input, call.target
+    if given.mean is None or given.std is None or target.mean is None or target.std is None:
+        return False
+    offset = (given.mean - target.mean) ** 2
+    low, high = offset + (given.std - target.std) ** 2, offset + (given.std + target.std) ** 2
+    return 0.9 * low - 1e-6 <= value <= 1.1 * high + 1e-6
+
+
 _MANY_KINDS = 100
 _OF_EACH = 20
 """With more than `_MANY_KINDS` kinds of labels, this many of each must have occurred on average."""
@@ -171,6 +222,21 @@ def are_too_few(counts: Mapping[str, int]) -> bool:
     Words are an example: most of them are rare, and a few thousand do not show how rare.
     """
     return len(counts) > _MANY_KINDS and sum(counts.values()) < _OF_EACH * len(counts)
+
+
+def level_of(calls: list[LossCall]) -> float | None:
+    """The loss of the best constant answer of one plain loss function; `None` if it is weighted or moves by itself."""
+    if any(call.reduction != "mean" or call.weighted or call.smoothing or call.target_from_model for call in calls):
+        return None
+    return _constant_answer(calls) if len({call.op for call in calls}) == 1 else None
+
+
+def _constant_answer(losses: list[LossCall]) -> float | None:
+    if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+        return _entropy(losses)
+    known = [call.target_variance if call.op == "mse_loss" else call.constant_loss for call in losses]
+    levels = present(known)
+    return median(levels) if len(levels) >= 3 else None
 
 
 def _entropy(losses: list[LossCall]) -> float | None:

@@ -84,7 +84,8 @@ class LossCalls:
             facts = _with_binary(facts, given, target, kwargs)
         elif entry.name in DISTANCE_LOSSES and given.numel() and target.numel():
             facts = replace(facts, **_bounds(given, target), target_variance=_variance(target))
-        elif entry.name == "kl_div" and given.dim() > 1:
+            facts = replace(facts, constant_loss=_constant_loss(entry.name, target, kwargs))
+        elif entry.name in ("kl_div", "ctc_loss") and given.dim() > 1:
             facts = replace(facts, distribution=as_distribution(given, -1))
         self.losses.append(facts)
 
@@ -109,6 +110,7 @@ class LossCalls:
             return
         if len(self.differences) >= MOST_DIFFERENCES or target.numel() == 0:
             return
+        self._keep_target(entry.index, target.detach())
         self.differences.append(
             DifferenceCall(
                 **self._history.place(entry),
@@ -268,6 +270,25 @@ def _variance(target: Tensor) -> float | None:
         return None
     variance: float = number(columns_of(target).float().var(0, correction=0).mean())
     return variance
+
+
+def _constant_loss(op: str, target: Tensor, kwargs: dict[str, Any]) -> float | None:
+    """The loss of the best constant answer, one per column, as if the constant had been chosen from other rows."""
+    if op == "mse_loss" or not target.dim() or len(target) <= 1:
+        return None
+    columns = columns_of(target).float()
+    middle = columns.sort(0).values[len(columns) // 2]  # `median` has no deterministic form on CUDA
+    errors = [(columns - middle).abs()]
+    if op != "l1_loss":
+        bend = float(kwargs.get("beta" if op == "smooth_l1_loss" else "delta", 1.0))
+        errors.append((columns - columns.mean(0)).abs())
+        scale = 1.0 if op == "smooth_l1_loss" else bend
+        errors = [
+            scale * torch.where(each < bend, each.square() / (2 * bend or 1.0), each - bend / 2) for each in errors
+        ]
+    means = torch.stack([each.mean() for each in errors])
+    constant: float = number(means.min() * (len(columns) / (len(columns) - 1)))
+    return constant
 
 
 class _Bounds(TypedDict):

@@ -19,7 +19,7 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import LOSSES, VIEWS
+from surefoot.watch.operation_names import DISTANCE_LOSSES, LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
-_PAIRED = {"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
+_PAIRED = {
+    "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", *DISTANCE_LOSSES
+}  # fmt: skip
 
 
 def chain(node: Any) -> list[str]:
@@ -114,10 +116,14 @@ def pair_rows(calls: LossCalls, held: list[Held]) -> InputTargetPairs | None:
 
 
 def pairs_of(calls: LossCalls, features: Features) -> InputTargetPairs | None:
-    """Rows of a model's input with the labels of the last loss, if there are as many labels as rows."""
-    if not calls.losses or calls.losses[-1].op not in _PAIRED:
+    """Rows of a model's input with the targets of the last loss, if there are as many targets as rows.
+
+    Where no loss function was called, the only difference between a prediction and a target stands for one.
+    """
+    by_hand = calls.differences if len(calls.differences) == 1 else []
+    loss = calls.losses[-1] if calls.losses else by_hand[0] if by_hand else None
+    if loss is None or (calls.losses and loss.op not in _PAIRED):
         return None
-    loss = calls.losses[-1]
     target = calls.targets.get(loss.index)
     if target is None or target.size != features.size:
         return None

@@ -1,8 +1,10 @@
 """The scoreboard: run every script of the zoo, diagnose it from its run folder, compare with the truth.
 
 A faulty run counts as top-1 if its truth is the first finding above `info`, as top-3 if it is among the first three
-(where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. Run
-folders that were kept can be scored again without running anything, which is how rules are tuned.
+(where nothing is above `info`, all findings count). A healthy run with any finding above `info` is a false alarm. A run
+without a diagnosis, or with the verdict `unknown`, is not judged: it is listed, and counts neither as a false alarm nor
+as a run without one. Run folders that were kept can be scored again without running anything, which is how rules are
+tuned.
 
 `surefoot.zoo.rank_runs` starts the scripts for several ranks; their run folder holds one folder per rank, and one
 diagnosis is made of them. `surefoot.zoo.device_runs` runs the scripts on another device. Those that cannot run there
@@ -68,6 +70,11 @@ class Result:
     def faulty(self) -> bool:
         """Whether there is a cause to be named."""
         return self.truth != HEALTHY
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a diagnosis whose verdict is not `unknown`; only such a run can have no false alarm."""
+        return not self.trouble and not self.unjudged
 
     def among(self, count: int) -> bool:
         """Whether the truth is among the first findings."""
@@ -198,7 +205,7 @@ def summary(results: list[Result]) -> dict[str, Any]:
         "top1": _share([result.among(1) for result in faulty]),
         "top3": _share([result.among(3) for result in faulty]),
         "false_alarms": sum(bool(result.alarms) for result in healthy),
-        "unjudged": sum(bool(result.unjudged) for result in healthy),
+        "unjudged": sum(not result.judged for result in healthy),
         "codes": codes,
         "confusions": [{"truth": t, "named": n, "runs": count} for (t, n), count in confused.most_common()],
     }
@@ -270,8 +277,7 @@ def _show_half(half: str, results: list[Result], console: Any) -> None:
     results = [result for result in results if not result.cannot_run]
     console.print(
         f"\n[bold]{half}[/bold] on {device}: {figures['faulty']} faulty runs, top-1 {_percent(figures['top1'])}, "
-        f"top-3 {_percent(figures['top3'])}; {figures['healthy']} healthy runs, "
-        f"{figures['false_alarms']} with a false alarm",
+        f"top-3 {_percent(figures['top3'])}; {_healthy_runs(results)}",
         highlight=False,
     )
     if figures["codes"]:
@@ -297,6 +303,16 @@ def _show_half(half: str, results: list[Result], console: Any) -> None:
         for result in alarms:
             for alarm in result.alarms:
                 console.print(f"  {result.name}: {alarm}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _healthy_runs(results: list[Result]) -> str:
+    """False alarms among the healthy runs that were judged, and the names of the runs that were not."""
+    healthy = [result for result in results if not result.faulty]
+    judged = [result for result in healthy if result.judged]
+    count = f"{len(judged)} of {len(healthy)}" if len(judged) < len(healthy) else str(len(judged))
+    text = f"{count} healthy runs judged, {sum(bool(result.alarms) for result in judged)} with a false alarm"
+    others = ", ".join(f"{result.script}:{result.seed}" for result in healthy if not result.judged)
+    return f"{text}; not judged: {others}" if others else text
 
 
 def _of(count: int, row: dict[str, Any]) -> str:

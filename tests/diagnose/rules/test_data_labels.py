@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
-from recorded import SITE, described, look, moves, run
-from surefoot.diagnose.rules import data_labels
+from recorded import SITE, completed, described, facts_of, look, moves, run
+from surefoot.diagnose.rules import data_labels, not_learning
+from surefoot.diagnose.run import RecordedRun
+from surefoot.record.facts import LayerCall
 
 
 def class_loss(step: int, labels: dict[str, int], predicted: dict[str, int], value: float = 0.7) -> dict[str, Any]:
@@ -51,3 +54,42 @@ def test_a_run_stuck_at_chance_on_labels_that_do_follow_has_another_cause() -> N
 
 def test_weights_that_hardly_move_say_nothing_about_the_labels() -> None:
     assert data_labels.labels_uninformative(paired_run(shuffled=True, ratio=1e-6)) is None
+
+
+def test_labels_that_are_positions_in_the_batch_belong_to_no_row() -> None:
+    held = paired_run(shuffled=True)
+    for seen in held.facts.sampled_steps:
+        (loss,) = seen.calls.losses
+        places = {"labels": {str(i): 1 for i in range(32)}, "valid": 32, "label_range": (0, 31)}
+        seen.calls.losses[:] = [replace(loss, value=3.4, **places)]
+        seen.backward_calls[:] = [replace(seen.backward_calls[0], value=3.4)]
+    high = RecordedRun(replace(held.facts, optimizers=facts_of([3.4] * 100).optimizers))
+    assert data_labels.at_chance(high) is not None
+    assert data_labels.labels_uninformative(high) is None
+
+
+def test_labels_that_the_model_foretells_are_informative() -> None:
+    held = paired_run(shuffled=True)
+    assert data_labels.labels_uninformative(held) is not None
+    for seen in held.facts.sampled_steps:
+        seen.calls.losses[:] = [replace(loss, accuracy=0.95) for loss in seen.calls.losses]
+    assert data_labels.labels_uninformative(RecordedRun(held.facts)) is None
+
+
+def test_a_recurrent_network_over_long_sequences_may_begin_to_learn_late() -> None:
+    """The adding problem: two of 40 elements make the target, which comparing whole rows does not show."""
+    layer = {"op": "gru", "module": "rnn", "site": SITE, "grad": True, "time_steps": 40, "sequences": 32}
+    held = paired_run(shuffled=True)
+    read = [completed(LayerCall, layer | {"step": seen.step, "index": 0}) for seen in held.facts.sampled_steps]
+    for seen, call in zip(held.facts.sampled_steps, read, strict=True):
+        seen.calls.layers[:] = [LayerCall.from_json(call | {"step": seen.step})]
+        seen.calls.losses[:] = [replace(loss, target=replace(loss.target, shape=[32])) for loss in seen.calls.losses]
+    assert data_labels.labels_uninformative(held) is None
+    assert not_learning.not_learning(held) is None
+    assert "can begin to learn late" in not_learning.why_unjudged(held)
+    for seen in held.facts.sampled_steps:
+        seen.calls.losses[:] = [
+            replace(loss, target=replace(loss.target, shape=[32, 40])) for loss in seen.calls.losses
+        ]
+    at_each_step = RecordedRun(held.facts)
+    assert not_learning.not_learning(at_each_step) is not None, "a language model has a target at every step"

@@ -150,3 +150,16 @@ def test_rows_at_the_end_of_a_large_evaluation_are_seen_to_leak(watch: Nursery) 
         """
     )
     assert run.causes == ["data.leakage"]
+
+
+@pytest.mark.parametrize("other", [0, 1000])
+def test_a_graph_that_is_passed_as_a_whole_is_no_leak(other: int) -> None:
+    """Only the first 256 of its 400 nodes have a fingerprint in training, and every second one in the evaluation."""
+    nodes = list(range(400))
+    whole = {"inputs": [{"shape": [400, 4], "grad": False}]}
+    stream = {"notes": [], "rows": {"0": {"prints": nodes[:256], "first": [0] * 256, "whole": False}}}
+    looks = [look(s, passes=[a_pass(nodes[:256], True, s, **whole)]) for s in range(8)]
+    evaluated = nodes[:100:2] + [other + node for node in nodes[100::2]]
+    evaluation = a_pass(evaluated, False, 50, block=1, block_passes=1, **whole)
+    claim = data_splits.leakage(run(stream=stream, sampled_steps=looks, evaluations=[evaluation]))
+    assert (claim is not None) == bool(other), "with other rows in it, those that are shared leak"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from recorded import SITE, described, look
+from recorded import run as recorded
+from surefoot.diagnose.rules import losses
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from surefoot.diagnose.run import RecordedRun
     from watched import Nursery
 
 CROSS_ENTROPY = "loss_of = F.cross_entropy"
@@ -472,3 +478,51 @@ def test_a_term_that_drowns_another_is_named_with_their_shares(watch: Nursery) -
 def test_terms_that_both_get_their_way_are_fine(watch: Nursery, weight: str, valued: str) -> None:
     script = TWO_HEADS.replace("F.mse_loss(values, noise[rows])", valued)
     assert watch(CLASSES, script.replace("WEIGHT", weight).replace("RATE", "0.2")).causes == []
+
+
+# From facts
+
+
+def scores(step: int, index: int, low: float, high: float, sum_error: float, **more: Any) -> dict[str, Any]:
+    given = {"rows": 64, "classes": 64, "min": low, "max": high, "sum_error": sum_error, "log_sum_error": 4.0}
+    base = {"step": step, "op": "cross_entropy", "index": index, "grad": True, "site": SITE, "reduction": "mean"}
+    return base | {"distribution": given, "input": described(low, high), "accuracy": 0.9, "value": 3.6} | more
+
+
+def run_of(losses: Callable[[int], list[dict[str, Any]]]) -> RecordedRun:
+    return recorded([3.7] * 100, sampled_steps=[look(s, notes={"losses": losses(s)}) for s in range(0, 80, 10)])
+
+
+def test_a_softmax_is_named_where_the_columns_of_its_result_go_into_a_second_loss() -> None:
+    made = {"op": "softmax", "site": SITE, "module": "", "index": 3}
+    both = run_of(lambda s: [scores(s, 5, 0, 0.9, 1e-7, producer=made), scores(s, 7, 0, 0.9, 0.8, producer=made)])
+    assert losses.softmax_before_cross_entropy(both) is not None
+    other = made | {"op": "linear", "index": 4}
+    apart = run_of(lambda s: [scores(s, 5, 0, 0.9, 1e-7, producer=made), scores(s, 7, 0, 0.9, 0.8, producer=other)])
+    assert losses.softmax_before_cross_entropy(apart) is None
+
+
+def test_similarities_without_a_temperature_cannot_reach_a_low_loss() -> None:
+    claim = losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0)]))
+    assert claim is not None
+    assert claim.evidence["floor"] == pytest.approx(math.log(1 + 63 * math.exp(-2)))
+    assert "temperature" in claim.fixes[0]
+    assert losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 14.0, 9.0)])) is None
+    new = run_of(lambda s: [scores(s, 5, -0.3, 0.4, 9.0)])
+    assert losses.bounded_output(new) is None, "scores that never come close to 1 have only not grown yet"
+    wrong = run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.02)])
+    assert losses.bounded_output(wrong) is None, "predictions that are wrong have another reason"
+
+
+def test_raw_scores_in_a_ctc_loss_are_named(watch: Nursery) -> None:
+    data = "x, y = torch.randn(256, 12, 8), torch.randint(1, 3, (256, 2))"
+    loss_of = """
+    def loss_of(given, target):
+        return F.ctc_loss(given.transpose(0, 1)LOGS, target, torch.full((32,), 12), torch.full((32,), 2))
+    """
+    run = watch(CLASSES, data, loss_of.replace("LOGS", ""), NET, LOOP)
+    assert run.first.cause == "loss.logits-into-probability-loss"
+    assert (
+        "loss.logits-into-probability-loss"
+        not in watch(CLASSES, data, loss_of.replace("LOGS", ".log_softmax(2)"), NET, LOOP).causes
+    )

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from surefoot.diagnose.rules.not_learning import course_of
+from recorded import SITE, falling, look, moves
+from recorded import run as recorded
+from surefoot.diagnose.rules.not_learning import course_of, term_not_learning
+from surefoot.diagnose.run import RecordedRun
 from surefoot.diagnose.sampled import are_too_few
 
 if TYPE_CHECKING:
@@ -78,15 +81,62 @@ def test_a_run_that_learns_is_healthy(watch: Nursery) -> None:
 
 
 def test_a_supervised_loss_that_stays_where_it_was_is_named(watch: Nursery) -> None:
-    """The best constant answer of an absolute error is not known."""
+    """The best constant answer of a weighted loss is not known."""
     run = watch(
         START,
-        FLAT,
-        "def loss_of(rows):\n    return F.l1_loss(model(x[rows]), y[rows])\n",
-        TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3"),
+        "y = torch.randint(2, (600, 2)).float()\nmodel = nn.Linear(8, 2)\nmodel.weight.data.mul_(0.1)\n",
+        "weight = torch.ones(2)\n",
+        "def loss_of(rows):\n    return F.binary_cross_entropy_with_logits(model(x[rows]), y[rows], weight)\n",
+        TRAIN.replace("Adam", "SGD"),
     )
     assert run.causes == ["optim.not-learning"]
     assert "The loss did not fall" in run.first.summary
+
+
+@pytest.mark.parametrize(
+    ("loss", "level"),
+    [
+        ("F.l1_loss(model(x[rows]), y[rows])", 0.25),
+        ("F.smooth_l1_loss(model(x[rows]), y[rows])", 1 / 24),
+        ("((model(x[rows]) - y[rows]) ** 2).mean()", 1 / 12),
+    ],
+)
+def test_the_best_constant_answer_of_distances_is_known(watch: Nursery, loss: str, level: float) -> None:
+    slow = TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3")
+    run = watch(START, FLAT, f"def loss_of(rows):\n    return {loss}\n", slow)
+    assert run.diagnosis.verdict == "broken"
+    assert RecordedRun(run.loaded[0]).sampled.chance == pytest.approx(level, rel=0.1)
+
+
+def test_shuffled_targets_of_a_squared_error_written_by_hand_are_uninformative(watch: Nursery) -> None:
+    run = watch(
+        START,
+        "y = x[:, 0] + x[:, 1]\nmodel = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))\n",
+        "def loss_of(rows):\n    return (model(x[rows])[:, 0] - y[ORDER]).pow(2).mean()\n".replace(
+            "ORDER", "torch.randperm(600)[:50]"
+        ),
+        TRAIN,
+    )
+    assert run.causes == ["data.labels-uninformative"]
+
+
+def test_one_of_several_terms_that_learns_nothing_is_named() -> None:
+    def held(last: float, custom: list[str]) -> RecordedRun:
+        looks = []
+        for step in range(0, 120, 10):
+            values = (0.69 if step < 60 else last, 2.0 - step / 80)
+            shared = {"grad": True, "site": SITE, "reduction": "mean", "step": step}
+            labels = {"op": "cross_entropy", "value": values[0], "labels": {"0": 32, "1": 32}, "index": 1}
+            sizes = {"op": "mse_loss", "value": values[1], "target_variance": 2.0, "index": 2}
+            root = {"value": sum(values), "site": SITE, "parameters": [0], "custom": custom}
+            looks.append(look(step, roots=[root], notes={"losses": [shared | labels, shared | sizes]}, steps=moves()))
+        return recorded(falling(120, 2.7, 1.2), sampled_steps=looks)
+
+    claim = term_not_learning(held(0.69, []))
+    assert claim is not None
+    assert claim.evidence["best_constant_answer"] == pytest.approx(0.693, abs=0.001)
+    assert term_not_learning(held(0.5, [])) is None
+    assert term_not_learning(held(0.69, ["ReverseGradient"])) is None, "a gradient that is reversed on purpose"
 
 
 def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> None:
@@ -107,7 +157,7 @@ def test_weights_that_were_loaded_need_not_learn(watch: Nursery, factor: str) ->
         START,
         FLAT,
         factor,
-        "def loss_of(rows):\n    return F.l1_loss(model(x[rows]), y[rows])\n",
+        "def loss_of(rows):\n    return F.smooth_l1_loss(model(x[rows]), y[rows])\n",
         TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3"),
     )
     assert (run.causes == []) == bool(factor)

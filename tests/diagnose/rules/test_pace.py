@@ -368,3 +368,24 @@ def test_clipping_nearly_everything_away_is_named(watch: Nursery) -> None:
 @pytest.mark.parametrize(("optimizer", "rate", "limit"), [("SGD", "300.0", "1e-3"), ("Adam", "1e-2", "1e-3")])
 def test_tight_clipping_with_a_rate_to_match_is_fine(watch: Nursery, optimizer: str, rate: str, limit: str) -> None:
     assert watch(START, paced(rate, optimizer), clipped(limit)).causes == []
+
+
+def test_batches_that_make_single_losses_high_say_nothing_about_the_rate() -> None:
+    """Targets that say nothing: the loss stays at their variance, and a batch of outliers is half as high again."""
+    losses = [0.9 + 0.2 * (step % 2) for step in range(200)]
+    losses[40] = 1.5
+    looks = [look(step, steps=moves(0.03)) for step in range(8)]
+    assert pace.too_high(run(losses, sampled_steps=looks)) is None
+    losses[40] = 4.0
+    assert pace.too_high(run(losses, sampled_steps=looks)) is not None
+
+
+@pytest.mark.parametrize(("count", "named"), [(30, False), (60, True)])
+def test_a_short_run_that_has_come_down_is_not_stalled(count: int, named: bool) -> None:
+    """It ends at the loss of the best constant answer, with the noise of small batches."""
+    losses = [max(1.7 * 0.8**step, 0.25 + 0.2 * (step % 2)) for step in range(count)]
+    loss = {"op": "mse_loss", "grad": True, "site": SITE, "reduction": "mean", "target_variance": 0.36}
+    sign = {"function": "mse_loss", "site": SITE, "factor": 1.0, "index": 0}
+    root = {"site": SITE, "value": 0.4, "factor": 1.0, "sign": sign, "parameters": [0]}
+    looks = [look(step, roots=[root], notes={"losses": [loss]}, steps=moves(0.07)) for step in range(8)]
+    assert (pace.too_high(run(losses, sampled_steps=looks)) is not None) == named

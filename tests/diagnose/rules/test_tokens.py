@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import SITE, look, run
+from surefoot.diagnose.rules.tokens import target_offset
+
 if TYPE_CHECKING:
     from watched import Nursery
 
@@ -193,3 +196,19 @@ def test_ids_of_an_evaluation_before_the_step_are_not_those_of_its_loss(watch: N
     run = watch(MODEL, loss_of("rows[:, 2:LENGTH + 2]"), evaluated)
     assert len(run.loaded[0].sampled_steps[0].calls.losses[0].tokens or []) == 2
     assert run.causes == ["loss.target-offset"]
+
+
+@pytest.mark.parametrize(
+    ("same", "left_out", "elsewhere", "named"),
+    [(1.0, 0.8, 0.7, True), (0.1, 0.8, 0.7, False), (1.0, 0.0, 0.0, False), (1.0, 0.5, 0.0, False)],
+    ids=["not masked", "masked", "an autoencoder", "an autoencoder with padding"],
+)
+def test_targets_of_masked_tokens_must_not_be_in_the_input(
+    same: float, left_out: float, elsewhere: float, named: bool
+) -> None:
+    tokens = {"site": SITE, "index": 1, "positions": 16, "same": same, "following": 0.05, "second": 0.05}
+    tails = {"tail_label": -100, "tail_share": 0.0, "tail_elsewhere": elsewhere, "tail_lengths": 4, "tail_padded": 0.0}
+    loss = {"op": "cross_entropy", "grad": True, "site": SITE, "reduction": "mean", "ignore_index": -100}
+    counts = {"valid": round(768 * (1 - left_out)), "targets": 768, "tokens": [tokens | tails]}
+    looks = [look(step, notes={"losses": [loss | counts]}) for step in range(5)]
+    assert (target_offset(run(sampled_steps=looks)) is not None) == named

@@ -645,3 +645,55 @@ def test_gradients_that_the_backward_of_another_optimizer_leaves_need_not_be_cle
 
     assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=0))) is None
     assert wiring.missing_zero_grad(run(falling(200), **facts, sampled_steps=looks(stepped=1))) is not None
+
+
+def bare(number: int, optimizers: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return parameter(number, "", optimizers) | {"name": "", "registered": True, "in_graph": 8} | more
+
+
+def test_a_tensor_without_a_module_that_no_optimizer_was_given_is_named() -> None:
+    looks = [look(step) for step in range(8)]
+    lost = run(parameters=[bare(0, (0,)), bare(1, (), moves=[0.0] * 8)], sampled_steps=looks)
+    claim = wiring.parameters_missing(lost)
+    assert claim is not None
+    assert claim.evidence["share"] == 0.5
+    by_hand = run(parameters=[bare(0, (0,)), bare(1, (), moves=[0.01] * 8, moved_alone=8)], sampled_steps=looks)
+    assert wiring.parameters_missing(by_hand) is None
+    other = run(parameters=[bare(0, (0,)), bare(1, (), in_graph=1, moves=[0.0])], sampled_steps=looks)
+    assert wiring.parameters_missing(other) is None, "a leaf of one step only, such as an input with a gradient"
+
+
+def test_a_compiled_model_whose_weights_never_get_a_gradient_is_cut_inside() -> None:
+    seen = {"in_graph": 20, "sampled": 20}
+    body, head = seen | {"with_grad": 0, "changed": 0}, seen | {"with_grad": 20, "changed": 20}
+    parts = [parameter(0) | body, parameter(1) | head]
+    claim = wiring.detached_graph(run(parameters=parts, compiled=True))
+    assert claim is not None
+    assert claim.evidence["parameters"] == ["model.0.weight"]
+    assert wiring.detached_graph(run(parameters=[parts[1], parts[1] | {"id": 2}], compiled=True)) is None
+
+
+CUT_TERM = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = x[:, :3].argmax(1)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(40):
+    label = F.cross_entropy(model(x)CUT, y)
+    size = model(x + 0.1 * torch.randn_like(x)).square().mean()
+    optimizer.zero_grad()
+    LOSS.backward()
+    optimizer.step()
+"""
+
+
+def test_a_term_of_the_loss_that_is_cut_off_is_named(watch: Nursery) -> None:
+    run = watch(CUT_TERM.replace("CUT", ".data").replace("LOSS", "(label + 0.1 * size)"))
+    run.names_first("optim.detached-graph", step=0, at="|label = F.cross_entropy", evidence={"cut", "loss", "last"})
+    only_logged = CUT_TERM.replace("CUT", ".data").replace("LOSS", "size")
+    assert "optim.detached-graph" not in watch(only_logged).causes

@@ -11,6 +11,7 @@ from surefoot.diagnose.data_summary import (
     at_chance,
     entropy,
     label_batches,
+    reads_long_sequences,
     weights_moved,
     where_of,
 )
@@ -84,7 +85,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
     moved = weights_moved(run)
-    if moved < 0.2 or _never_spread(run):
+    if moved < 0.2 or _never_spread(run) or _are_positions(run) or _are_foretold(run) or reads_long_sequences(run):
         return None
     pairs = known_pairs(run)
     if len(pairs) < 60:
@@ -93,7 +94,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if verdict is None or verdict.score > 3.0:
         return None
     curve = run.curve
-    what = "variance of the targets" if stuck.kind == "variance" else "entropy of the labels"
+    what = "loss of the best constant answer" if stuck.kind == "variance" else "entropy of the labels"
     return Claim(
         0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
         f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
@@ -137,6 +138,25 @@ def _never_spread(run: RecordedRun) -> bool:
     """Whether the outputs are equal for every row: then the model, not the labels, is the cause."""
     spreads = [n.unit_spread for n in run.sampled.training_losses() if n.unit_spread is not None]
     return bool(spreads) and median(spreads[-5:]) < 1e-4
+
+
+def _are_positions(run: RecordedRun) -> bool:
+    """Whether each label is the position of its row in the batch, as in contrastive losses: no property of the row."""
+    notes = run.sampled.training_losses(*CLASS_LOSSES)
+    return bool(notes) and all(_is_permutation(note) for note in notes)
+
+
+def _is_permutation(note: LossCall) -> bool:
+    labels, count = note.labels or {}, note.valid or 0
+    return count > 1 and len(labels) == count and note.label_range == (0, count - 1)
+
+
+def _are_foretold(run: RecordedRun) -> bool:
+    """Whether most predictions of the model are right: then the loss has another reason to be high."""
+    notes = [n for n in run.sampled.training_losses(*CLASS_LOSSES) if n.accuracy is not None and n.labels]
+    late = notes[-5:]
+    frequent = [max((n.labels or {}).values()) / sum((n.labels or {}).values()) for n in late]
+    return bool(late) and median(n.accuracy or 0.0 for n in late) > max(0.5, 1.5 * median(frequent))
 
 
 def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:

@@ -40,14 +40,22 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
     alike = [sum(row in first for row in _rows(note)) / len(_rows(note)) for note in passes]
     if held and alike and median(alike) > 0.95:
         whole = all(entry.whole for entry in held)
-        return Known(set(first), 1.0 if whole else _recapture(passes, first))
+        return Known(set(first), 1.0 if whole else _recapture(passes, first) * _read_share(passes))
     rows: dict[int, int] = {}
     shares = []
     for position, note in enumerate(passes):
         shares.append(sum(row in rows for row in _rows(note)) / len(_rows(note)))
         for row in _rows(note):
             rows.setdefault(row, position)
-    return Known(set(rows), median(shares[-4:]) if len(shares) > 6 else 0.0)
+    return Known(set(rows), median(shares[-4:]) * _read_share(passes) if len(shares) > 6 else 0.0)
+
+
+def _read_share(passes: list[ModelCall]) -> float:
+    """Which share of the rows of a batch has a fingerprint: of a large batch, only the first rows have one.
+
+    Without it, a graph or a data set that is passed to the model as a whole would seem to be known completely.
+    """
+    return median(min(1.0, len(_rows(note)) / note.inputs[0].shape[0]) for note in passes if note.inputs)
 
 
 def _lines_of_others(run: RecordedRun, optimizers: set[int]) -> set[str]:

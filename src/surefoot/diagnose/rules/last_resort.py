@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.diagnose.rules.not_learning import not_learning
+from surefoot.diagnose.rules.not_learning import not_learning, term_not_learning
 from surefoot.record.facts import TRAINING
 
 if TYPE_CHECKING:
@@ -204,5 +204,6 @@ LAST_RESORT = (
     Rule("loss.undefined-op", "curve", broken_weights),
     Rule("loss.undefined-op", "curve", broken_loss),
     Rule("optim.not-learning", "curve", not_learning),
+    Rule("optim.not-learning", "curve", term_not_learning),
 )
 """In this order; the first claim is used."""

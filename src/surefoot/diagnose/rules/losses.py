@@ -60,13 +60,13 @@ def _maker(call: HasProducer) -> str:
 
 def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
     """Every row that reaches cross-entropy is non-negative and sums to one."""
-    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
-        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
+    for site, found in _by_site(run.sampled.training_losses("cross_entropy")).items():
+        notes = [n for n in found if _has_probabilities(n)]
+        seen = [n.distribution for n in notes if n.distribution]
         if len(seen) < min(2, max(1, run.steps)) or not seen:
             continue
-        slack = 2e-2 if notes[0].input.dtype in ("float16", "bfloat16") else 1e-4
-        if not all(d.min >= 0 and d.max <= 1 + slack and d.sum_error <= slack for d in seen):
-            continue
+        if not {n.producer for n in found if n not in notes} <= {n.producer for n in notes} - {None}:
+            continue  # a loss over the columns of a matrix, whose rows are probabilities, is given them as well
         rows, classes = sum(d.rows for d in seen), seen[0].classes
         floor = math.log(math.e + classes - 1) - 1
         fix = _drop("softmax", notes[0])
@@ -90,6 +90,13 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
             fixes=fix,
         )
     return _softmax_twice(run)
+
+
+def _has_probabilities(loss: LossCall) -> bool:
+    """Whether each row that a loss is given has non-negative values that sum to one."""
+    held = loss.distribution
+    slack = 2e-2 if loss.input.dtype in ("float16", "bfloat16") else 1e-4
+    return held is not None and held.classes > 1 and held.min >= 0 and max(held.max - 1, held.sum_error) <= slack
 
 
 def _softmax_twice(run: RecordedRun) -> Claim | None:
@@ -174,12 +181,13 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
                 },
                 fixes=("Put log_softmax before nll_loss, or use cross_entropy.",),
             )
-    for site, notes in _by_site(run.sampled.training_losses("kl_div")).items():
+    for site, notes in _by_site(run.sampled.training_losses("kl_div", "ctc_loss")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
-                f"kl_div at {site} gets values that are not log-probabilities (up to {max(d.max for d in seen):.3g}).",
+                f"{notes[0].op} at {site} gets values that are not log-probabilities (up to "
+                f"{max(d.max for d in seen):.3g}).",
                 step=notes[0].step,
                 where=(site, _source(notes[0])),
                 evidence={"log_sum_error": min(d.log_sum_error for d in seen)},
@@ -288,6 +296,48 @@ def bounded_output(run: RecordedRun) -> Claim | None:
                 evidence={"operation": op, "bounds": [low, high], "targets": list(goals), "out_of_reach": share},
                 fixes=(f"Remove the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
             )
+    return _bounded_scores(run)
+
+
+_LIMITED = {op: bounds for op, bounds in BOUNDS.items() if math.isfinite(sum(bounds)) and op != "softmax"}
+
+
+def _bounded_scores(run: RecordedRun) -> Claim | None:
+    """The scores that cross-entropy is given have bounds, so the probability of a class cannot approach 1.
+
+    The operation that made them shows it; so do scores that come close to 1 and never exceed it while most of the
+    predictions are right, like cosine similarities without a temperature.
+    """
+    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
+        seen = [n for n in notes if n.distribution is not None and n.distribution.classes > 1]
+        op = notes[0].producer.op if notes[0].producer is not None else ""
+        if len(seen) < 3 or any(n.weighted for n in seen):
+            continue
+        low, high = _LIMITED.get(op) or (-1.0, 1.0)
+        late = [n for n in seen[-3:] if n.distribution is not None]
+        close = all(max(-n.distribution.min, n.distribution.max) > 0.9 for n in late if n.distribution is not None)
+        right = median(n.accuracy or 0.0 for n in late) > 0.5
+        inside = all(n.distribution.min >= low and n.distribution.max <= high + 1e-3 for n in seen if n.distribution)
+        classes = min(n.distribution.classes for n in seen if n.distribution is not None)
+        floor = math.log(1 + (classes - 1) * math.exp(low - high))
+        stays = run.curve.end > max(0.9 * floor, 0.3 * math.log(classes))
+        if not (inside and stays) or not (op in _LIMITED or (close and right)):
+            continue
+        made = f"come out of {op} and " if op in _LIMITED else ""
+        return Claim(
+            0.9 if op in _LIMITED else 0.8,
+            f"The scores that cross_entropy is given at {site} {made}stay within [{low:g}, {high:g}] at all "
+            f"{len(seen)} sampled calls: with {classes} classes the loss cannot fall below {floor:.3g}. It is at "
+            f"{run.curve.end:.3g}; {median(n.accuracy or 0.0 for n in late):.0%} of the predictions are right.",
+            step=seen[0].step,
+            where=(site, _source(seen[0])),
+            evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
+            fixes=(
+                f"Remove the {op} at {_source(seen[0])}."
+                if op in _LIMITED
+                else "Divide the similarities by a temperature, for example 0.07, before cross_entropy.",
+            ),
+        )
     return None
 
 
@@ -490,7 +540,8 @@ def _broadcast_shape(a: list[int], b: list[int]) -> list[int] | None:
 
 RULES = (
     Rule("loss.softmax-before-cross-entropy", "wiring", softmax_before_cross_entropy,
-         explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "optim.weight-decay")),
+         explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "optim.weight-decay",
+                   "loss.bounded-output")),
     Rule("loss.sigmoid-before-bce-logits", "wiring", sigmoid_before_bce_logits,
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse")),
     Rule("loss.logits-into-probability-loss", "crash", scores_crash,
@@ -502,7 +553,7 @@ RULES = (
     Rule("loss.broadcast", "wiring", broadcast,
          explains=("lr.*", "model.*", "data.labels-uninformative", "loss.bounded-output", "init.*")),
     Rule("loss.bounded-output", "wiring", bounded_output,
-         explains=("lr.*", "model.*", "init.*", "data.unscaled-input")),
+         explains=("lr.*", "model.*", "init.*", "data.unscaled-input", "data.labels-uninformative")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),
     Rule("loss.sum-reduction", "value", sum_reduction,
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",

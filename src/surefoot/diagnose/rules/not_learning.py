@@ -17,14 +17,16 @@ from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import updates_by_hand
-from surefoot.diagnose.data_summary import chance
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.data_summary import chance, reads_long_sequences
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.sampled import level_of
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import OptimizerFacts
+    from surefoot.record.facts import LossCall, OptimizerFacts
 
 FEWEST = 40
 """With fewer losses, a run is not judged."""
@@ -115,7 +117,7 @@ def not_learning(run: RecordedRun) -> Claim | None:
     if course.is_falling and not run.curve.rose:
         return None
     if level is not None:
-        if course.last < _AT_CONSTANT * level:
+        if course.last < _AT_CONSTANT * level or _may_begin_late(run, course, level):
             return None
         place = (
             "at the loss of the best constant answer" if course.last < 1.1 * level else "above the best constant answer"
@@ -135,6 +137,41 @@ def not_learning(run: RecordedRun) -> Claim | None:
         f"and {course.last:.4g} over the last"
     )
     return _claim(run, words, course, None, 0.6)
+
+
+def _may_begin_late(run: RecordedRun, course: Course, level: float) -> bool:
+    """Whether a recurrent network over long sequences is at the best constant answer, as such networks are for long."""
+    return reads_long_sequences(run) and course.last < 1.1 * level
+
+
+_FEWEST_CALLS = 8
+"""Sampled calls from which on a term of the loss is judged by itself."""
+
+
+def term_not_learning(run: RecordedRun) -> Claim | None:
+    """One of several loss functions ends no lower than its best constant answer, although the sum of them falls."""
+    if not _can_judge(run) or run.steps < 100 or any(root.custom for root in run.sampled.backward_calls):
+        return None  # a function of the script's own may reverse gradients
+    terms: dict[tuple[str, str], list[LossCall]] = {}
+    for call in run.sampled.training_losses():
+        terms.setdefault((call.op, call.site), []).append(call)
+    for (_, site), calls in terms.items() if len(terms) > 1 else ():
+        late = calls[-max(4, len(calls) // 3) :]
+        values, level = present(call.value for call in late), level_of(calls)
+        if len(calls) < _FEWEST_CALLS or level is None or len(values) < 4 or mean(values) < _AT_CONSTANT * level:
+            continue
+        return Claim(
+            0.6,
+            f"The term `{calls[0].op}` of the loss at {site} learned nothing: it is at {mean(values):.4g} over the "
+            f"last {len(values)} sampled steps, and the loss of its best constant answer is {level:.4g}. The whole "
+            f"loss went from {run.curve.start:.4g} to {run.curve.end:.4g}.",
+            step=calls[0].step,
+            where=(site,),
+            evidence={"last": mean(values), "best_constant_answer": level, "calls": len(calls)},
+            severity="warning",
+            fixes=("Train on this term alone; if it still does not fall, check that its targets belong to its rows.",),
+        )
+    return None
 
 
 def _claim(run: RecordedRun, words: str, course: Course, level: float | None, confidence: float) -> Claim:
@@ -244,6 +281,11 @@ def why_unjudged(run: RecordedRun) -> str:
     if not _can_judge(run) and not compares:
         return _too_short(run) if _means_something(run) else ""
     course, level = course_of(run.curve.finite), constant_answer(run)
+    if level is not None and course.last >= _AT_CONSTANT * level and _may_begin_late(run, course, level):
+        return (
+            f"The loss is at that of the best constant answer ({course.last:.4g}; {level:.4g}). A recurrent network "
+            "over long sequences can begin to learn late: train for more steps, or on shorter sequences."
+        )
     if level is not None and course.last >= _AT_CONSTANT * level:
         return (
             f"The loss was still falling at the end, at {course.last:.4g}, and the loss of the best constant answer is "

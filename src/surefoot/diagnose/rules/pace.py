@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Nadam", "NAdam", "RAdam", "Adafactor")
 _AT_ONCE = 3
 """Up to this step there is too little before a NaN to see anything grow."""
+_FEWEST = 40
+"""With fewer losses, one that has fallen may just not be down yet."""
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
 
@@ -42,9 +44,13 @@ def too_high(run: RecordedRun) -> Claim | None:
     early = max(ratios[:8])
     before = curve.before_bad
     blown = _climbed(run, early) if run.nonfinite.seen else curve.rose
-    shaken = before.peak > 1.5 * abs(before.start) + 1e-9 or _restless(before) or early > 0.1
+    # Batches alone make single losses high; only steps that stay large, or weights that grow, are those of the rate.
+    peaked = before.peak > abs(before.start) + max(0.5 * abs(before.start), 6 * before.noise) + 1e-9
+    grown = early > 0.05 and _weights_grew(run, run.steps)
+    shaken = peaked or _restless(before) or median(ratios[:8]) > 0.1 or grown
     noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
-    stalled = not before.learned and not noisy and shaken and before.count >= 8
+    on_its_way = before.drop > 0.3 and before.count < _FEWEST  # a short run that has come down so far
+    stalled = not before.learned and not noisy and shaken and before.count >= 8 and not on_its_way
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
     saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None

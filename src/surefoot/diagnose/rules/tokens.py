@@ -47,6 +47,8 @@ def target_offset(run: RecordedRun) -> Claim | None:
             causal = _causal(run)
             if causal is not None:
                 return _not_shifted(run, *pairs[0], causal)
+            if all(_leaves_some_out(loss, held) for loss, held in pairs):
+                return _not_masked(run, *pairs[-1])
     return None
 
 
@@ -86,6 +88,29 @@ def _not_shifted(run: RecordedRun, loss: LossCall, tokens: TokenAlignment, causa
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json() | {"causality": causal.to_json()},
         fixes=("Shift the targets by one: `logits[:, :-1]` against `ids[:, 1:]`.",),
+    )
+
+
+def _leaves_some_out(loss: LossCall, tokens: TokenAlignment) -> bool:
+    """Whether labels within the rows do not count, as where masked tokens are filled in; not only those of padding."""
+    left = 1 - (loss.valid or 0) / max(1, loss.targets or 0)
+    return left > 0.1 and tokens.tail_label == loss.ignore_index and tokens.tail_elsewhere > 0.3
+
+
+def _not_masked(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Claim:
+    valid, of = loss.valid or 0, loss.targets or 0
+    return Claim(
+        0.85,
+        f"Only {valid} of {of} targets of `{loss.op}` at {loss.site} count, as where masked tokens are predicted, and "
+        f"{tokens.same:.1%} of these are the input ids of {tokens.site} at the same positions: the tokens to predict "
+        f"are not masked in the input. The loss is at {run.curve.end:.3g}.",
+        step=loss.step,
+        where=where_of(loss.site, tokens.site),
+        evidence=tokens.to_json() | {"counted": valid, "targets": of},
+        fixes=(
+            "Replace the input ids by the mask token where the labels count, and set the other labels to the ignore "
+            "index: `ids.masked_fill(mask, MASK)` and `labels.masked_fill(~mask, -100)`.",
+        ),
     )
 
 

@@ -168,14 +168,15 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         return None
     given = [p for p in run.parameters.values() if p.optimizers]
     mine = any(p.model and p.in_graph for p in given)
-    if not mine and any(p.in_graph or p.with_grad for p in given):
+    bare = not any(p.model for p in run.parameters.values())  # no modules: functions of tensors
+    if not mine and not bare and any(p.in_graph or p.with_grad for p in given):
         return None  # inputs are being optimised, or copies of the weights
     lost = [
         p
         for p in run.parameters.values()
         if p.in_graph
         and p.registered
-        and p.model
+        and (p.model or (bare and _is_left_out(run, p)))
         and not p.optimizers
         and p.requires_grad
         and not p.loaded
@@ -183,7 +184,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
     ]
     if not lost or not began_new(run.facts, lost):
         return None
-    all_of = [p for p in run.parameters.values() if p.requires_grad and p.registered and p.model]
+    all_of = [p for p in run.parameters.values() if p.requires_grad and p.registered and (p.model or bare)]
     share = _numel(lost) / max(1, _numel(all_of))
     site = run.optimizers[-1].site
     names = [p.label for p in lost]
@@ -197,6 +198,11 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
         fixes=(f"Pass them to the optimizer made at {site}.",) if site else (),
     )
+
+
+def _is_left_out(run: RecordedRun, parameter: ParameterFacts) -> bool:
+    """Whether a tensor that no module holds is in the graph of every sampled step and never changes."""
+    return parameter.in_graph >= max(3, len(run.sampled.steps)) and not any(parameter.moves)
 
 
 def frozen_parameters(run: RecordedRun) -> Claim | None:
@@ -274,7 +280,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         and not p.with_grad and not p.moved_alone
     ]  # fmt: skip
     if not dead:
-        return None
+        return _cut_inside_compiled(run) or _loss_without_graph(run)
     cut = _cut_behind(run, dead)
     names = [p.label for p in dead]
     share = _numel(dead) / max(1, _numel([p for p in run.parameters.values() if p.optimizers]))
@@ -297,6 +303,51 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
+        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
+    )
+
+
+def _cut_inside_compiled(run: RecordedRun) -> Claim | None:
+    """A compiled model takes weights into its graph and never gives them a gradient."""
+    mine = [p for p in run.parameters.values() if p.optimizers and p.requires_grad and p.sampled >= 3]
+    dead = [p for p in mine if p.in_graph >= p.sampled and not p.with_grad and not p.changed and not p.moved_alone]
+    if not run.facts.compiled or not dead or not any(p.with_grad for p in mine):
+        return None
+    names, share = [p.label for p in dead], _numel(dead) / max(1, _numel(mine))
+    return Claim(
+        0.85,
+        f"The compiled model uses {count_of(len(dead), 'parameter')} ({share:.0%} of the weights of the optimizer) "
+        f"without a gradient at any of {dead[0].sampled} sampled steps: {', '.join(names[:4])}. A `detach` or "
+        "`no_grad` inside of it cuts the graph.",
+        step=0,
+        where=tuple(names[:6]),
+        evidence={"parameters": names[:50], "share": share, "sampled_steps": dead[0].sampled},
+        fixes=("Look for `detach()`, `.data` or `no_grad` behind these layers in `forward`, and remove it.",),
+    )
+
+
+def _loss_without_graph(run: RecordedRun) -> Claim | None:
+    """A loss function is part of what `backward` is called on, but its predictions were cut off from the model."""
+    found = []
+    for look in run.sampled.steps:
+        cuts = {cut.site: cut for cut in look.breaks if cut.backward_calls and cut.parameters}
+        kept = {entry.site for root in look.backward_calls for entry in root.made_from or [] if entry.shape == []}
+        for loss in look.calls.losses:
+            cut = cuts.get(loss.producer.site if loss.producer is not None else "") or cuts.get(loss.site)
+            if cut is not None and not loss.trained_on and loss.reduction != "none" and loss.site in kept:
+                found.append((loss, cut))
+    if len({loss.step for loss, _ in found}) < min(3, max(1, run.steps)):
+        return None
+    loss, cut = found[0]
+    names = [run.label(number) for number in cut.parameters]
+    return Claim(
+        0.9,
+        f"`{loss.op}` at {loss.site} is part of the loss that backward runs on, and no gradient goes through it: "
+        f"{_cut_words(cut)} at {cut.site} cuts its predictions off from {count_of(len(names), 'parameter')} "
+        f"({', '.join(names[:4])}). Its value is {found[-1][0].value or 0.0:.3g} at step {found[-1][0].step}.",
+        step=loss.step,
+        where=(cut.site, loss.site),
+        evidence={"cut": cut.to_json(), "loss": loss.op, "first": loss.value, "last": found[-1][0].value},
         fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
     )
 

@@ -126,7 +126,7 @@ class LossCall(SampledCall):
     target_from_model: bool
     """Whether the targets were computed by a layer."""
     distribution: RowDistribution | None = None
-    """The predictions as probabilities; of classification losses and of `kl_div`."""
+    """The predictions as probabilities; of classification losses, `kl_div` and `ctc_loss`."""
     inside_unit: float | None = None
     """Which share of the predictions lies between 0 and 1; of binary losses."""
     ignore_index: int | None = None
@@ -157,6 +157,8 @@ class LossCall(SampledCall):
     """Which share of the targets is below every prediction; of distance losses."""
     target_variance: float | None = None
     """The variance of the targets over the batch, on average; of distance losses."""
+    constant_loss: float | None = None
+    """The loss of the best constant answer for the targets of the batch; of distance losses but `mse_loss`."""
     tokens: list[TokenAlignment] | None = None
     """The embeddings whose ids have the layout of the labels, at most three; of classification losses."""
 
