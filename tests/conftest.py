@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -38,6 +39,24 @@ if settings is not None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("surefoot")
+
+
+class _NoStacks:
+    """Stands for the module `traceback` where torch would keep the stack of every `torch.manual_seed`.
+
+    Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
+    takes a millisecond under pytest, and thousands of tests and trials set seeds.
+    """
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+if not torch.cuda.is_available():
+    for _kind in ("cuda", "xpu", "mtia"):
+        if hasattr(_module := importlib.import_module(f"torch.{_kind}"), "traceback"):
+            _module.traceback = _NoStacks
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ The search for kept graphs looks at every object there is; what was imported bef
 from __future__ import annotations
 
 import gc
+
 import pytest
 import torch._dynamo  # the first optimizer would import it, and its objects are many
 
