@@ -80,8 +80,8 @@ def starts_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", forked.executable())
 
 
-_LONGEST = ("watch", "replay", "experiments", "demo", "guard")
-"""The folders whose files take longest: several workers begin with them, so that none is left with one at the end."""
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep")
+"""The folders with files that take 20 s or more: workers begin with them, so that none is left with one at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
