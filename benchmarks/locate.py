@@ -24,6 +24,7 @@ import re
 import time
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,7 @@ if TYPE_CHECKING:
 
     from surefoot import NonFiniteOrigin
 
-try:
-    from transformers.debug_utils import DebugUnderflowOverflow
-except ImportError:
-    DebugUnderflowOverflow = None
+HAS_TRANSFORMERS = find_spec("transformers") is not None
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ def anomaly(fault: Fault, step: Step) -> Judgement:
 
 
 def transformers(fault: Fault, step: Step) -> Judgement:
-    if DebugUnderflowOverflow is None:
-        return Judgement()
+    from transformers.debug_utils import DebugUnderflowOverflow  # takes a second, and tests import this module
+
     DebugUnderflowOverflow(step.model)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         try:
@@ -141,7 +139,7 @@ def mark(judged: Judgement) -> str:
 
 def compare(repeats: int) -> dict[str, dict[str, Judgement]]:
     tools: dict[str, Any] = {"find_nonfinite": ours, "detect_anomaly": anomaly}
-    if DebugUnderflowOverflow is not None:
+    if HAS_TRANSFORMERS:
         tools["DebugUnderflowOverflow"] = transformers
     for tool in (plain, *tools.values()):  # the first use of each loads things
         timed(tool, FAULTS[0], 2)
@@ -214,7 +212,7 @@ def main() -> None:
     results = compare(arguments.repeats)
     print(f"torch {torch.__version__}, {platform.machine()} CPU, {torch.get_num_threads()} threads\n")
     print("\n".join(table(results)))
-    if DebugUnderflowOverflow is None:
+    if not HAS_TRANSFORMERS:
         print("\ntransformers is not installed: DebugUnderflowOverflow was not run.")
     print("\n" + "\n".join(transformer_times(3)))
     alarms = false_alarms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -40,6 +41,24 @@ if settings is not None:
     settings.load_profile("surefoot")
 
 
+class _NoStacks:
+    """Stands for the module `traceback` where torch would keep the stack of every `torch.manual_seed`.
+
+    Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
+    takes a millisecond under pytest, and thousands of tests and trials set seeds.
+    """
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+if not torch.cuda.is_available():
+    for _kind in ("cuda", "xpu", "mtia"):
+        if hasattr(_module := importlib.import_module(f"torch.{_kind}"), "traceback"):
+            _module.traceback = _NoStacks
+
+
 @pytest.fixture(scope="session")
 def watch() -> Iterator[Nursery]:
     """Runs a script under the watcher: `watch(source).first` is the first finding."""
@@ -61,8 +80,8 @@ def starts_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", forked.executable())
 
 
-_LONGEST = ("watch", "replay", "experiments", "demo", "guard")
-"""The folders whose files take longest: several workers begin with them, so that none is left with one at the end."""
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep")
+"""The folders with files that take 20 s or more: workers begin with them, so that none is left with one at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

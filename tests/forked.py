@@ -14,6 +14,8 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
 - the interpreter is not taken down at the end unless `whole` is given: modules are not cleared, which takes 0.4 s, and
   torch does not deregister its operators, which takes 0.03 s.
 
+Programs may find further modules imported: see `imported` of `start`.
+
 A test about imports, interpreter options or the end of an interpreter needs a fresh one: see `patience.run`.
 
 `surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-_server: list[Server] = []
+_servers: dict[tuple[str, ...], Server] = {}
+"""By the modules that their programs find imported; the first is the one that the others are forked from."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -65,14 +68,14 @@ def start(
     new_session: bool = False,
     whole: bool = False,
     starts_forks: bool = False,
+    imported: tuple[str, ...] = (),
 ) -> Program:
     """Start `python ARGUMENTS` (`[-W ACTION] -c CODE | -m MODULE | SCRIPT`, and what follows).
 
     `new_session`: it leads a process group of its own. `whole`: the interpreter is taken down at the end.
-    `starts_forks`: the programs that it starts by `sys.executable` are forked, too.
+    `starts_forks`: the programs that it starts by `sys.executable` are forked, too. `imported`: modules that several
+    programs would import, which takes each a second or more; here they are imported once.
     """
-    if not _server:
-        _server.append(Server())
     order = {
         "arguments": list(map(str, arguments)),
         "folder": str(cwd or os.getcwd()),
@@ -81,19 +84,26 @@ def start(
         "whole": whole,
         "starts_forks": starts_forks,
     }
-    return _server[0].start(order, input)
+    return _server_with(imported).start(order, input)
 
 
 def executable() -> str:
     """What may stand for `sys.executable` in this process, so that what is started by it is forked."""
-    run(["-c", ""])  # the server is there then
-    return _server[0].client
+    return _server_with(()).client
 
 
 def close() -> None:
-    """End the server, and with it whatever still runs. The next program starts another one."""
-    while _server:
-        _server.pop().close()
+    """End the servers, and with them whatever still runs. The next program starts another one."""
+    while _servers:
+        _servers.popitem()[1].close()  # the newest first: it was forked from an older one
+
+
+def _server_with(imported: tuple[str, ...]) -> Server:
+    if () not in _servers:
+        _servers[()] = Server()
+    if imported not in _servers:
+        _servers[imported] = Server(_servers[()], imported)
+    return _servers[imported]
 
 
 class Program:
@@ -156,43 +166,61 @@ def _text(file: Any) -> str:
 
 
 class Server:
-    """The process that programs are forked from."""
+    """The process that programs are forked from: a fresh one, or a fork of another that imports more."""
 
-    def __init__(self) -> None:
-        bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
-        del bare["PYTHONPATH"]
+    def __init__(self, parent: Server | None = None, imported: tuple[str, ...] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="forked-")
         self.client = os.path.join(self._folder.name, "python")
         with ExitStack() as undo:
             self._channel, theirs = map(undo.enter_context, socket.socketpair())
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), self._folder.name],
-                env=bare,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the tests, which then end it
-            )
+            if parent is None:
+                self._process: Any = self._fresh(theirs.fileno())
+            else:
+                order = {"arguments": ["import", *imported], "serves": self._folder.name}
+                self._process = parent._order(order, theirs)
             undo.pop_all()
         theirs.close()
 
+    def _fresh(self, channel: int) -> subprocess.Popen[bytes]:
+        bare = environment(JE_ARROW_MALLOC_CONF="background_thread:false")  # pyarrow's own thread would miss in forks
+        del bare["PYTHONPATH"]
+        return subprocess.Popen(
+            [sys.executable, __file__, str(channel), self._folder.name],
+            env=bare,
+            pass_fds=[channel],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the tests, which then end it
+        )
+
     def start(self, order: dict[str, Any], given: str) -> Program:
         """Fork a program."""
-        paper, entered, out, errors = (tempfile.TemporaryFile() for _ in range(4))  # noqa: SIM115
-        paper.write(json.dumps(order).encode())
-        entered.write(given.encode())
-        for file in (paper, entered):
-            file.seek(0)
+        with tempfile.TemporaryFile() as entered:
+            entered.write(given.encode())
+            entered.seek(0)
+            return self._order(order, entered)
+
+    def _order(self, order: dict[str, Any], entered: Any) -> Program:
+        """Have a child forked that does what the order says, with this file as its standard input.
+
+        A server gets the socket there that its own orders come through.
+        """
+        out, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         reading, writing = os.pipe()
-        socket.send_fds(self._channel, [b"."], [file.fileno() for file in (paper, entered, out, errors)] + [writing])
-        for file in (paper, entered):
-            file.close()
+        with tempfile.TemporaryFile() as paper:
+            paper.write(json.dumps(order).encode())
+            paper.seek(0)
+            files = [file.fileno() for file in (paper, entered, out, errors)]
+            socket.send_fds(self._channel, [b"."], [*files, writing])
         os.close(writing)
         return Program(order["arguments"], os.fdopen(reading, "rb", buffering=0), out, errors)
 
     def close(self) -> None:
         self._channel.shutdown(socket.SHUT_RDWR)  # a process that a test has left behind may hold a copy of it
         self._channel.close()
-        self._process.wait()
+        ended = self._process.end() if isinstance(self._process, Program) else None
+        assert ended is None or ended.returncode == 0, ended.stderr
+        if ended is None:
+            self._process.wait()
         self._folder.cleanup()
 
 
@@ -234,7 +262,10 @@ def _serve(channel: socket.socket, listener: socket.socket) -> None:
                     end.close()
                 for descriptor in (waking, wake, told, *children.values()):
                     os.close(descriptor)
-                _become(json.loads(_all_of(paper)), files)
+                order = json.loads(_all_of(paper))
+                if folder := order.get("serves"):
+                    _become_server(order["arguments"][1:], folder, files)
+                _become(order, files)
                 return
             children[child] = told
             if asking is not channel:
@@ -271,6 +302,29 @@ def _tell(told: int, number: int) -> None:
 def _all_of(descriptor: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
+
+
+def _become_server(imported: list[str], folder: str, files: list[int]) -> None:
+    """In the child: another server, to its end, whose programs find these modules imported."""
+    global _CLIENT
+    channel, *files = files
+    for place, descriptor in enumerate(files, 1):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in imported:
+            importlib.import_module(name)
+    _check_threads()
+    gc.freeze()
+    listener, _CLIENT = _listen(Path(folder))
+    _serve(socket.socket(fileno=channel), listener)
+    os._exit(0)
+
+
+def _check_threads() -> None:
+    if os.path.exists("/proc/self/task"):
+        assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing after a fork"
 
 
 def _become(order: dict[str, Any], files: list[int]) -> None:
@@ -495,8 +549,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     _import_all()
     _prepare_watching()
-    if os.path.exists("/proc/self/task"):
-        assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing after a fork"
+    _check_threads()
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
     from surefoot.experiments import sandbox
 

@@ -102,3 +102,18 @@ def test_what_a_program_starts_is_forked_as_well_confined_and_killed_with_it(tmp
         assert told[2] == "(1, '', 'PermissionError') (0, '', '')"
     with pytest.raises(ProcessLookupError):
         patience.wait_until(lambda: os.kill(int(told[-3]), 0))
+
+
+def test_programs_find_modules_imported_that_were_asked_for_and_others_do_not():
+    code = "import os, sys; print('imaplib' in sys.modules, sys.argv[1:], input(), os.getppid())"
+    options = {"input": "given\n", "check": True}
+    *first, parent = forked.run(["-c", code, "word"], imported=("imaplib",), **options).stdout.split()
+    assert first == ["True", "['word']", "given"]
+    assert forked.run(["-c", code], imported=("imaplib",), **options).stdout.split()[-1] == parent
+    assert forked.run(["-c", code], **options).stdout.split()[0] == "False"
+    starting = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    again = forked.run(["-c", starting, code], imported=("imaplib",), starts_forks=True, **options).stdout.split()
+    assert again[0] == "True"
+    forked._servers.pop(("imaplib",)).close()
+    with pytest.raises(ProcessLookupError):
+        patience.wait_until(lambda: os.kill(int(parent), 0))

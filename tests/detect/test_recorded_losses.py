@@ -1,5 +1,7 @@
 """`judge_losses`: what is wrong with a list of losses, also a short one."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -70,7 +72,8 @@ CURVES = {
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 20, 40])
 def test_nothing_is_named_in_short_lists_of_healthy_losses(name, count):
-    false = sum(bool(named(CURVES[name](np.random.default_rng(seed), count))) for seed in range(200))
+    curves = Counter(tuple(CURVES[name](np.random.default_rng(seed), count)) for seed in range(200))
+    false = sum(times for curve, times in curves.items() if named(curve))  # curves without noise are judged once
     assert false <= 200 * 0.02  # of 3 numbers, some are close together by chance
 
 

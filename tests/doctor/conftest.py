@@ -9,16 +9,12 @@ The search for kept graphs looks at every object there is; what was imported bef
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 import pytest
 import torch._dynamo  # the first optimizer would import it, and its objects are many
 
 from patience import Clock
 from surefoot.doctor import context as bench
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOK_SECONDS = 1e-3
 
@@ -37,9 +33,7 @@ def _time_is_counted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _old_objects_set_aside() -> Iterator[None]:
+def _old_objects_set_aside() -> None:
     assert torch._dynamo
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

@@ -8,6 +8,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from patience import HANG_SECONDS
 from surefoot.experiments.changes import ORDER, options_for, take_order
 from surefoot.experiments.processes import LARGEST_OUTPUT, OUTPUT, Child, Children, Subject
 
@@ -55,7 +56,7 @@ def test_a_run_that_ends_by_itself_is_returned_before_the_deadline(tmp_path: Pat
         process = subprocess.Popen(["true"], start_new_session=True)
         child = Child("quick", tmp_path, process, tmp_path / "none", time.monotonic())
         children.running.append(child)
-        assert children.wait(until=time.monotonic() + 60) is child
+        assert children.wait(until=time.monotonic() + HANG_SECONDS) is child
         assert process.returncode == 0
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import surefoot as sf
+from patience import HANG_SECONDS
 from surefoot.guard.saving import write_copies
 from surefoot.record.reading import load_run
 
@@ -203,7 +204,7 @@ def test_a_worker_that_is_killed_costs_neither_a_save_that_was_due_nor_a_complet
     manager = stabilizer._run.persistence.checkpoints
     assert manager is not None
     finish = threading.Event()
-    manager.events.on_saved = lambda *_: finish.wait(60) and None  # the first save is not over before this
+    manager.events.on_saved = lambda *_: finish.wait(HANG_SECONDS) and None  # the first save is not over before this
     loader = DataLoader(list(torch.ones(40, 4)), batch_size=2, num_workers=1)  # type: ignore[arg-type]
 
     def train() -> None:
@@ -234,7 +235,7 @@ def test_a_worker_that_dies_during_a_save_is_no_trouble_with_the_disk(tmp_path: 
             workers, self.workers = self.workers, ()
             for worker in workers:
                 os.kill(worker.pid, signal.SIGKILL)
-                worker.join(60)
+                worker.join(HANG_SECONDS)
             return {}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -270,7 +271,7 @@ class HeldWriter:
         manager.events.on_saved = lambda step, path, facts: self._wait()
 
     def _wait(self) -> None:
-        self.may_go_on.wait(60)
+        self.may_go_on.wait(HANG_SECONDS)
 
 
 def due_at_five(folder: Path, **settings: Any) -> tuple[nn.Module, sf.TrainingStabilizer, sf.CheckpointManager]:

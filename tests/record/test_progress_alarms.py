@@ -7,7 +7,7 @@ import random
 import pytest
 
 import surefoot as sf
-from patience import Clock
+from patience import HANG_SECONDS, Clock
 from surefoot.errors import SettingError
 from surefoot.record import progress_alarms
 from surefoot.record.messages import CheckpointsExpected, Event, StepRow
@@ -208,8 +208,8 @@ def test_a_limit_that_every_run_exceeds_is_refused(settings):
 def test_the_log_has_the_alarm(tmp_path):
     with sf.RunLog(tmp_path, device_seconds=None, progress=ProgressAlarms(stalled_minutes=1e-9)) as log:
         log.take(StepRow(3, 0.0, loss=1.0))
-        assert log.flush(60)
-        assert log.flush(60)
-        assert log.flush(60)
+        assert log.flush(HANG_SECONDS)
+        assert log.flush(HANG_SECONDS)
+        assert log.flush(HANG_SECONDS)
     events = sf.load_run(tmp_path).events
     assert next((event.cause, event.step) for event in events if event.event == "alarm") == (STALLED, 3)

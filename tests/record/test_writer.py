@@ -2,13 +2,12 @@
 
 import pytest
 
+from patience import HANG_SECONDS
 from surefoot.core.folder_lock import hold
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Event, LayerRows, StepRow
 from surefoot.record.reading import load_run
 from surefoot.record.writer import BatchBuilder, Disk, RowSource, Writer
-
-HANG_SECONDS = 60
 
 
 def step(number, **columns):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patience import wait_until
 from surefoot.replay.processes import _below_here, _environment, _RealPaths, _run, _tail
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def test_what_a_process_has_started_is_ended_with_it(tmp_path: Path) -> None:
         except OSError:
             return True
 
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not is_gone():
-        time.sleep(0.01)
-    assert is_gone()
+    wait_until(is_gone)
 
 
 def test_a_process_that_takes_too_long_has_no_exit_code() -> None:

@@ -25,12 +25,13 @@ STEPS, BATCH, SAVE_EVERY = 96, 8, 6
 FAULTS = {BATCH * 31: float("nan"), BATCH * 77 + 2: float("nan")}
 
 
-def report(framework: str, folder: Path, kills: int) -> dict[str, Any]:
+def report(framework: str, folder: Path, kills: int, imported: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a process of its own finds out."""
     import forked
 
     path = os.pathsep.join([str(Path(__file__).parents[1]), forked.SOURCE])
-    found = forked.run([__file__, framework, folder, kills], env=forked.environment(PYTHONPATH=path), cwd=folder)
+    command, environment = [__file__, framework, folder, kills], forked.environment(PYTHONPATH=path)
+    found = forked.run(command, env=environment, cwd=folder, imported=imported)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1])
 

@@ -16,15 +16,21 @@ import surefoot as sf
 from trainers import killed
 from trainers.small_training import CLASSES, LR, WIDTH, AfterSteps, Rows, same
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("ignite")
-    from ignite.engine import Engine, Events, create_supervised_trainer, supervised_training_step_amp
-    from ignite.handlers import Checkpoint, DiskSaver
-
-    from surefoot.trainers.ignite import StabilizerHandler
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _framework() -> None:
+    """The framework is imported when the first test of this file runs: every worker collects every file."""
+    global Engine, Events, create_supervised_trainer
+    global supervised_training_step_amp, Checkpoint, DiskSaver, StabilizerHandler
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("ignite")
+        from ignite.engine import Engine, Events, create_supervised_trainer, supervised_training_step_amp
+        from ignite.handlers import Checkpoint, DiskSaver
+
+        from surefoot.trainers.ignite import StabilizerHandler
 
 
 def pairs(faults: Any = None) -> DataLoader[Any]:

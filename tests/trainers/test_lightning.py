@@ -14,16 +14,7 @@ from torch.utils.data import DataLoader
 import surefoot as sf
 from surefoot.errors import UsageError
 from trainers import killed
-from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    L = pytest.importorskip("lightning")
-    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-    from lightning.pytorch.loggers import CSVLogger
-    from lightning.pytorch.plugins import MixedPrecision, Precision
-
-    from surefoot.trainers.lightning import StabilizerCallback
+from trainers.small_training import LR, Classifier, Linear, Rows, same
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,36 +22,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 
 
-class Module(L.LightningModule):
-    """A small classifier, with a schedule that goes on at every optimizer step."""
+@pytest.fixture(scope="module", autouse=True)
+def _framework() -> None:
+    """The framework is imported when the first test of this file runs: every worker collects every file."""
+    global L, Callback, ModelCheckpoint, CSVLogger, MixedPrecision, Precision, StabilizerCallback, Copies, Module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        L = pytest.importorskip("lightning")
+        from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+        from lightning.pytorch.loggers import CSVLogger
+        from lightning.pytorch.plugins import MixedPrecision, Precision
 
-    def __init__(self, model: Any = None, fused: bool = False, lr: float = LR) -> None:
-        super().__init__()
-        self.model = Classifier() if model is None else model
-        self.fused, self.lr = fused, lr
-
-    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
-        return self.model(**batch)["loss"]
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, fused=self.fused or None)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Copies(Callback):
-    """Copies the state after every optimizer step."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, Any]] = []
-        self.rates: list[float] = []
-
-    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-        if trainer.global_step > len(self.states):
-            copies = AfterSteps(module)
-            copies(trainer.optimizers[0])
-            self.states += copies.states
-            self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        from surefoot.trainers.lightning import StabilizerCallback
+        from trainers.lightning_classes import Copies, Module
 
 
 def train(

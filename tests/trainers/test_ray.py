@@ -17,15 +17,20 @@ from surefoot.errors import SettingError
 from trainers import ray_workers
 from trainers.small_training import LR, Classifier, Linear, Rows, same
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("ray")
-    from ray.train import Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    from surefoot.trainers.ray import GuardedWorker
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _framework() -> None:
+    """The framework is imported when the first test of this file runs: every worker collects every file."""
+    global Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig, TorchTrainer, GuardedWorker
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("ray")
+        from ray.train import Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
+
+        from surefoot.trainers.ray import GuardedWorker
 
 
 def fit(train: Any, folder: Path) -> Any:

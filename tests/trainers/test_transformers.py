@@ -17,39 +17,27 @@ import forked
 import surefoot as sf
 from surefoot.errors import UsageError
 from trainers import killed, on_ranks
-from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    transformers = pytest.importorskip("transformers")
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    from surefoot.trainers.transformers import StabilizerCallback, policy_signals
+from trainers.small_training import LR, Classifier, Linear, Rows, same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+IMPORTED = ("transformers.trainer", "surefoot.trainers.transformers")
+"""What the programs of this file find imported."""
 
 
-class InOrder(Trainer):
-    """Trains on the rows in their order, so that a test knows the step of each."""
+@pytest.fixture(scope="module", autouse=True)
+def _framework() -> None:
+    """The framework is imported when the first test of this file runs: every worker collects every file."""
+    global transformers, Trainer, TrainerCallback, TrainingArguments
+    global StabilizerCallback, policy_signals, Copies, InOrder
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
-class Copies(TrainerCallback):
-    """Copies the state after every optimizer step, as the trainer sees it."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, Any]] = []
-        self.rates: list[float] = []
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        copies = AfterSteps(kwargs["model"])
-        copies(kwargs["optimizer"])
-        self.states += copies.states
-        self.rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
+        from surefoot.trainers.transformers import StabilizerCallback, policy_signals
+        from trainers.transformers_classes import Copies, InOrder
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def train(
@@ -242,7 +230,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_with_the_rules_that_it_had(tmp_p
 
 
 def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
-    found = killed.report("transformers", tmp_path, kills=20)
+    found = killed.report("transformers", tmp_path, kills=20, imported=IMPORTED)
     assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
 
 
@@ -265,10 +253,8 @@ def test_two_ranks_leave_a_step_out_together_and_resume_together(tmp_path):
         port = free.getsockname()[1]
     path = os.pathsep.join([str(Path(__file__).parents[1]), forked.SOURCE])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path}
-    ranks = [
-        forked.start([on_ranks.__file__, tmp_path], env=forked.environment(RANK=rank, LOCAL_RANK=rank, **shared))
-        for rank in ("0", "1")
-    ]
+    environments = [forked.environment(RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
+    ranks = [forked.start([on_ranks.__file__, tmp_path], env=each, imported=IMPORTED) for each in environments]
     ended = [rank.end() for rank in ranks]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     first, second = (json.loads(each.stdout.splitlines()[-1]) for each in ended)

@@ -12,21 +12,28 @@ import torch
 import surefoot as sf
 from trainers.small_training import same
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("trl")
-    import transformers
-    from datasets import Dataset, disable_progress_bars
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
-disable_progress_bars()
-transformers.logging.set_verbosity_error()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _framework() -> None:
+    """The framework is imported when the first test of this file runs: every worker collects every file."""
+    global transformers, Dataset, Tokenizer, models, pre_tokenizers, GPT2Config, GPT2LMHeadModel
+    global PreTrainedTokenizerFast, DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("trl")
+        import transformers
+        from datasets import Dataset, disable_progress_bars
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+    disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+
 
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
 SETTINGS = {

@@ -67,10 +67,9 @@ def run_ranks(folder, script, *arguments, count=2):
     """Run a script as several ranks under `surefoot run`; one that hangs is aborted and shows its stacks."""
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     command = ["-m", "surefoot", "run", "--out", "run", script, *arguments]
-    ranks = [
-        forked.start(command, cwd=folder, env=forked.environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared))
-        for rank in range(count)
-    ]
+    imported = ("sklearn.datasets",) if "sklearn" in script.read_text() else ()
+    environments = [forked.environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)]
+    ranks = [forked.start(command, cwd=folder, env=each, imported=imported) for each in environments]
     ended = [rank.end(check=True) for rank in ranks]
     assert not any("stopped watching" in each.stderr for each in ended), ended
     return folder / "run"

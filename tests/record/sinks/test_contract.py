@@ -84,8 +84,8 @@ def test_it_runs_in_a_thread_without_a_warning_and_without_touching_random_strea
     runner = SinkRunner(sink)
     for batch in (healthy(), healthy(5)):
         runner.offer(batch)
-    assert runner.flush(60)
-    runner.close(60)
+    assert runner.flush(patience.HANG_SECONDS)
+    runner.close(patience.HANG_SECONDS)
     assert (runner.dropped, runner.given_up, caplog.messages) == (0, False, [])
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     assert not logging.getLogger("surefoot").disabled

@@ -9,6 +9,7 @@ import pytest
 from sink_batches import INF, NAN, event, healthy, step, strange
 
 import surefoot as sf
+from patience import HANG_SECONDS
 from surefoot.record.messages import Batch
 from surefoot.record.sinks.runner import SinkRunner
 
@@ -107,8 +108,8 @@ def test_a_database_that_cannot_be_opened_is_a_warning_and_no_error(tmp_path, ca
     (tmp_path / "broken.db").write_text("this is no database")
     runner = SinkRunner(sf.MLflowSink(f"sqlite:///{tmp_path}/broken.db"), attempts=2, pause_seconds=0.01)
     runner.offer(healthy())
-    runner.flush(60)
-    runner.close(60)
+    runner.flush(HANG_SECONDS)
+    runner.close(HANG_SECONDS)
     ours = [record for record in caplog.records if record.name == "surefoot"]
     assert runner.given_up
     assert len(ours) == 2

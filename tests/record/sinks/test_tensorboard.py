@@ -9,7 +9,6 @@ import signal
 
 import pytest
 from sink_batches import INF, NAN, event, healthy, histogram, step, strange
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import surefoot as sf
 from surefoot.record.bins import EDGES, ZERO
@@ -17,6 +16,8 @@ from surefoot.record.messages import Batch, LayerRows
 
 
 def read(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # every worker collects this
+
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
     found.Reload()
     return found

@@ -10,9 +10,7 @@ import subprocess
 import sys
 
 import pytest
-import wandb
 from sink_batches import INF, NAN, event, healthy, histogram, step
-from wandb.proto import wandb_internal_pb2
 
 import patience
 import surefoot as sf
@@ -22,6 +20,14 @@ from surefoot.record.messages import Batch
 BLOCK_BYTES = 32768
 HEADER = struct.Struct("<IHB")
 FULL, LAST = 1, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _wandb():
+    """It is imported when the first test of this file runs: every worker collects every file."""
+    global wandb, wandb_internal_pb2
+    import wandb
+    from wandb.proto import wandb_internal_pb2
 
 
 def records(folder):

@@ -1,5 +1,6 @@
 """The page in a real browser, without a network. Pixels and elements are read, not only the absence of errors."""
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -38,7 +39,8 @@ def rough(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(browser, rough):
     """One page for the tests that leave it as it was but for the zoom."""
-    context = browser.new_context(offline=True, viewport={"width": 1100, "height": 800}, reduced_motion="reduce")
+    window = {"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce", "color_scheme": "light"}
+    context = browser.new_context(offline=True, **window)
     opened = Opened(context.new_page())
     opened.go(rough.as_uri())
     yield opened.unfold()
@@ -52,6 +54,23 @@ def page(shared):
     return shared
 
 
+@pytest.fixture(scope="module")
+def at_width(browser, rough):
+    """A page in a window of this width, for the tests that only look at it."""
+    contexts = []
+
+    @cache
+    def opened(width):
+        contexts.append(browser.new_context(offline=True, viewport={"width": width, "height": 800}))
+        found = Opened(contexts[-1].new_page())
+        found.go(rough.as_uri())
+        return found
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
 def drag(page, chart, start, end):
     page.locator(f'[data-chart="{chart}"]').scroll_into_view_if_needed()
     box = page.locator(f'[data-chart="{chart}"] .u-over').bounding_box()
@@ -63,8 +82,8 @@ def drag(page, chart, start, end):
     page.mouse.up()
 
 
-def test_it_opens_without_an_error_and_asks_for_nothing(open_page, rough):
-    opened = open_page(rough)
+def test_it_opens_without_an_error_and_asks_for_nothing(at_width, rough):
+    opened = at_width(1100)
     assert opened.said == []
     assert opened.asked == [rough.as_uri()]
     assert (
@@ -209,8 +228,8 @@ def test_it_follows_the_system_and_the_toggle(open_page, rough, scheme):
     assert page.evaluate(INK, "loss")[0] > 0.005
 
 
-def test_it_can_be_read_at_400_pixels(open_page, rough):
-    page = open_page(rough, viewport={"width": 400, "height": 800}).page
+def test_it_can_be_read_at_400_pixels(at_width):
+    page = at_width(400).page
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     assert page.evaluate(INK, "loss")[0] > 0.005
     wide = page.evaluate("surefoot.view.charts.get('loss').plot.bbox.width / devicePixelRatio")
@@ -218,8 +237,8 @@ def test_it_can_be_read_at_400_pixels(open_page, rough):
 
 
 @pytest.mark.parametrize("width", [400, 1100])
-def test_labels_do_not_overlap(open_page, rough, width):
-    page = open_page(rough, viewport={"width": width, "height": 800}).page
+def test_labels_do_not_overlap(at_width, width):
+    page = at_width(width).page
     for place in (".names", ".lane", ".tools", ".tiles", "#zoombar .buttons", "#sections"):
         overlaps = page.evaluate(
             """(place) => [...document.querySelectorAll(place)].flatMap((group) => {
@@ -236,8 +255,8 @@ def test_labels_do_not_overlap(open_page, rough, width):
 
 
 @pytest.mark.parametrize("width", [400, 1100])
-def test_long_names_are_shortened_whole_on_hover_and_still_told_apart(open_page, rough, width):
-    page = open_page(rough, viewport={"width": width, "height": 800}).page
+def test_long_names_are_shortened_whole_on_hover_and_still_told_apart(at_width, width):
+    page = at_width(width).page
     labels = page.locator('[data-chart="map.grad_norm"] .names span').evaluate_all(
         "spans => spans.map((span) => [span.textContent, span.title, span.getBoundingClientRect().left])"
     )
@@ -347,8 +366,7 @@ DASHES = """(name) => {
 }"""
 
 
-def test_the_step_of_the_first_finding_is_marked_in_every_chart(open_page, rough):
-    page = open_page(rough, color_scheme="light").unfold()
+def test_the_step_of_the_first_finding_is_marked_in_every_chart(page):
     for name, *_ in page.evaluate(RANGES):
         assert page.evaluate(DASHES, name) > 0.3, name
 
@@ -394,8 +412,7 @@ def test_a_chart_can_be_saved_as_a_table_and_as_a_picture(page, tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_address_leads_to_the_steps_on_show(open_page, rough):
-    page = open_page(rough).page
+def test_the_address_leads_to_the_steps_on_show(page, open_page, rough):
     page.evaluate("surefoot.zoomTo(100, 200)")
     page.wait_for_url("**#steps=100-200")
     again = open_page(f"{rough.as_uri()}#steps=100-200").page
