@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("accelerate")
     from accelerate import Accelerator
+    from accelerate.state import GradientState
 
     from surefoot.trainers import accelerate as adapter
 
@@ -163,6 +164,7 @@ def test_accelerator_model_and_optimizer_die_with_their_last_reference():
 
 
 def test_a_prepared_accelerator_is_pickled_and_copied_without_the_guard():
+    GradientState._reset_state()  # refers to a loader that another test has left, and is then not pickled by anyone
     accelerator, _, optimizer = prepared("guard")
     training = adapter.training_of(accelerator)
     assert "set_to_none" in inspect.signature(training.attachments[0].optimizer.zero_grad).parameters
