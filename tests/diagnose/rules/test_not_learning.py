@@ -8,7 +8,7 @@ import pytest
 
 from recorded import SITE, falling, look, moves
 from recorded import run as recorded
-from surefoot.diagnose.rules.not_learning import course_of, term_not_learning
+from surefoot.diagnose.rules.not_learning import course_of, term_not_learning, why_unjudged
 from surefoot.diagnose.run import RecordedRun
 from surefoot.diagnose.sampled import are_too_few
 
@@ -120,23 +120,47 @@ def test_shuffled_targets_of_a_squared_error_written_by_hand_are_uninformative(w
     assert run.causes == ["data.labels-uninformative"]
 
 
-def test_one_of_several_terms_that_learns_nothing_is_named() -> None:
-    def held(last: float, custom: list[str]) -> RecordedRun:
-        looks = []
-        for step in range(0, 120, 10):
-            values = (0.69 if step < 60 else last, 2.0 - step / 80)
-            shared = {"grad": True, "site": SITE, "reduction": "mean", "step": step}
-            labels = {"op": "cross_entropy", "value": values[0], "labels": {"0": 32, "1": 32}, "index": 1}
-            sizes = {"op": "mse_loss", "value": values[1], "target_variance": 2.0, "index": 2}
-            root = {"value": sum(values), "site": SITE, "parameters": [0], "custom": custom}
-            looks.append(look(step, roots=[root], notes={"losses": [shared | labels, shared | sizes]}, steps=moves()))
-        return recorded(falling(120, 2.7, 1.2), sampled_steps=looks)
+SETTLED = [*falling(40, 2.7, 1.2), *[1.2] * 80]
 
-    claim = term_not_learning(held(0.69, []))
+
+def with_two_terms(last: float = 0.69, custom: tuple[str, ...] = (), classes: int = 2, losses=SETTLED) -> RecordedRun:
+    """The first term goes from 0.69 to `last`, the second one falls."""
+    looks = []
+    for step in range(0, 120, 10):
+        values = (0.69 if step < 60 else last, 2.0 - step / 80)
+        shared = {"grad": True, "site": SITE, "reduction": "mean", "step": step}
+        counts = {str(label): 64 // classes for label in range(classes)}
+        labels = {"op": "cross_entropy", "value": values[0], "labels": counts, "index": 1}
+        sizes = {"op": "mse_loss", "value": values[1], "target_variance": 2.0, "index": 2}
+        root = {"value": sum(values), "site": SITE, "parameters": [0], "custom": list(custom)}
+        looks.append(look(step, roots=[root], notes={"losses": [shared | labels, shared | sizes]}, steps=moves()))
+    return recorded(losses, sampled_steps=looks)
+
+
+def test_one_of_several_terms_that_learns_nothing_is_named() -> None:
+    claim = term_not_learning(with_two_terms())
     assert claim is not None
     assert claim.evidence["best_constant_answer"] == pytest.approx(0.693, abs=0.001)
-    assert term_not_learning(held(0.5, [])) is None
-    assert term_not_learning(held(0.69, ["ReverseGradient"])) is None, "a gradient that is reversed on purpose"
+    assert why_unjudged(with_two_terms(0.5)) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"last": 0.5}, "it has learned"),
+        ({"custom": ("ReverseGradient",)}, "a gradient that is reversed on purpose"),
+        ({"classes": 1}, "every constant answer is right where all labels are equal, as those of positive pairs"),
+        ({"losses": falling(120, 2.7, 1.2)}, "the other term is still being learned"),
+    ],
+)
+def test_a_term_is_not_said_to_learn_nothing(settings, why: str) -> None:
+    assert term_not_learning(with_two_terms(**settings)) is None, why
+
+
+def test_a_run_that_still_falls_is_not_called_healthy_while_a_term_has_learned_nothing() -> None:
+    why = why_unjudged(with_two_terms(losses=falling(120, 2.7, 1.2)))
+    assert "The term `cross_entropy`" in why
+    assert "too short" in why
 
 
 def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import mean, pstdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present
@@ -146,32 +146,63 @@ def _may_begin_late(run: RecordedRun, course: Course, level: float) -> bool:
 
 _FEWEST_CALLS = 8
 """Sampled calls from which on a term of the loss is judged by itself."""
+_SMALLEST_LEVEL = 0.05
+"""A term whose best constant answer is lower, like one with a single class, is not judged by itself."""
 
 
-def term_not_learning(run: RecordedRun) -> Claim | None:
-    """One of several loss functions ends no lower than its best constant answer, although the sum of them falls."""
+class _StuckTerm(NamedTuple):
+    """One of several loss functions that ends no lower than its best constant answer."""
+
+    calls: list[LossCall]
+    last: float
+    """The mean of the last third of the sampled calls."""
+    level: float
+
+    @property
+    def words(self) -> str:
+        return (
+            f"The term `{self.calls[0].op}` of the loss at {self.calls[0].site} is at {self.last:.4g} over the last "
+            f"sampled steps, and the loss of its best constant answer is {self.level:.4g}"
+        )
+
+
+def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
+    """The first term of the loss that learned nothing; `None` if there is none, or if the loss is a single term."""
     if not _can_judge(run) or run.steps < 100 or any(root.custom for root in run.sampled.backward_calls):
         return None  # a function of the script's own may reverse gradients
+    if run.facts.policy_entropies:
+        return None  # returns that are mostly noise: a value function says little beyond their mean for long
     terms: dict[tuple[str, str], list[LossCall]] = {}
     for call in run.sampled.training_losses():
         terms.setdefault((call.op, call.site), []).append(call)
-    for (_, site), calls in terms.items() if len(terms) > 1 else ():
-        late = calls[-max(4, len(calls) // 3) :]
-        values, level = present(call.value for call in late), level_of(calls)
-        if len(calls) < _FEWEST_CALLS or level is None or len(values) < 4 or mean(values) < _AT_CONSTANT * level:
+    for calls in terms.values() if len(terms) > 1 else ():
+        late = present(call.value for call in calls[-max(4, len(calls) // 3) :])
+        level = level_of(calls)
+        if level is None or level < _SMALLEST_LEVEL or len(calls) < _FEWEST_CALLS or len(late) < 4:
             continue
-        return Claim(
-            0.6,
-            f"The term `{calls[0].op}` of the loss at {site} learned nothing: it is at {mean(values):.4g} over the "
-            f"last {len(values)} sampled steps, and the loss of its best constant answer is {level:.4g}. The whole "
-            f"loss went from {run.curve.start:.4g} to {run.curve.end:.4g}.",
-            step=calls[0].step,
-            where=(site,),
-            evidence={"last": mean(values), "best_constant_answer": level, "calls": len(calls)},
-            severity="warning",
-            fixes=("Train on this term alone; if it still does not fall, check that its targets belong to its rows.",),
-        )
+        if mean(late) >= _AT_CONSTANT * level:
+            return _StuckTerm(calls, mean(late), level)
     return None
+
+
+def term_not_learning(run: RecordedRun) -> Claim | None:
+    """One of several loss functions ends no lower than its best constant answer, and the sum of them falls no more.
+
+    While the sum still falls, the term may be learned later, as the second task of a language model is.
+    """
+    term = _stuck_term(run)
+    if term is None or course_of(run.curve.finite).is_falling:
+        return None
+    return Claim(
+        0.6,
+        f"{term.words}: it learned nothing. The whole loss went from {run.curve.start:.4g} to {run.curve.end:.4g}, and "
+        "no longer falls.",
+        step=term.calls[0].step,
+        where=(term.calls[0].site,),
+        evidence={"last": term.last, "best_constant_answer": term.level, "calls": len(term.calls)},
+        severity="warning",
+        fixes=("Train on this term alone; if it still does not fall, check that its targets belong to its rows.",),
+    )
 
 
 def _claim(run: RecordedRun, words: str, course: Course, level: float | None, confidence: float) -> Claim:
@@ -291,6 +322,8 @@ def why_unjudged(run: RecordedRun) -> str:
             f"The loss was still falling at the end, at {course.last:.4g}, and the loss of the best constant answer is "
             f"{level:.4g}: the run is too short to judge whether it learns."
         )
+    if (term := _stuck_term(run)) is not None:
+        return f"{term.words}. The whole loss was still falling: the run is too short to judge whether the term learns."
     if level is None and (not course.fell or run.curve.rose):
         return (
             f"The loss did not fall (its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} "
