@@ -45,5 +45,5 @@ def test_a_finding_is_presented_with_its_number_and_the_first_fix():
 
 
 def test_a_cause_must_be_in_the_catalogue():
-    with pytest.raises(ValueError, match="no code of the catalogue"):
+    with pytest.raises(ValueError, match="not a code of the catalogue"):
         Check(1, "name", "fail", "summary", cause="made.up")

@@ -112,5 +112,5 @@ def test_an_examination_is_valid_json_whatever_its_numbers():
 
 
 def test_a_check_cannot_name_a_cause_that_is_not_in_the_catalogue():
-    with pytest.raises(ValueError, match="no code of the catalogue"):
+    with pytest.raises(ValueError, match="not a code of the catalogue"):
         Check(1, "name", "fail", "summary", cause="made.up")

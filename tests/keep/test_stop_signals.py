@@ -16,6 +16,8 @@ import forked
 from interrupted import SENT
 from patience import ended, start, wait_until
 from resumed import PASS, Run
+from surefoot.keep.dead_workers import DeferringHandler
+from surefoot.keep.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,6 +212,26 @@ def _python_handlers() -> Iterator[None]:
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_python_handlers")
+def test_a_worker_that_ends_together_with_the_signal_leaves_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python processes the signal first, and then finds that SIGCHLD has arrived."""
+    errors: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    before = signal.signal(signal.SIGCHLD, DeferringHandler(lambda number, frame: None))
+    both = {signal.SIGTERM, signal.SIGCHLD}
+    stopping = StopSignals([signal.SIGTERM])
+    try:
+        with stopping.installed():
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            for number in both:
+                os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert stopping.received == signal.SIGTERM
+    assert errors == []
 
 
 @pytest.mark.usefixtures("_python_handlers")

@@ -107,7 +107,15 @@ def _is_receiving(frame: FrameType | None) -> bool:
 
 
 def _ignore_ended_workers() -> None:
-    """The run ends: the end of data loading workers is no longer an error."""
+    """The run is ending, so the end of its data loading workers is not an error.
+
+    The handler is a function and not `SIG_DFL`: Python prints an error if a signal arrives before its handler is set to
+    the default and is processed after that.
+    """
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if is_workers_handler(handler):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal without any effect."""
