@@ -42,15 +42,8 @@ def too_high(run: RecordedRun) -> Claim | None:
     if not ratios:
         return None
     early = max(ratios[:8])
-    before = curve.before_bad
     blown = _climbed(run, early) if run.nonfinite.seen else curve.rose
-    # Batches alone make single losses high; only steps that stay large, or weights that grow, are those of the rate.
-    peaked = before.peak > abs(before.start) + max(0.5 * abs(before.start), 6 * before.noise) + 1e-9
-    grown = early > 0.05 and _weights_grew(run, run.steps)
-    shaken = peaked or _restless(before) or median(ratios[:8]) > 0.1 or grown
-    noisy = early < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
-    on_its_way = before.drop > 0.3 and before.count < _FEWEST  # a short run that has come down so far
-    stalled = not before.learned and not noisy and shaken and before.count >= 8 and not on_its_way
+    stalled = _is_stalled(run, ratios[:8])
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
     saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None
@@ -80,6 +73,18 @@ def too_high(run: RecordedRun) -> Claim | None:
         severity="error" if blown or stalled else "warning",
         fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
+
+
+def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:
+    """Whether the loss does not fall, and that is due to the first steps, whose sizes are given, not to the batches."""
+    before, largest = run.curve.before_bad, max(ratios)
+    # Batches alone make single losses high; only steps that stay large, or weights that grow, are those of the rate.
+    peaked = before.peak > abs(before.start) + max(0.5 * abs(before.start), 6 * before.noise) + 1e-9
+    grown = largest > 0.05 and _weights_grew(run, run.steps)
+    shaken = peaked or _restless(before) or median(ratios) > 0.1 or grown
+    noisy = largest < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
+    on_its_way = before.drop > 0.3 and before.count < _FEWEST  # a short run that has come down so far
+    return not before.learned and not noisy and shaken and before.count >= 8 and not on_its_way
 
 
 def _stepped_at(run: RecordedRun) -> str:
