@@ -1,4 +1,4 @@
-"""How often surefoot cries wolf: every healthy run under `TrainingStabilizer` with default settings and recovery on.
+"""False alarms: every healthy run under `TrainingStabilizer` with default settings and recovery on.
 
     python benchmarks/false_alarms.py
     python benchmarks/false_alarms.py --steps 20000 --seeds 5 --only hinge_mostly_zero batch_of_four

@@ -253,7 +253,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the training is when nobody kills it."""
+    """The training without any kill."""
 
     digests: dict[int, list[str]]
     losses: dict[int, set[str]]
@@ -394,7 +394,7 @@ def torture(folder: Path, epochs: int, kills: int, seed: int, seconds: float, re
 
 
 def examine(tally: Tally, expected: Reference, book: Book, before: int, life: int) -> None:
-    """Whether a life began and went on as the training does that nobody kills."""
+    """Whether a process began and continued as the training without kills does."""
     said = book.said.read_text() if book.said.exists() else ""
     tally.check(not said, f"life {life} said: {said}")
     if book.start.exists() and (line := book.start.read_text()).endswith("\n"):

@@ -196,7 +196,7 @@ class OutputFolder:
         return os.path.relpath(self.choose(), self._here)
 
     def make(self) -> Path:
-        """The folder, which exists now. That of a rank must be no link in a folder of somebody else's."""
+        """The folder, which exists now. That of a rank must not be a link in another user's folder."""
         from surefoot.core.files import make_subfolder
 
         folder = self.choose()
@@ -493,7 +493,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
 
 
 def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
-    """A sink; `None`, and a line on stderr, if it cannot be made: the script goes on without it."""
+    """A sink; `None`, and a line on stderr, if it cannot be made: the script continues without it."""
     from surefoot.errors import SurefootError
 
     try:
@@ -504,7 +504,7 @@ def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
 
 
 def _die_of_interrupt() -> None:
-    """As Python does after an interrupt nobody caught, so that a shell loop around it stops too."""
+    """As Python does after an uncaught interrupt, so that a shell loop around it stops too."""
     import signal
 
     _flush()

@@ -85,7 +85,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
     moved = weights_moved(run)
-    if moved < 0.2 or _never_spread(run) or _are_positions(run) or _are_foretold(run) or reads_long_sequences(run):
+    if moved < 0.2 or _never_spread(run) or _are_positions(run) or _are_predicted(run) or reads_long_sequences(run):
         return None
     pairs = known_pairs(run)
     if len(pairs) < 60:
@@ -151,7 +151,7 @@ def _is_permutation(note: LossCall) -> bool:
     return count > 1 and len(labels) == count and note.label_range == (0, count - 1)
 
 
-def _are_foretold(run: RecordedRun) -> bool:
+def _are_predicted(run: RecordedRun) -> bool:
     """Whether most predictions of the model are right: then the loss has another reason to be high."""
     notes = [n for n in run.sampled.training_losses(*CLASS_LOSSES) if n.accuracy is not None and n.labels]
     late = notes[-5:]

@@ -16,7 +16,7 @@ from surefoot.diagnose.data_summary import entropy, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import Predictability, known_pairs, predictability
 from surefoot.diagnose.rules.data_splits import split_mismatch
-from surefoot.diagnose.rules.wiring import evaluating_blocks, repeats_rows
+from surefoot.diagnose.rules.model_mode import evaluating_blocks, repeats_rows
 from surefoot.watch.operation_names import CLASS_LOSSES
 
 if TYPE_CHECKING:

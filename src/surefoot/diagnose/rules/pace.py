@@ -24,7 +24,7 @@ ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Nadam", "NAdam", 
 _AT_ONCE = 3
 """Up to this step there is too little before a NaN to see anything grow."""
 _FEWEST = 40
-"""With fewer losses, one that has fallen may just not be down yet."""
+"""With fewer losses, a loss that has fallen may still be falling."""
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
 
@@ -83,8 +83,8 @@ def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:
     grown = largest > 0.05 and _weights_grew(run, run.steps)
     shaken = peaked or _restless(before) or median(ratios) > 0.1 or grown
     noisy = largest < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
-    on_its_way = before.drop > 0.3 and before.count < _FEWEST  # a short run that has come down so far
-    return not before.learned and not noisy and shaken and before.count >= 8 and not on_its_way
+    falls_slowly = before.drop > 0.3 and before.count < _FEWEST  # a short run whose loss has fallen so far
+    return not before.learned and not noisy and shaken and before.count >= 8 and not falls_slowly
 
 
 def _stepped_at(run: RecordedRun) -> str:

@@ -1,6 +1,6 @@
 """The figures of mutants in the terminal.
 
-Of the testing half only totals are printed: whoever reads its single results while mending rules tunes on them.
+Of the testing half only totals are printed: reading its single results while changing rules would be tuning on them.
 """
 
 from __future__ import annotations

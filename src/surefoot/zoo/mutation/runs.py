@@ -2,7 +2,7 @@
 
 The scripts run side by side in forks of one process (`surefoot.zoo.fork_server`). Each line of the file is a
 `MutantRun`; a line is added as soon as its run has ended. What a file already holds, for the same text of the script
-and the same seed, is not run again, so an interrupted run goes on where it stopped. Files of several machines are
+and the same seed, is not run again, so an interrupted run continues where it stopped. Files of several machines are
 joined by concatenation.
 
 A line holds the diagnosis of the rules of its day. After a change of the rules, diagnose kept run folders again.

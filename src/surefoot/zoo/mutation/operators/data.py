@@ -78,7 +78,7 @@ def _do_not_shuffle(script: Script, _: float) -> list[Edit]:
 
 
 def _order_of_batches(script: Script, call: ast.Call) -> bool:
-    """Whether a permutation is drawn anew in every epoch: in the line of a loop over batches."""
+    """Whether a new permutation is drawn in every epoch: in the line of a loop over batches."""
     above = list(script.surrounding(call))
     loops = [held for held in above if isinstance(held, ast.For)]
     return bool(loops) and loops[0].iter in above and imports_torch(script)

@@ -1,0 +1,136 @@
+"""Training in eval mode and evaluating in training mode, on real scripts; and modes that are unusual on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+DROPOUT = NET.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)")
+VALIDATE = """
+    if step % 10 == 9:
+        MODE
+        with torch.no_grad():
+            accuracy = (model(x).argmax(1) == y).float().mean()
+        AFTER
+"""
+
+
+def validating(mode: str, after: str = "pass") -> str:
+    return LOOP + VALIDATE.replace("MODE", mode).replace("AFTER", after)
+
+
+def test_a_model_left_in_eval_mode_is_named_from_its_first_step_there(watch: Nursery) -> None:
+    run = watch(START, DROPOUT, validating("model.eval()"))
+    found = run.names_first(
+        "model.eval-mode-training",
+        step=run.look_after(10),
+        at="|loss = loss_of",
+        evidence={"passes", "in_eval_mode", "dropouts", "batchnorms"},
+    )
+    assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 0)
+
+
+PART_IN_EVAL_MODE = """
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
+    def forward(self, x):
+        self.body.eval()
+        return self.body(x)
+model = Wrapped()
+LOADED
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_a_part_of_a_new_model_that_is_always_in_eval_mode_is_named(watch: Nursery) -> None:
+    run = watch(START, PART_IN_EVAL_MODE.replace("LOADED", ""), LOOP)
+    found = run.names_first(
+        "model.eval-mode-training", step=0, at="|loss = loss_of", evidence={"passes", "dropouts", "batchnorms"}
+    )
+    assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 1)
+    loaded = "model.load_state_dict({name: value + 0.01 for name, value in model.state_dict().items()})"
+    assert "model.eval-mode-training" not in watch(START, PART_IN_EVAL_MODE.replace("LOADED", loaded), LOOP).causes
+
+
+def test_modes_switched_around_an_evaluation_are_fine(watch: Nursery) -> None:
+    assert watch(START, DROPOUT, validating("model.eval()", "model.train()")).causes == []
+
+
+def test_eval_mode_of_a_model_without_dropout_or_batch_norm_means_nothing(watch: Nursery) -> None:
+    assert watch(START, NET, validating("model.eval()")).causes == []
+
+
+def test_an_evaluation_in_training_mode_is_named(watch: Nursery) -> None:
+    run = watch(START, DROPOUT, validating("pass"))
+    found = run.names_first(
+        "model.train-mode-eval",
+        step=run.facts["evaluations"][0]["step"],
+        at="|accuracy =",
+        evidence={"passes", "in_training_mode", "dropouts", "batchnorms"},
+    )
+    assert found.severity == "warning"
+    assert run.diagnosis.verdict == "unstable"
+
+
+def test_an_evaluation_in_training_mode_is_named_where_every_step_clamps_weights_without_gradients(
+    watch: Nursery,
+) -> None:
+    clamp = "    optimizer.step()\n    with torch.no_grad(): model[0].weight.clamp_(-1, 1)\n"
+    run = watch(START, DROPOUT, validating("pass").replace("    optimizer.step()\n", clamp))
+    assert run.first.cause == "model.train-mode-eval"
+    assert run.facts["evaluation_blocks"] < 0.5 * run.facts["steps"]
+
+
+def test_an_ensemble_of_dropout_masks_is_no_mistake(watch: Nursery) -> None:
+    several = "            for _ in range(5): spread = model(x)\n"
+    loop = validating("pass").replace("            accuracy = (model(x).argmax(1) == y).float().mean()\n", several)
+    assert watch(START, DROPOUT, loop).causes == []
+
+
+GRAPH = """
+edges = torch.eye(256).to_sparse()
+inputs = x.to_sparse()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(0.3 * torch.randn(8, 32))
+        self.second = nn.Parameter(0.3 * torch.randn(32, 3))
+    def forward(self, inputs):
+        hidden = F.relu(edges @ (inputs @ self.first))
+        return F.log_softmax(edges @ (F.dropout(hidden, 0.3, self.training) @ self.second), 1)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    model.train()
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(inputs)[:200], y[:200])
+    loss.backward()
+    optimizer.step()
+    MODE
+    print(F.nll_loss(model(inputs)[200:], y[200:]).item())
+"""
+"""Nodes of one graph: every step trains on some and evaluates others, with the same sparse inputs."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "begin", "causes"),
+    [
+        ("model.eval()", "", []),
+        ("model.eval()", "with torch.no_grad(): ", []),
+        ("pass", "", ["model.train-mode-eval"]),
+        ("pass", "with torch.no_grad(): ", ["eval.random-eval"]),  # the dropout is a function, no module
+    ],
+)
+def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, begin: str, causes: list[str]) -> None:
+    assert watch(START, GRAPH.replace("MODE", mode).replace("print", f"{begin}print")).causes == causes
