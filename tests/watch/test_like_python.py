@@ -213,7 +213,9 @@ def test_a_file_that_may_not_be_read_is_reported_as_by_python(tmp_path):
 
 @pytest.mark.parametrize("imports", ["", "import torch"])
 def test_an_interrupt_kills_as_it_kills_python(tmp_path, imports):
-    write(tmp_path, f"{imports}\nimport time\nprint('ready', flush=True); time.sleep(1e6)")
+    # One line, so that both tracebacks name it; short sleeps, because a signal just before a sleep does not end it.
+    loop = r"for text in chain(['ready\n'], repeat('')): print(text, end='', flush=True); time.sleep(0.05)"
+    write(tmp_path, f"{imports}\nimport time\nfrom itertools import chain, repeat\n{loop}")
     endings = []
     for command in (["script.py"], ["-m", "surefoot", "run", "--out", "run", "script.py"]):
         process = subprocess.Popen(

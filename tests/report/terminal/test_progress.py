@@ -33,7 +33,8 @@ for step in range(60):
         print("half a line", end="", flush=True)
         break
     if how == "wait" and step == 40:
-        time.sleep(1e6)
+        while True:
+            time.sleep(0.05)  # a signal that arrives just before a sleep does not end it
 if how != "exit":
     progress.close()
 """
