@@ -32,9 +32,9 @@ def _transformers(folder: Any, guarded: bool, precision: str, fused: bool, fault
         warnings.simplefilter("ignore")
         pytest.importorskip("transformers")
         from surefoot.trainers.transformers import StabilizerCallback
-        from trainers import test_transformers
+        from trainers import transformers_classes
 
-    copies, callback = test_transformers.Copies(), StabilizerCallback(folder / "run")
+    copies, callback = transformers_classes.Copies(), StabilizerCallback(folder / "run")
     optim = "adamw_torch_fused" if fused else "adamw_torch"
     more = {} if precision == "fp32" else {precision: True}
     settings = {
@@ -45,7 +45,7 @@ def _transformers(folder: Any, guarded: bool, precision: str, fused: bool, fault
         "optim": optim,
     }
     chosen = [callback] if guarded else []
-    test_transformers.train(folder, copies, *chosen, model=model, faults=faults, **settings, **more)
+    transformers_classes.train(folder, copies, *chosen, model=model, faults=faults, **settings, **more)
     return copies.states, callback.training.attachments[0] if guarded else None
 
 
@@ -54,15 +54,15 @@ def _lightning(folder: Any, guarded: bool, precision: str, fused: bool, faults: 
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning")
         from surefoot.trainers.lightning import StabilizerCallback
-        from trainers import test_lightning
+        from trainers import lightning_classes
 
-    copies, callback = test_lightning.Copies(), StabilizerCallback(folder / "run")
+    copies, callback = lightning_classes.Copies(), StabilizerCallback(folder / "run")
     named = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[precision]
     clip = None if fused and precision != "fp32" else 0.5  # Lightning refuses it for a fused optimizer with AMP
     settings = {"accelerator": "gpu", "devices": 1, "precision": named, "accumulate_grad_batches": 2}
     chosen = [callback] if guarded else []
-    module = test_lightning.Module(model, fused=fused)
-    test_lightning.train(folder, *chosen, copies, module=module, faults=faults, gradient_clip_val=clip, **settings)
+    module = lightning_classes.Module(model, fused=fused)
+    lightning_classes.train(folder, *chosen, copies, module=module, faults=faults, gradient_clip_val=clip, **settings)
     return copies.states, callback.training.attachments[0] if guarded else None
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
-from trainers.small_training import LR, AfterSteps, Classifier
+from trainers.small_training import LR, AfterSteps, Classifier, Rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Module(L.LightningModule):
@@ -41,3 +45,21 @@ class Copies(Callback):
             copies(trainer.optimizers[0])
             self.states += copies.states
             self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def train(
+    folder: Path,
+    *callbacks: Any,
+    module: Any = None,
+    faults: Any = None,
+    resume: Any = None,
+    epochs: int = 1,
+    **more: Any,
+) -> Any:
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "max_epochs": epochs} | more
+    trainer = L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **settings)
+    loader = DataLoader(Rows(320, faults), batch_size=8)
+    trainer.fit(Module() if module is None else module, loader, ckpt_path=resume)
+    return trainer

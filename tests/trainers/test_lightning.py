@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +16,14 @@ from surefoot.errors import UsageError
 from trainers import killed
 from trainers.small_training import LR, Classifier, Linear, Rows, same
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _framework() -> None:
     """The framework is imported when the first test of this file runs: every worker collects every file."""
-    global L, Callback, ModelCheckpoint, CSVLogger, MixedPrecision, Precision, StabilizerCallback, Copies, Module
+    global L, Callback, ModelCheckpoint, CSVLogger, MixedPrecision, Precision, StabilizerCallback
+    global Copies, Module, train
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         L = pytest.importorskip("lightning")
@@ -34,25 +32,7 @@ def _framework() -> None:
         from lightning.pytorch.plugins import MixedPrecision, Precision
 
         from surefoot.trainers.lightning import StabilizerCallback
-        from trainers.lightning_classes import Copies, Module
-
-
-def train(
-    folder: Path,
-    *callbacks: Any,
-    module: Any = None,
-    faults: Any = None,
-    resume: Any = None,
-    epochs: int = 1,
-    **more: Any,
-) -> Any:
-    torch.manual_seed(1)
-    settings: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "max_epochs": epochs} | more
-    trainer = L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **settings)
-    loader = DataLoader(Rows(320, faults), batch_size=8)
-    trainer.fit(Module() if module is None else module, loader, ckpt_path=resume)
-    return trainer
+        from trainers.lightning_classes import Copies, Module, train
 
 
 def guard_of(callback: StabilizerCallback) -> Any:

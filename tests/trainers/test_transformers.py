@@ -17,7 +17,7 @@ import forked
 import surefoot as sf
 from surefoot.errors import UsageError
 from trainers import killed, on_ranks
-from trainers.small_training import LR, Classifier, Linear, Rows, same
+from trainers.small_training import LR, Classifier, Linear, same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 IMPORTED = ("transformers.trainer", "surefoot.trainers.transformers")
@@ -28,49 +28,16 @@ IMPORTED = ("transformers.trainer", "surefoot.trainers.transformers")
 def _framework() -> None:
     """The framework is imported when the first test of this file runs: every worker collects every file."""
     global transformers, Trainer, TrainerCallback, TrainingArguments
-    global StabilizerCallback, policy_signals, Copies, InOrder
+    global StabilizerCallback, policy_signals, Copies, InOrder, train
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
         from transformers import Trainer, TrainerCallback, TrainingArguments
 
         from surefoot.trainers.transformers import StabilizerCallback, policy_signals
-        from trainers.transformers_classes import Copies, InOrder
+        from trainers.transformers_classes import Copies, InOrder, train
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-
-
-def train(
-    folder: Path,
-    *callbacks: Any,
-    model: Any = None,
-    faults: dict[int, float] | None = None,
-    resume: Any = None,
-    optimizer: Any = None,
-    **more: Any,
-) -> Any:
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 8,
-        "max_steps": 40,
-        "learning_rate": LR,
-        "logging_steps": 5,
-        "save_strategy": "no",
-        "seed": 3,
-    }
-    settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True} | more
-    arguments = TrainingArguments(str(folder), **settings)
-    model = Classifier() if model is None else model
-    trainer = InOrder(
-        model,
-        arguments,
-        train_dataset=Rows(320, faults),
-        eval_dataset=Rows(40),
-        callbacks=list(callbacks),
-        optimizers=(optimizer, None),
-    )
-    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
 
 
 def guard_of(callback: StabilizerCallback) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+import transformers
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from trainers.small_training import AfterSteps
+from trainers.small_training import LR, AfterSteps, Classifier, Rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class InOrder(Trainer):
@@ -29,3 +33,36 @@ class Copies(TrainerCallback):
         copies(kwargs["optimizer"])
         self.states += copies.states
         self.rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
+
+
+def train(
+    folder: Path,
+    *callbacks: Any,
+    model: Any = None,
+    faults: dict[int, float] | None = None,
+    resume: Any = None,
+    optimizer: Any = None,
+    **more: Any,
+) -> Any:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 40,
+        "learning_rate": LR,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "seed": 3,
+    }
+    settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True} | more
+    arguments = TrainingArguments(str(folder), **settings)
+    model = Classifier() if model is None else model
+    trainer = InOrder(
+        model,
+        arguments,
+        train_dataset=Rows(320, faults),
+        eval_dataset=Rows(40),
+        callbacks=list(callbacks),
+        optimizers=(optimizer, None),
+    )
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
