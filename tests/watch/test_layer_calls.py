@@ -57,3 +57,15 @@ def test_one_row_through_a_matrix_is_a_layer():
     (layer,) = layers_of(lambda x: torch.addmv(bias, weight.t(), x[0]))
     assert (layer.parameter, layer.fan_in) == (7, 24)
     assert layer.in_std > 1
+
+
+def test_samples_of_outputs_are_taken_only_where_histograms_are_logged():
+    class Entry:
+        name, index, site, module, out_grad, out_dtype, inputs = "relu", 0, "", "act", True, "float32", ()
+
+    values = torch.randn(8, 4)
+    for keeps_outputs in (False, True):
+        facts = CallFacts(0, lambda tensor: None, None, keeps_outputs)
+        facts.layers.activation(Entry(), values)
+        assert [name for name, _ in facts.layers.outputs] == ["act.relu"] * keeps_outputs
+        assert len(facts.layers.activations) == 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from surefoot.watch.originals import Originals, _has_kernels, _is_torchs, _Owner
+from surefoot.watch.originals import Originals, _Class, _has_kernels, _is_torchs, _Owner
 
 
 def test_functions_are_torch_s_by_where_they_were_written():
@@ -57,3 +57,42 @@ def test_asking_for_other_threads_keeps_no_variable_of_the_script_alive():
         assert forward()() is None
     finally:
         gc.enable()
+
+
+def with_two_methods():
+    """Compares nothing but two methods of two classes."""
+    originals = Originals()
+    originals._used = {"mean", "sum"}
+    originals._classes = [_Class(kind, {"mean", "sum"}) for kind in (Tensor, nn.Parameter)]
+    return originals
+
+
+def test_a_method_that_is_added_to_a_subclass_of_tensors_later_is_not_called():
+    class Own(Tensor):
+        def mean(self):
+            return torch.tensor(-1.0)
+
+    originals = with_two_methods()
+    value = torch.ones(3).as_subclass(Own)
+    originals._has_threads = lambda: False  # the workers of the tests have threads
+    with torch._C.DisableTorchFunctionSubclass():
+        for _ in range(3):
+            assert originals.call(lambda: float(value.sum())) == 3
+        Own.sum = lambda self: torch.tensor(-1.0)
+        assert float(value.sum()) == -1
+        for _ in range(3):
+            assert originals.call(lambda: float(value.sum())) == 3
+        assert float(value.sum()) == -1
+
+
+def test_a_check_that_repeats_the_last_one_searches_for_no_subclasses(monkeypatch):
+    class Own(Tensor):
+        def sum(self):
+            return torch.tensor(-1.0)
+
+    originals = with_two_methods()
+    originals.call(int)
+    monkeypatch.setattr("surefoot.watch.originals._below", None)
+    for _ in range(10):
+        assert originals.call(lambda: 5) == 5
+    assert Own.sum(None) == -1

@@ -44,10 +44,16 @@ class CallFacts:
     """The calls of one sampled step."""
 
     def __init__(
-        self, step: int, parameter_id: Callable[[Tensor], int | None], recorder: FunctionRecorder | None
+        self,
+        step: int,
+        parameter_id: Callable[[Tensor], int | None],
+        recorder: FunctionRecorder | None,
+        keeps_outputs: bool = False,
     ) -> None:
+        """With `keeps_outputs`, `layers` keeps samples of the outputs of layers, for histograms."""
         history = CallHistory(step, parameter_id, recorder)
-        self.losses, self.layers, self.numbers = LossCalls(history), LayerCalls(history), NumericCalls(history)
+        self.losses, self.numbers = LossCalls(history), NumericCalls(history)
+        self.layers = LayerCalls(history, keeps_outputs)
 
     def as_facts(self) -> SampledCalls:
         """All facts; long lists are cut."""

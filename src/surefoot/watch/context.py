@@ -180,6 +180,10 @@ class EventRecorder:
         """`log_step` for one optimizer."""
         return partial(self.log_step, optimizer)
 
+    def logs_outputs(self, step: int) -> bool:
+        """Whether histograms of layer outputs are logged at a sampled step."""
+        return self.log is not None and self.log.logs_outputs(step)
+
     def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
         """Log histograms of weights, gradients and layer outputs at the end of a sampled step."""
         if self.log is not None:

@@ -35,8 +35,8 @@ def output_name(module: str, operation: str) -> str:
 class LayerCalls:
     """The layers of one sampled step."""
 
-    def __init__(self, history: CallHistory) -> None:
-        self._history = history
+    def __init__(self, history: CallHistory, keeps_outputs: bool) -> None:
+        self._history, self._keeps_outputs = history, keeps_outputs
         self.layers: list[LayerCall] = []
         self.activations: list[ActivationCall] = []
         self.embeddings: list[EmbeddingCall] = []
@@ -44,7 +44,7 @@ class LayerCalls:
         self.softmaxes: list[SoftmaxCall] = []
         self.normalizations: list[NormalizationCall] = []
         self.outputs: list[tuple[str, Sample]] = []
-        """Samples of the outputs of layers and activation functions, for histograms."""
+        """With `keeps_outputs`, samples of the outputs of layers and activation functions, for histograms."""
 
     def layer(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A layer with weights: the scale of its input and of its output."""
@@ -85,7 +85,8 @@ class LayerCalls:
         )
 
     def _keep_sample(self, entry: RecordedCall, made: Tensor) -> None:
-        if len(self.outputs) < MOST_OUTPUTS and made.numel() and (sample := take_sample(made)) is not None:
+        is_wanted = self._keeps_outputs and len(self.outputs) < MOST_OUTPUTS and made.numel()
+        if is_wanted and (sample := take_sample(made)) is not None:
             self.outputs.append((output_name(entry.module, entry.name), sample))
 
     def _input(self, name: str, given: list[Tensor]) -> Tensor:

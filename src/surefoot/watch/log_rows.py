@@ -100,6 +100,10 @@ class WatchLog:
             self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
+    def logs_outputs(self, step: int) -> bool:
+        """Whether histograms of the outputs of layers are written at this sampled step: less and less often."""
+        return step >= self._outputs_at
+
     def sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]] = ()) -> None:
         """Write histograms of weights, gradients and the outputs of layers at the end of a sampled step.
 
@@ -110,7 +114,7 @@ class WatchLog:
         for update in facts.updates:
             names = [self._registry.label(self._registry.parameters[row.parameter]) for row in update.rows]
             self._histograms(facts.step, update.rows, names, self._part(update.optimizer))
-        if outputs and facts.step >= self._outputs_at:
+        if outputs:
             from surefoot.guard.model_sampling import ArrivingHistograms
 
             self._outputs_at = max(facts.step + 1, 2 * facts.step)

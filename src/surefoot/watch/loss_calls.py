@@ -32,6 +32,8 @@ MOST_DIFFERENCES = 50
 """The maximum number of differences, products and ratios recorded in one step, for each kind."""
 TARGETS_KEPT = 4
 """The number of losses at the end of a step whose targets are kept for later measurements."""
+MOST_SPREAD = 1 << 16
+"""The approximate number of values on a device from which the spread of the units is computed."""
 MOST_LABELS = 1 << 20
 """The maximum number of labels of one loss that are counted; of more, a sample is used."""
 
@@ -210,9 +212,12 @@ def _valid_labels(target: Tensor, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _unit_spread(given: Tensor, target: Tensor, dim: int, ignore: int) -> Tensor:
     """The mean standard deviation of a unit over the rows whose label counts; of large tensors, over a sample."""
-    rows = rows_of(given, dim).float()
+    rows = rows_of(given, dim)
     labels = target.detach().reshape(-1)
     valid = labels[:: distance_of_rows(len(labels), rows.shape[1])] != ignore
+    if not reads_at_once(rows):  # a device's memory may be nearly full: fewer units
+        rows = rows[:, :: max(1, rows.numel() // MOST_SPREAD)]
+    rows = rows.float()
     if reads_at_once(rows):
         kept = rows[valid]
         return kept.std(0).mean() if len(kept) > 1 else rows.new_full((), float("nan"))

@@ -17,7 +17,8 @@ STEPS_AFTER_TROUBLE = 64
 """The number of steps measured after a loss that is not finite, or far above the others."""
 SPIKES_FOLLOWED = 3
 """The number of loss spikes after each of which more steps are measured. Some runs have spikes all the time."""
-SECONDS_AT_FIRST = 0.25
+SECONDS_AT_FIRST = 0.05
+"""The time that steps after the first ones may take before a share of the run's time is available."""
 SHARE = 0.01
 LONGEST_GAP = 7
 """At least one of this many steps is measured. Odd, so that effects at every 2nd, 4th or 8th step are observed."""

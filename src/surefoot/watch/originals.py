@@ -72,9 +72,9 @@ class Originals:
         self._changes: list[tuple[type, str, Any]] = []
         """The methods that the script had replaced at the last check, with their originals."""
         self._last_seen: list[Any] = []
-        """The changes of the classes at that check."""
-        self._own_kinds: list[type] = []
-        """The subclasses of tensors outside torch, as of the last search for all of them."""
+        """The number of subclasses of tensors at that check, and the replaced methods of torch's own classes."""
+        self._sizes: list[tuple[type, int]] = []
+        """The subclasses of tensors outside torch, and the number of names in each at that check."""
         self._calls_since = 0
         self._threads: tuple[set[int], list[threading.Thread]] = set(), []
         """The threads that existed at the last check."""
@@ -171,9 +171,11 @@ class Originals:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of surefoot with the original methods of torch's classes."""
-        if self._are_same():
+        classes_are_same = self._classes_are_same()
+        count = len(Tensor.__subclasses__())
+        if classes_are_same and count == self._subclasses:
             return function(*args)
-        if not self._seen_before():
+        if not self._seen_before(count, classes_are_same):
             self._changes = list(self._differences())
         if not self._changes:  # only names that surefoot never uses have changed
             self._accept()
@@ -199,30 +201,30 @@ class Originals:
             self._threads, self._others = (running, known), running - own
         return bool(self._others - {threading.get_ident()})
 
-    def _are_same(self) -> bool:
-        """Whether no class has changed."""
+    def _classes_are_same(self) -> bool:
+        """Whether no class of torch's has changed."""
         try:
             for held in self._classes:
                 if len(held.now) != held.length or held.pick(held.now) != held.picked:
                     return False
         except KeyError:
             return False
-        return len(Tensor.__subclasses__()) == self._subclasses
+        return True
 
-    def _seen_before(self) -> bool:
+    def _seen_before(self, count: int, classes_are_same: bool) -> bool:
         """Whether the classes have changed in the same way as at the last check.
 
         A new subclass of a subclass may be noticed some calls late: there may be hundreds of them.
         """
-        self._calls_since += 1
-        count = len(Tensor.__subclasses__())
-        if self._calls_since >= LOOK_EVERY_CALLS or not self._last_seen or self._last_seen[0] != count:
-            self._calls_since = 0
-            self._own_kinds = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
-        seen: list[Any] = [count, *((len(held.now), held.picked_now()) for held in self._classes)]
-        seen += [(kind, len(vars(kind))) for kind in self._own_kinds]
-        before, self._last_seen = self._last_seen, seen
-        return seen == before
+        now = [] if classes_are_same else [(len(held.now), held.picked_now()) for held in self._classes]
+        seen, before = [count, now], self._last_seen
+        self._last_seen, self._calls_since = seen, self._calls_since + 1
+        is_same, is_soon = seen == before, self._calls_since < LOOK_EVERY_CALLS
+        if is_same and is_soon and all(len(vars(kind)) == size for kind, size in self._sizes):
+            return True
+        own = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
+        sizes, self._sizes, self._calls_since = self._sizes, [(kind, len(vars(kind))) for kind in own], 0
+        return is_same and self._sizes == sizes
 
     def _accept(self) -> None:
         """Ignore the current changes: they do not matter."""

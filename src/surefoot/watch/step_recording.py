@@ -73,7 +73,8 @@ class StepRecording:
         self.data_origins: list[DataOrigin] = []
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
-        self.calls = CallFacts(self.step, self._registry.id_of, self.recorder)
+        keeps_outputs = not self._is_evaluation and context.events.logs_outputs(self.step)
+        self.calls = CallFacts(self.step, self._registry.id_of, self.recorder, keeps_outputs)
         marks = self.recorder.mark if self.recorder is not None and not self._is_evaluation else None
         self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
         self.hooks = ModuleHooks(context, self.recorder, self.model_calls)

@@ -116,6 +116,7 @@ class StepSampler:
         facts = self._probes.safely("looking", sampled.as_facts)
         if facts is not None:
             self._context.events.log_sampled_tensors(facts, sampled.calls.layers.outputs)
+            sampled.calls.layers.outputs.clear()  # `sampled` may live until the next garbage collection
             sampled.seconds += self._probes.seconds_so_far()
             self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
             self._probes.safely("looking", self._arriving.settle, False)
