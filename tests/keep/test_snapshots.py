@@ -198,3 +198,13 @@ def test_without_memory_for_a_copy_the_others_are_dropped_with_one_warning(monke
     assert ring.steps == []
     assert ring.return_to(5, 0, keep_present=False) is None
     assert caplog.text.count("there was not enough memory") == 1
+
+
+def test_the_norm_of_parameters_of_several_types_is_that_in_float64():
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+    own = [nn.Parameter((300 * torch.randn(400, 300)).to(kind)) for kind in kinds]  # beyond the largest fp16 number
+    model = nn.ParameterList(own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TrainedState([model], optimizer, list, lambda saved: None)
+    wide = torch.cat([torch.view_as_real(each).flatten() if each.is_complex() else each.flatten() for each in own])
+    assert float(state.norm()) == pytest.approx(float(wide.double().norm()), rel=1e-5)

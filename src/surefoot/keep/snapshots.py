@@ -159,16 +159,18 @@ class TrainedState:
             if id(now) in trained and (then.is_floating_point() or then.is_complex())
         ]
         home = pairs[0][0].device
-        norms = [norm.to(home, torch.float64) for chunk in _chunks(pairs) for norm in _distances(chunk)]
-        return torch.stack(norms)
+        return torch.cat([_distances(chunk).to(home, torch.float64) for chunk in _chunks(pairs)])
 
     @torch.no_grad()
     def norm(self) -> Tensor:
         """The norm of the current parameters. Does not read from a device."""
-        own = [local_part(each).detach() for each in self._parameters()]
-        real = [torch.view_as_real(each) if each.is_complex() else each for each in own]
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in real if each.is_floating_point()]
-        found: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for each in map(local_part, self._parameters()):
+            if each.is_floating_point() or each.is_complex():
+                groups.setdefault((each.device, each.dtype), []).append(each.detach())
+        home = next(iter(groups))[0]
+        norms = [_norms(group).to(home, torch.float64) for group in groups.values()]
+        found: Tensor = torch.linalg.vector_norm(torch.cat(norms))
         return found
 
     def norm_of(self, tree: StateTree) -> float:
@@ -210,16 +212,19 @@ def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
         yield chunk
 
 
-def _distances(chunk: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _distances(chunk: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The norm of the difference of each pair, in fp32 at least."""
     now = [now for now, _ in chunk]
     then = [then.to(now.device, non_blocking=True) for now, then in chunk]
-    apart = list(torch._foreach_sub(now, then))
-    if apart[0].is_complex():
-        apart = [torch.view_as_real(each) for each in apart]
-    if apart[0].dtype in (torch.float16, torch.bfloat16):
-        apart = [each.float() for each in apart]
-    return list(torch._foreach_norm(apart))
+    return _norms(list(torch._foreach_sub(now, then)))
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """The norms of tensors of one dtype on one device, in fp32 at least, with few launches."""
+    if tensors[0].is_complex():
+        tensors = [torch.view_as_real(each) for each in tensors]
+    wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=wide))
 
 
 @dataclass(frozen=True)
