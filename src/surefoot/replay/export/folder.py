@@ -31,6 +31,7 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+_LONGEST_SECONDS = 300
 _ALONE = """
 import importlib.util, json, runpy, sys
 
@@ -46,15 +47,15 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def fails_alone(folder: Path, seconds: float = 300.0) -> tuple[bool, str]:
+def fails_alone(folder: Path) -> tuple[bool, str]:
     """Whether the script fails exactly as recorded in a process that cannot import surefoot, and its last output."""
     command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), json.dumps(sys.path)]
     try:
         ended = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return False, f"it did not finish within {seconds:g} seconds"
+        return False, f"it did not finish within {_LONGEST_SECONDS} seconds"
     said = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
     exactly = said.startswith("reproduced: ") and ", recorded were " not in said
     return ended.returncode == 1 and exactly, said
