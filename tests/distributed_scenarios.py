@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,22 +199,3 @@ def a_guarded_sharded_run_is_bitwise_the_bare_one_and_refuses_together(rank: int
 
     for fused in (False, True):
         assert equal(train(False, fused), train(True, fused))
-
-
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    results = {}
-    for name, play in SCENARIOS.items():
-        try:
-            play(rank)
-            results[name] = "ok"
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the other rank may be waiting in a collective: what follows would only hang
-    (folder / f"rank{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

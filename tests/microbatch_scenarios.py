@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,22 +187,3 @@ def models_whose_forward_is_a_collective_are_refused(rank: int) -> None:
     for model, word in ((sharded, "FSDP2"), (synced, "SyncBatchNorm"), (static, "static_graph"), (nested, "inside")):
         with pytest.raises(sf.UsageError, match=word):
             stabilized(model).run_microbatches(lambda x: x.sum(), torch.ones(4, 6))
-
-
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    results = {}
-    for name, play in SCENARIOS.items():
-        try:
-            play(rank)
-            results[name] = "ok"
-        except Exception:
-            results[name] = traceback.format_exc()
-            break  # the other rank may be waiting in a collective: what follows would only hang
-    (folder / f"rank{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

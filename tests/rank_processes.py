@@ -38,6 +38,26 @@ class Ranks:
         return end_of(self.start(play, folder, count, **settings))
 
 
+def play_all(module: str, folder: Path) -> list[dict[str, str]]:
+    """Play every scenario of a module in turn on two ranks; returns of each rank "ok" or the error, by scenario."""
+    end_of(Ranks().start(play_each, folder, module=module))
+    files = [folder / f"result-{rank}.json" for rank in range(2)]
+    return [json.loads(file.read_text()) if file.exists() else {} for file in files]
+
+
+def play_each(rank: int, folder: Path, module: str) -> dict[str, str]:
+    """One rank of `play_all`."""
+    played = {}
+    for name, play in import_module(module).SCENARIOS.items():
+        try:
+            play(rank)
+            played[name] = "ok"
+        except Exception:
+            played[name] = traceback.format_exc()
+            break  # the other rank may be waiting in a collective: what follows would only hang
+    return played
+
+
 def end_of(processes: list[forked.Program]) -> list[int]:
     """Wait for the ranks, and give their exit status. What they wrote to stderr is shown with a failure."""
     ended = [process.end() for process in processes]

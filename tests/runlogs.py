@@ -12,7 +12,7 @@ import numpy as np
 
 import patience
 from patience import HANG_SECONDS as HANG_SECONDS
-from surefoot.record.messages import Event, LayerRows, StepRow
+from surefoot.record.messages import Batch, Event, LayerRows, StepRow
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,6 +30,19 @@ from surefoot.record.messages import *
 from surefoot.record.reading import load_run
 logging.basicConfig(level="INFO")
 """
+
+
+class KeptEvents:
+    """A sink that keeps the events that reach it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def write(self, batch: Batch) -> None:
+        self.events += batch.events
+
+    def close(self) -> None:
+        pass
 
 
 def loss_at(step: int) -> float:

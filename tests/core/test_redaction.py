@@ -13,6 +13,7 @@ import torch
 
 import surefoot as sf
 from captured import capture, incidents_in
+from runlogs import KeptEvents
 from surefoot.core.redaction import REDACTED, Redactor
 from surefoot.record.run_folder import describe_run, write_json
 from surefoot.report.page.html import write_report
@@ -75,22 +76,9 @@ def test_a_page_about_the_folder_of_an_older_version_shows_no_secret(tmp_path: P
     assert "0.1" in page
 
 
-class Heard:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def write(self, batch: Any) -> None:
-        self.events += batch.events
-
-    def close(self) -> None:
-        pass
-
-
 def test_events_reach_the_disk_and_every_sink_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", f"{CANARY}-1")
-    sink = Heard()
+    sink = KeptEvents()
     with sf.RunLog(tmp_path, sinks=[sink]) as log:
         evidence = {"where": [f"{Path.home()}/x.py:3", {"text": f"({CANARY}-1)"}], "password": f"{CANARY}-2", "n": 3}
         log.event("alarm", 3, f"--api-key {CANARY}-3 was refused", evidence=evidence)

@@ -8,9 +8,8 @@ from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.experiments.baseline import Baseline
 from surefoot.experiments.bisect import _conclude
 from surefoot.experiments.plan import BY_NAME
-from surefoot.experiments.probes import tells
 from surefoot.experiments.results import Report, Row
-from surefoot.experiments.run_comparison import RunReading
+from surefoot.experiments.run_comparison import RunReading, tells
 from surefoot.record.facts import RunFacts
 
 BROKEN = RunReading("non-finite", 30, failed_at=5, losses=[(5, math.nan)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recorded import completed, falling, optimizer, parameter
-from surefoot.experiments.run_comparison import RunReading, compare, is_numeric, read
+from surefoot.experiments.run_comparison import RunReading, compare, is_numeric, not_learned, read, tells
 from surefoot.record.facts import RunDescription, RunFacts
 
 NAN = math.nan
@@ -107,3 +107,33 @@ def test_noise_is_no_cure_of_a_run_that_is_stuck() -> None:
     baseline = reading([2.3 + 0.3 * (i % 2) for i in range(100)])
     slightly = reading([2.6, *([2.15 + 0.3 * (i % 2) for i in range(99)])])
     assert compare(baseline, slightly)[0] == "does not"
+
+
+def reading_of(outcome, start=2.0, end=1.0, words=""):
+    return RunReading(outcome, 100, start=start, end=end, words=words)
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline", "changed", "words"),
+    [
+        ("other-seed", "diverged", "diverged", "also fails with another seed"),
+        ("other-seed", "diverged", "learned", "it depends on chance"),
+        ("tiny-batch", "stuck", "stuck", "not even a few rows"),
+        ("synthetic-inputs", "diverged", "diverged", "values of the inputs are not the cause"),
+        ("synthetic-inputs", "diverged", "learned", "it fails only on its own"),
+        ("shuffled-labels", "diverged", "diverged", "also fails with shuffled labels"),
+        ("shuffled-labels", "diverged", "learned", "does not fail with shuffled labels"),
+    ],
+)
+def test_one_line_per_probe(name, baseline, changed, words):
+    assert words in tells(name, reading_of(baseline), reading_of(changed))
+
+
+def test_a_run_that_is_too_short_only_says_so():
+    assert tells("other-seed", reading_of("diverged"), reading_of("too short", words="3 steps")) == "3 steps"
+
+
+def test_a_few_rows_far_above_noise_are_not_learned():
+    assert "not learned" in not_learned(reading_of("learned", end=1e6), reading_of("learned", end=1.0))
+    assert not_learned(reading_of("learned"), reading_of("learned")) is None
+    assert not_learned(reading_of("learned", end=1e6), reading_of("stuck")) is None

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from surefoot.guard.replica_check import ReplicaCheck
 from surefoot.observe.parameters import Layout
-from surefoot.record.flight_recorder import recorded_collectives
+from surefoot.record.collectives import recorded_collectives
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch.distributed as dist
 
-import forked
 from distributed_scenarios import SCENARIOS
+from rank_processes import play_all
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).parents[1] / "distributed_scenarios.py"
-    ranks = [forked.start([script, rank, folder]) for rank in range(2)]
-    errors = [rank.end().stderr for rank in ranks]
-    results = []
-    for rank in range(2):
-        file = folder / f"rank{rank}.json"
-        results.append(json.loads(file.read_text()) if file.exists() else {})
-    return results, errors
+    return play_all("distributed_scenarios", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_two_ranks(played, name):
-    results, errors = played
-    for rank, result in enumerate(results):
-        assert result.get(name) == "ok", f"rank {rank}: {result.get(name)}\n{errors[rank]}"
+    assert [result.get(name) for result in played] == ["ok", "ok"]

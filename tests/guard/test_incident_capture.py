@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from runlogs import KeptEvents
 from surefoot.guard.incident_capture import RefusedSteps, keeper_for
 from surefoot.guard.stabilizer import run_of
 from surefoot.types import StepRecord
@@ -39,21 +40,8 @@ def test_a_model_that_outlives_its_stabilizer_carries_no_hook(tmp_path):
     assert not model._forward_pre_hooks
 
 
-class Sink:
-    """Keeps the events that reach it."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, batch):
-        self.events += batch.events
-
-    def close(self):
-        pass
-
-
 def logged(folder, run):
-    sink = Sink()
+    sink = KeptEvents()
     with sf.RunLog(folder, sinks=[sink], device_seconds=None) as log:
         run(log)
     return sink.events

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import surefoot as sf
 from patience import HANG_SECONDS
+from runlogs import KeptEvents
 from surefoot.guard.saving import write_copies
 from surefoot.record.reading import load_run
 
@@ -59,24 +60,11 @@ def test_a_save_that_cannot_be_written_raises(tmp_path: Path) -> None:
     stabilizer.save()
 
 
-class Kept:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def write(self, batch: Any) -> None:
-        self.events += batch.events
-
-    def close(self) -> None:
-        pass
-
-
 def test_saves_that_fail_repeatedly_are_reported_again_in_log_run_log_and_sinks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "surefoot")
-    model, sink = nn.Linear(4, 1), Kept()
+    model, sink = nn.Linear(4, 1), KeptEvents()
     log = sf.RunLog(tmp_path / "log", sinks=[sink], device_seconds=None)
     stabilizer = build(tmp_path, model, every_steps=1, log=log)
     manager = stabilizer._run.persistence.checkpoints

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import patience
 from forked import SOURCE, environment
-from surefoot.record.arrays import from_numpy, from_words, to_numpy
+from surefoot.record.arrays import from_numpy, from_words, numbers, to_numpy, words
 
 KINDS = (np.int32, np.int64, np.float32, np.float64)
 
@@ -72,3 +73,28 @@ sys.exit("pandas was imported" if "pandas" in sys.modules else None)
     path = os.pathsep.join((SOURCE, str(Path(__file__).parents[1])))
     run = patience.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(PYTHONPATH=path))
     assert run.returncode == 0, run.stderr
+
+
+def table():
+    return pa.table({"step": pa.array([3, None, 5]), "part": pa.array(["b", "a", "b"]).dictionary_encode()})
+
+
+def test_numbers_are_the_values_and_null_is_minus_one():
+    assert numbers(table(), "step").tolist() == [3, -1, 5]
+
+
+def test_words_are_numbered_in_the_order_of_their_dictionary():
+    assert numbers(table(), "part").tolist() == [0, 1, 0]
+    assert words(table(), "part") == ["b", "a"]
+
+
+def test_a_column_in_several_chunks_is_one_array():
+    joined = pa.concat_tables([table(), table()])
+    assert numbers(joined, "step").tolist() == [3, -1, 5, 3, -1, 5]
+
+
+def test_a_table_without_rows_has_no_numbers_and_no_words():
+    empty = pa.chunked_array([], type=pa.int64())
+    rows = pa.table({"step": empty, "part": empty})
+    assert np.array_equal(numbers(rows, "step"), [])
+    assert words(rows, "part") == []

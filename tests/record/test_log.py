@@ -129,12 +129,17 @@ def test_taking_a_message_is_a_handful_of_calls_and_takes_no_lock(tmp_path):
     assert log.dropped == 0
 
 
-def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
-    log = QuietLog(tmp_path)
+def log_whose_writer_waits(folder):
+    """A log that writes nothing until the event is set."""
+    log, hold = QuietLog(folder), threading.Event()
     log.flush(HANG_SECONDS)
-    hold = threading.Event()
-    log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
+    log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)
     wait_until(lambda: log._writer.sources[0].due != 0.0)
+    return log, hold
+
+
+def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
+    log, hold = log_whose_writer_waits(tmp_path)
     for step in range(WAITING_MESSAGES + 500):
         log.take(step_row(step))
     assert log.dropped == 500
@@ -146,11 +151,7 @@ def test_what_does_not_fit_is_dropped_counted_and_told(tmp_path):
 
 
 def test_an_event_still_fits_when_rows_do_not(tmp_path):
-    log = QuietLog(tmp_path)
-    log.flush(HANG_SECONDS)
-    hold = threading.Event()
-    log.sample(lambda: hold.wait(HANG_SECONDS) and (), every_seconds=1e9)  # the writer waits here
-    wait_until(lambda: log._writer.sources[0].due != 0.0)
+    log, hold = log_whose_writer_waits(tmp_path)
     for step in range(WAITING_MESSAGES + 1):
         log.take(step_row(step))
     for step in range(WAITING_EVENTS + 1):

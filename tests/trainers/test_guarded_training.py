@@ -124,15 +124,17 @@ def test_frameworks_are_imported_when_they_are_used():
 
 
 def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
-    for name in [each for each in sys.modules if each.split(".")[0] == "ignite" or each == "surefoot.trainers.ignite"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(vars(sf.trainers), "ignite", raising=False)
-    monkeypatch.setitem(sys.modules, "ignite", None)
-    monkeypatch.setitem(sys.modules, "ignite.engine", None)
-    assert not hasattr(sf.trainers, "ignite")
-    assert "ignite" not in dict(inspect.getmembers(sf.trainers))
-    with pytest.raises(AttributeError, match=r"needs ignite.*pip install 'surefoot\[ignite\]'"):
-        sf.trainers.ignite  # noqa: B018
+    for name in sf.trainers.FRAMEWORKS:
+        for loaded in [
+            each for each in sys.modules if each.split(".")[0] == name or each == f"surefoot.trainers.{name}"
+        ]:
+            monkeypatch.delitem(sys.modules, loaded)
+        monkeypatch.delitem(vars(sf.trainers), name, raising=False)
+        monkeypatch.setitem(sys.modules, name, None)
+        assert not hasattr(sf.trainers, name)
+        with pytest.raises(AttributeError, match=rf"needs {name}.*pip install 'surefoot\[{name}\]'"):
+            getattr(sf.trainers, name)
+    assert not set(sf.trainers.FRAMEWORKS) & set(dict(inspect.getmembers(sf.trainers)))
 
 
 def test_methods_that_two_have_replaced_are_put_back_in_any_order():

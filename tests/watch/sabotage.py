@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,48 +22,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 import bitwise
 import torch
 
-from surefoot.watch import (
-    accumulated_loss,
-    arriving_steps,
-    autograd_graph,
-    backward_observer,
-    batch_numbers,
-    call_facts,
-    call_history,
-    collected_facts,
-    crash,
-    data_origin,
-    deferred,
-    evaluation,
-    extra_backward,
-    facts_saver,
-    function_recorder,
-    layer_calls,
-    loss_calls,
-    loss_graph,
-    loss_level,
-    loss_readings,
-    model_calls,
-    module_hooks,
-    nonfinite_gradients,
-    nonfinite_origin,
-    numeric_calls,
-    optimizer_order,
-    optimizer_record,
-    optimizer_updates,
-    parameter_registry,
-    probe_runner,
-    retained_graphs,
-    sampling_budget,
-    step_data,
-    step_observer,
-    step_recording,
-    step_rows,
-    step_sampler,
-    tensor_summary,
-    user_frames,
-    watcher,
-)
+from surefoot.watch import probe_runner
 
 SCRIPT = """
 import random, sys, warnings
@@ -130,48 +90,16 @@ INFRASTRUCTURE = {
 }  # fmt: skip
 """What the safety itself is made of."""
 
-MODULES = (
-    accumulated_loss,
-    arriving_steps,
-    autograd_graph,
-    backward_observer,
-    batch_numbers,
-    call_facts,
-    call_history,
-    collected_facts,
-    crash,
-    data_origin,
-    deferred,
-    evaluation,
-    extra_backward,
-    facts_saver,
-    function_recorder,
-    layer_calls,
-    loss_calls,
-    loss_graph,
-    loss_level,
-    loss_readings,
-    model_calls,
-    module_hooks,
-    nonfinite_gradients,
-    nonfinite_origin,
-    numeric_calls,
-    optimizer_order,
-    optimizer_record,
-    optimizer_updates,
-    parameter_registry,
-    probe_runner,
-    retained_graphs,
-    sampling_budget,
-    step_recording,
-    step_data,
-    step_observer,
-    step_sampler,
-    step_rows,
-    tensor_summary,
-    user_frames,
-    watcher,
-)
+_OBSERVING = (
+    "accumulated_loss", "arriving_steps", "autograd_graph", "backward_observer", "batch_numbers", "call_facts",
+    "call_history", "collected_facts", "crash", "data_origin", "deferred", "evaluation", "extra_backward",
+    "function_recorder", "layer_calls", "loss_calls", "loss_graph", "loss_level", "loss_readings", "model_calls",
+    "module_hooks", "nonfinite_gradients", "nonfinite_origin", "numeric_calls", "optimizer_order",
+    "optimizer_record", "optimizer_updates", "parameter_registry", "probe_runner", "retained_graphs",
+    "sampling_budget", "step_data", "step_observer", "step_recording", "step_rows", "step_sampler",
+    "tensor_summary", "user_frames", "watcher",
+)  # fmt: skip
+MODULES = tuple(import_module(f"surefoot.watch.{name}") for name in _OBSERVING)
 
 
 def functions():

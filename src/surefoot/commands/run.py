@@ -477,7 +477,7 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
 def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     """Tell the other ranks that this one ends; if it does so because another one has left, say which."""
     from surefoot.core.user_code import is_users, place
-    from surefoot.record.failed_collectives import failed_collective
+    from surefoot.record.collectives import failed_collective
 
     error = ending.error
     is_left = failed_collective(error) is not None

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from surefoot.experiments.baseline import Baseline, run_baseline
 from surefoot.experiments.change_causes import confirm, speaks_for, weigh
 from surefoot.experiments.plan import in_turn, nothing_to_change, order_for
-from surefoot.experiments.probes import not_learned, tells
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row, sentence
-from surefoot.experiments.run_comparison import compare, read
+from surefoot.experiments.run_comparison import compare, not_learned, read, tells
 from surefoot.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
 if TYPE_CHECKING:

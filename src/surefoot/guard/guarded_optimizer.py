@@ -45,8 +45,15 @@ from surefoot.guard.step_decision import (
     record_on_host,
 )
 from surefoot.observe.parameters import learning_rate
-from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import LayerMetrics, TensorMeter, TensorStatistics, dense_views, is_plain, total_norm
+from surefoot.observe.tensors import (
+    LayerMetrics,
+    TensorMeter,
+    TensorStatistics,
+    combine_shards,
+    dense_views,
+    is_plain,
+    total_norm,
+)
 from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import torch
 from surefoot.core.version import VERSION
 from surefoot.errors import SettingError
 from surefoot.keep.dead_workers import WORKER_DIED, error_of_worker, worker_death
+from surefoot.record.collectives import collective_event, failed_collective
 from surefoot.record.facts import GroupSettings, OptimizerSetup
-from surefoot.record.failed_collectives import collective_event, failed_collective
 from surefoot.record.incidents.environment import replay_command
 from surefoot.record.loader_waits import follow_loaders
 from surefoot.record.log import RunLog, part_of

@@ -11,7 +11,7 @@ import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from surefoot.record.failed_collectives import failed_collective
+from surefoot.record.collectives import failed_collective
 from surefoot.record.log import uncaught
 from surefoot.record.rank_watch import RankWatch
 from surefoot.record.stragglers import StepClock

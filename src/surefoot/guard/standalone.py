@@ -13,8 +13,7 @@ from surefoot.act.shape import warn_of_unmatched
 from surefoot.core.state_tree import pack, unpack
 from surefoot.errors import SettingError, UsageError
 from surefoot.guard.validation import split_clip
-from surefoot.observe.shards import combine_shards
-from surefoot.observe.tensors import TensorMeter, dense_views, total_norm
+from surefoot.observe.tensors import TensorMeter, combine_shards, dense_views, total_norm
 from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
 
 if TYPE_CHECKING:

@@ -11,16 +11,18 @@ Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an I
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
 beyond.
 
-`LayerMetrics` adds to gradients: `updates.py` measures parameter norms, and how far a step moved them.
+`combine_shards` makes statistics of whole gradients from those of shards (DTensor, FSDP2). `LayerMetrics` adds to
+gradients: `updates.py` measures parameter norms, and how far a step moved them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.core.device import runs_triton
@@ -234,3 +236,32 @@ class LayerMetrics:
     def due(self, step: int) -> bool:
         """Whether this step is measured."""
         return (self.parameters or self.updates) and step % self.every_steps == 0
+
+
+def combine_shards(local: TensorStatistics, gradients: Sequence[Tensor]) -> TensorStatistics:
+    """The statistics of whole gradients from those of this rank's shards.
+
+    Uses two small collectives per mesh dimension with shards; plain tensors are unchanged.
+    """
+    if all(type(gradient) is torch.Tensor for gradient in gradients):
+        return local
+    sharded: dict[tuple[Any, int], list[int]] = {}
+    for i, gradient in enumerate(gradients):
+        for dim, placement in enumerate(getattr(gradient, "placements", ())):
+            if not placement.is_replicate():
+                sharded.setdefault((gradient.device_mesh, dim), []).append(i)  # type: ignore[attr-defined]
+    for (mesh, dim), members in sharded.items():
+        local = _combine(local, mesh.get_group(dim), torch.tensor(members, device=local.norm.device))
+    return local
+
+
+def _combine(local: TensorStatistics, group: dist.ProcessGroup, members: Tensor) -> TensorStatistics:
+    sums = torch.stack([local.norm[members].double() ** 2, local.nonfinite[members].double()])
+    dist.all_reduce(sums, group=group)
+    largest = local.largest[members]
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return TensorStatistics(
+        local.norm.index_copy(0, members, sums[0].sqrt().to(local.norm.dtype)),
+        local.largest.index_copy(0, members, largest),
+        local.nonfinite.index_copy(0, members, sums[1].to(local.nonfinite.dtype)),
+    )

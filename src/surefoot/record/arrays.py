@@ -1,4 +1,4 @@
-"""Converts numpy arrays and strings to Arrow arrays and back, through their buffers.
+"""Converts numpy arrays and strings to Arrow arrays and columns of Arrow tables back, through their buffers.
 
 `pyarrow.array` and `Array.to_numpy` import pandas if it is installed: a second or more, and tens of megabytes, in a
 program that may not use it. The run log is written while a script trains, so it converts its arrays here.
@@ -53,3 +53,21 @@ def _bits(flags: Array) -> pa.Buffer:
     import pyarrow as pa
 
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def numbers(rows: pa.Table, column: str) -> Array:
+    """A column as numbers: words by their index in the dictionary, which all chunks must share; null as -1."""
+    chunks = [_plain(chunk) for chunk in rows[column].chunks]
+    return np.concatenate(chunks) if chunks else np.zeros(0, np.int64)
+
+
+def words(rows: pa.Table, column: str) -> list[str]:
+    """The dictionary of a column of words; all its chunks must share it."""
+    column_chunks = rows[column].chunks
+    return column_chunks[0].dictionary.to_pylist() if column_chunks else []
+
+
+def _plain(chunk: pa.Array) -> Array:
+    import pyarrow as pa
+
+    return to_numpy(chunk.indices if pa.types.is_dictionary(chunk.type) else chunk, null=-1)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.record.arrays import from_numpy
-from surefoot.record.columns import numbers, words
+from surefoot.record.arrays import from_numpy, numbers, words
 from surefoot.record.schema import TABLES, TableName, public_schema
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from surefoot.record.columns import Array
+    from surefoot.record.arrays import Array
     from surefoot.record.sessions import FirstSteps
 
 _KEYS: dict[TableName, tuple[str, ...]] = {

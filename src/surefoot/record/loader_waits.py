@@ -20,6 +20,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import count_of
 from surefoot.record.log import part_of
 from surefoot.record.messages import BatchesDrawn, Event
 from surefoot.record.progress_alarms import LOADER_STALLED, QUIET_TIMES, AwakeClock
@@ -144,7 +145,7 @@ def name_of(iterator: Any) -> str:
     data = type(held.get("_dataset")).__name__
     size = getattr(held.get("_index_sampler"), "batch_size", None)
     workers = held.get("_num_workers") or 0
-    count = "no workers" if not workers else "1 worker" if workers == 1 else f"{workers} workers"
+    count = count_of(workers, "worker") if workers else "no workers"
     return f"the data loader over {data} ({'' if size is None else f'batch size {size}, '}{count})"
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from surefoot.core.files import make_subfolder, write_file
 from surefoot.core.redaction import Redactor
 from surefoot.core.stacks import stacks_of_all
-from surefoot.record.flight_recorder import recorded_collectives
+from surefoot.record.collectives import recorded_collectives
 from surefoot.record.heartbeat import BeatFile, ended, first_beat, first_ended, forget_ends, mark_end
 from surefoot.record.messages import Event
 from surefoot.record.movement import MovementMeter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from surefoot.record.columns import numbers, words
+from surefoot.record.arrays import numbers, words
 from surefoot.record.encode import MOST_EXTRA_COLUMNS, Encoder
 from surefoot.record.events import EventFile
 from surefoot.record.schema import TABLES

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surefoot.record.arrays import from_numpy, to_numpy
-from surefoot.record.columns import numbers
+from surefoot.record.arrays import from_numpy, numbers, to_numpy
 from surefoot.record.segments import EVENTS, FOLDER, Segment, SegmentName, read_segment
 
 if TYPE_CHECKING:

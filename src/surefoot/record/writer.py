@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.redaction import Redactor
+from surefoot.record.collectives import COLLECTIVE_FAILED, collective_event, failed_collective
 from surefoot.record.derived_events import Derived
-from surefoot.record.failed_collectives import COLLECTIVE_FAILED, collective_event, failed_collective
 from surefoot.record.messages import (
     SINK_DROPPED,
     Batch,

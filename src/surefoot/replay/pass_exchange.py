@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.environment import Hardware, Switches, Versions
     from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.origin import OriginData
+    from surefoot.replay.locate.result import OriginData
     from surefoot.replay.tensor_difference import TensorDifference
 
 

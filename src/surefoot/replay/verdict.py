@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from surefoot.record.incidents.summary import IncidentFacts, IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.origin import OriginData
+    from surefoot.replay.locate.result import OriginData
     from surefoot.replay.processes import ReplayPass
     from surefoot.replay.tensor_difference import TensorDifference
 

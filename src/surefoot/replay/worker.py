@@ -26,7 +26,7 @@ from surefoot.replay.export.export import export_found
 from surefoot.replay.locate.find import first_bad, result_of, run_step
 from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.recorder import OperationRecorder
-from surefoot.replay.origin import as_data
+from surefoot.replay.locate.result import as_data
 from surefoot.replay.tensor_difference import differences
 from surefoot.watch.run_script import Target, clean
 

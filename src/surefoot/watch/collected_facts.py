@@ -1,7 +1,11 @@
-"""Assembles the facts of a run from everything that the parts of a watcher have recorded. Nothing is judged here."""
+"""Assembles the facts of a run from everything that the parts of a watcher have recorded. Nothing is judged here.
+
+They are also written during the run, so that a killed run can be diagnosed.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from surefoot.core.user_code import source_lines
@@ -9,8 +13,12 @@ from surefoot.record.facts import Permutation, RunFacts, Seeds
 from surefoot.watch.deferred import read_each
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.record.facts import SampledStep
+    from surefoot.watch.context import WatchContext
     from surefoot.watch.watcher import Watcher
+
 
 MOST_PERMUTATIONS = 200
 
@@ -65,3 +73,36 @@ def _permutations(sampled_steps: list[SampledStep]) -> list[Permutation]:
             )
             found.setdefault(order.number, known)
     return list(found.values())[:MOST_PERMUTATIONS]
+
+
+FIRST_SAVE_S = 15.0
+"""The time in seconds until the facts are first written."""
+LONGEST_WAIT_S = 300.0
+GROWTH = 1.5
+"""Each interval is longer than the one before by this factor …"""
+SHARE = 0.01
+"""… or so long that saving takes no more than this share of the time."""
+
+
+class FactsSaver:
+    """Saves the facts at growing intervals."""
+
+    def __init__(self, context: WatchContext, facts: Callable[[bool], RunFacts]) -> None:
+        """`facts(at_end)` returns the facts so far."""
+        self._save, self._safely, self._facts = context.options.save, context.probes.safely, facts
+        self._wait_s = FIRST_SAVE_S
+        self._due_at = time.monotonic() + FIRST_SAVE_S
+
+    def save_if_due(self) -> None:
+        """Save, unless it was done recently."""
+        if self._save is not None and time.monotonic() >= self._due_at:
+            began = time.monotonic()
+            self._safely("saving", self.save)
+            now = time.monotonic()
+            self._wait_s = min(LONGEST_WAIT_S, GROWTH * self._wait_s)
+            self._due_at = now + max(self._wait_s, (now - began) / SHARE)
+
+    def save(self, at_end: bool = False) -> None:
+        """Save now; with `at_end`, the sampled step in progress ends first."""
+        if self._save is not None:
+            self._save(self._facts(at_end))

@@ -29,8 +29,8 @@ from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 if TYPE_CHECKING:
     from surefoot.types import StepRecord
     from surefoot.watch.backward_observer import BackwardObserver
+    from surefoot.watch.collected_facts import FactsSaver
     from surefoot.watch.context import WatchContext
-    from surefoot.watch.facts_saver import FactsSaver
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.step_rows import SeriesRow
     from surefoot.watch.step_sampler import StepSampler

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.watch.backward_observer import BackwardObserver
-from surefoot.watch.collected_facts import assemble
+from surefoot.watch.collected_facts import FactsSaver, assemble
 from surefoot.watch.compiled_inputs import CompiledInputs
 from surefoot.watch.context import WatchContext, WatchOptions
 from surefoot.watch.device_memory import DeviceMemory
 from surefoot.watch.evaluation import Evaluations
 from surefoot.watch.evaluation_losses import EvaluationLosses
-from surefoot.watch.facts_saver import FactsSaver
 from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.indexed_calls import IndexedCalls
 from surefoot.watch.loss_scale import LossScale

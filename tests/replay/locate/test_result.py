@@ -1,11 +1,15 @@
 """What was found, as a sentence."""
 
-import torch
+import json
 
+import torch
+from torch import nn
+
+from surefoot import find_nonfinite
 from surefoot.replay.locate.describe import Counts, describe
 from surefoot.replay.locate.frames import Place
 from surefoot.replay.locate.memory_writes import MemoryWrite
-from surefoot.replay.locate.result import make_result
+from surefoot.replay.locate.result import as_data, make_result
 
 
 def test_an_operation_is_named_with_its_line_its_inputs_and_the_way():
@@ -42,3 +46,14 @@ def test_a_tensor_that_was_bad_before_is_named_as_such():
 def test_a_long_way_is_shortened():
     way = [MemoryWrite(i, f"aten.op{i}.default", "forward", Counts(nan=1), 1) for i in range(20)]
     assert "… 13 more" in str(make_result(way[0], way, ["loss"], []))
+
+
+def test_the_fields_are_words_and_numbers():
+    model = nn.Linear(2, 1)
+    found = find_nonfinite(lambda: (model(torch.ones(1, 2)) * 0).log().sum() * 0, model=model)
+    data = as_data(found)
+    assert json.loads(json.dumps(data)) == data
+    assert data["op"].startswith("aten.log")
+    assert data["text"] == str(found)
+    assert data["outcomes"][0] == "loss"
+    assert as_data(None) is None

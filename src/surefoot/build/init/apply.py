@@ -7,13 +7,16 @@ those of modules that do not look as PyTorch made them, because then they were l
 Not covered: sharded tensors (initialise first, then wrap in FSDP) and lazy modules before their first forward.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surefoot.build.init.calibrate import rescale
-from surefoot.build.init.entries import ParameterEntry, Patterns, entries_of, refuse_lazy, selected
 from surefoot.build.init.fresh import Freshness, freshness
 from surefoot.build.init.guess import guess
 from surefoot.build.init.report import InitReport, InitRow
@@ -26,6 +29,68 @@ from surefoot.build.init.rules import (
     with_orthogonal_directions,
 )
 from surefoot.build.init.trace import Trace, trace
+
+Patterns = str | Iterable[str]
+
+
+@dataclass(frozen=True)
+class ParameterEntry:
+    """One distinct parameter, where it sits, and every name it has."""
+
+    parameter: Tensor
+    names: tuple[str, ...]
+    module_name: str
+    module: nn.Module
+    attribute: str
+    tied_embedding: bool
+
+
+def entries_of(model: nn.Module) -> list[ParameterEntry]:
+    """List the distinct parameters; one that an embedding shares counts as the embedding's."""
+    owners: dict[Tensor, list[tuple[str, nn.Module, str]]] = {}
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(parameter, []).append((module_name, module, attribute))
+    entries = []
+    for parameter, places in owners.items():
+        embeddings = [place for place in places if isinstance(place[1], nn.Embedding | nn.EmbeddingBag)]
+        module_name, module, attribute = (embeddings or places)[0]
+        names = tuple(f"{prefix}.{last}" if prefix else last for prefix, _, last in places)
+        tied_embedding = bool(embeddings) and len(embeddings) < len(places)
+        entries.append(ParameterEntry(parameter, names, module_name, module, attribute, tied_embedding))
+    return entries
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise when a parameter has no shape yet."""
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"{', '.join(lazy)} have no shape yet (lazy modules). Run one forward on a real batch, then `init_for`."
+        )
+
+
+def selected(entries: list[ParameterEntry], only: Patterns | None, skip: Patterns) -> set[str]:
+    """Give the first names of the parameters that may be written."""
+    chosen = {entry.names[0] for entry in entries} if only is None else _matching(entries, only, "only")
+    return chosen - _matching(entries, skip, "skip")
+
+
+def _matching(entries: list[ParameterEntry], patterns: Patterns, argument: str) -> set[str]:
+    chosen = set[str]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        hits = {entry.names[0] for entry in entries if any(_names(pattern, name) for name in entry.names)}
+        if not hits:
+            raise ValueError(
+                f"`{argument}` has {pattern!r}, which matches no parameter. Expected a parameter, a module or a "
+                f"pattern such as 'encoder' or 'blocks.*.mlp'; the first names are {[e.names[0] for e in entries[:5]]}."
+            )
+        chosen |= hits
+    return chosen
+
+
+def _names(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def init_for(

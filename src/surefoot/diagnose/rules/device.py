@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.record.failed_collectives import COLLECTIVE_WORDS
+from surefoot.record.collectives import COLLECTIVE_WORDS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Evidence

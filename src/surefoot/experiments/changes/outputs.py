@@ -26,13 +26,13 @@ def protect(run: Protected) -> None:
     """Check every file that is written from now on."""
     guard = guard_for(run)
 
-    def saves(position: int, name: str) -> Callable[..., Any]:
+    def saves(name: str) -> Callable[..., Any]:
         def call(original: Any, args: Any, kwargs: Any) -> Any:
-            guard.before_writing(args[position] if len(args) > position else kwargs.get(name), keeps=False)
+            guard.before_writing(args[1] if len(args) > 1 else kwargs.get(name), keeps=False)
             return original(*args, **kwargs)
 
         return call
 
-    around(torch.serialization, "save", saves(1, "f"))
+    around(torch.serialization, "save", saves("f"))
     for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust: audit hooks do not see it
-        around(module, "serialize_file", saves(1, "filename"))
+        around(module, "serialize_file", saves("filename"))

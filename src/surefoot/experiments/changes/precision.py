@@ -1,4 +1,4 @@
-"""Number formats: float32 instead of fp16 and bf16, or bf16 instead of fp16.
+"""Number formats: float32 instead of fp16 and bf16, or bf16 instead of fp16; and deterministic kernels.
 
 Autocast regions are entered with another format or not at all, casts and factories that ask for the format get the
 other one, and gradient scalers are disabled (neither format needs one). Not covered: formats chosen inside compiled or
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
+
 
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "arange", "linspace", "eye")
 _CASTS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
@@ -97,3 +98,13 @@ def _left_over(experiment: Experiment, old: tuple[torch.dtype, ...]) -> Any:
             experiment.notes.append(f"some weights are still {words}")
 
     return before
+
+
+def use_deterministic_kernels(experiment: Experiment) -> None:
+    """Use deterministic kernels for the whole run. Operations that have none only warn, and memory is not filled."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    experiment.acted += 1

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from surefoot.experiments.changes.depth import halve_blocks
 from surefoot.experiments.changes.gradients import clip, skip_batches
 from surefoot.experiments.changes.inputs import shuffle_labels, synthesize_inputs
-from surefoot.experiments.changes.kernels import use_deterministic_kernels
+from surefoot.experiments.changes.optimizers import change_eps, divide_rate, reset_moments, warm_up
 from surefoot.experiments.changes.order import change_order, change_seed, repeat_tiny_batch
-from surefoot.experiments.changes.precision import use_bf16, use_fp32
-from surefoot.experiments.changes.rates import divide_rate, warm_up
-from surefoot.experiments.changes.state import change_eps, reset_moments
+from surefoot.experiments.changes.precision import use_bf16, use_deterministic_kernels, use_fp32
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.core.sparkline import SparkCurve, sparkline
+from surefoot.core.wording import count_of
 from surefoot.record.messages import SINK_DROPPED
 from surefoot.record.progress_alarms import STALLED
 from surefoot.record.run_folder import report_command
@@ -126,7 +127,7 @@ class MessageFacts:
         words = [f"step {self._step:,}"]
         if self._loss is not None and self._first_loss is not None:
             words.append(f"loss {self._loss:.4g} (at first {self._first_loss:.4g}, lowest {self._lowest_loss:.4g})")
-        words += [f"{count:,} {name}{'s' if count > 1 else ''}" for name, count in self._events.items()]
+        words += [count_of(count, name) for name, count in self._events.items()]
         if self._checkpoint_step is not None:
             words.append(f"last checkpoint at step {self._checkpoint_step:,}")
         if self._dropped:

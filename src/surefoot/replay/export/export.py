@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from surefoot.core.wording import count_of
 from surefoot.errors import UsageError, require
 from surefoot.replay.export.call_recorder import CallRecorder
-from surefoot.replay.export.check import fails_alone
 from surefoot.replay.export.choose import drafts
-from surefoot.replay.export.folder import SCRIPT, clear, usable
+from surefoot.replay.export.folder import SCRIPT, clear, fails_alone, usable
 from surefoot.replay.export.script import subject, write
 from surefoot.replay.locate.call import mend
 from surefoot.replay.locate.describe import count
@@ -111,8 +111,8 @@ class Reproduction:
 
     def __str__(self) -> str:
         text = (
-            f"{self.script}: {self.title} made {self.counts}; {_plural(self.operations)}, {self.lines} lines, "
-            f"{self.tensor_bytes:,} bytes of tensors instead of {self.came_from_bytes:,}"
+            f"{self.script}: {self.title} made {self.counts}; {count_of(self.operations, 'operation')}, "
+            f"{self.lines} lines, {self.tensor_bytes:,} bytes of tensors instead of {self.came_from_bytes:,}"
         )
         return f"{text}. In a fresh process: {self.checked}" if self.checked else text
 
@@ -257,9 +257,5 @@ def _own(captured: CapturedCalls, born: bool) -> set[Key]:
 def _sizes(size: int, before: int, draft: Draft) -> str:
     program = draft.program
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in program.leaves.items())
-    calls = _plural(program.operations)
+    calls = count_of(program.operations, "operation")
     return f"{calls} on {shapes or 'nothing'}: {size:,} bytes of tensors, where the step read {before:,}."
-
-
-def _plural(operations: int) -> str:
-    return "1 operation" if operations == 1 else f"{operations} operations"

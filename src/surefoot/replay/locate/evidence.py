@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.core.wording import count_of
 from surefoot.replay.locate.call import bad_positions
 from surefoot.replay.locate.describe import count, describe
 
@@ -62,7 +63,7 @@ def _masked_rows(call: Call) -> list[str]:
     named = ", ".join(str(index[0]) if len(index) == 1 else str(list(index)) for index in where) or "the only one"
     total = int(rows.sum())
     more = f" and {total - len(where):,} more" if total > len(where) else ""
-    return [f"{total:,} {'row' if total == 1 else 'rows'} of {name} all -Inf: {named}{more}"]
+    return [f"{count_of(total, 'row')} of {name} all -Inf: {named}{more}"]
 
 
 def _limits(results: list[Tensor]) -> list[str]:

@@ -28,11 +28,10 @@ from surefoot.core.save_restore import untouched
 from surefoot.errors import require
 from surefoot.replay.locate.describe import count
 from surefoot.replay.locate.names import Names
-from surefoot.replay.locate.origins import leads_to, origins, path, unsure
+from surefoot.replay.locate.origins import choose, leads_to, origins, path, unsure
 from surefoot.replay.locate.outcomes import LEVELS, OTHER, StepOutput, find_loss, outcomes_of, was_run
 from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.replay.locate.result import make_result
-from surefoot.replay.locate.trial import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

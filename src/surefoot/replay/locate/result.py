@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from surefoot.replay.locate.call import base_name
 from surefoot.replay.locate.frames import Place
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from surefoot.replay.locate.describe import Counts, TensorDescription
     from surefoot.replay.locate.memory_writes import MemoryWrite, Phase
+
 
 _MOST_OF_PATH = 8
 _MOST_OUTCOMES = 4
@@ -137,3 +138,32 @@ def _shortened(steps: Sequence[str]) -> list[str]:
         return list(steps)
     half = _MOST_OF_PATH // 2
     return [*steps[:half], f"… {len(steps) - 2 * half} more", *steps[-half:]]
+
+
+class OriginData(TypedDict):
+    """The JSON of a `NonFiniteOrigin`; its fields are described there."""
+
+    op: str
+    phase: Phase
+    module: str
+    file: str
+    line: int
+    function: str
+    source: str
+    numel: int
+    forward_op: str
+    tensor: str
+    path: list[str]
+    outcomes: list[str]
+    notes: list[str]
+    text: str
+    """All of it as a sentence."""
+
+
+def as_data(found: NonFiniteOrigin | None) -> OriginData | None:
+    """The fields that are words and numbers, and the sentence."""
+    if found is None:
+        return None
+    words = {name: getattr(found, name) for name in OriginData.__annotations__ if name != "text"}
+    lists = {name: list(value) for name, value in words.items() if isinstance(value, tuple)}
+    return cast("OriginData", {**words, **lists, "text": str(found)})

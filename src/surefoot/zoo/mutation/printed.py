@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import count_of
 from surefoot.zoo.mutation.figures import FEWEST_SEEDS, Figures, JudgedMutant, figures
 
 if TYPE_CHECKING:
@@ -31,19 +32,19 @@ def show(half: str, judged: list[JudgedMutant], console: Any) -> None:
 
 def _show_totals(half: str, judged: list[JudgedMutant], held: Figures, console: Any) -> None:
     seeds = {len(each.runs) for each in judged}
-    counts = f"{_count(held.top1.mutants, 'faulty mutant')}, {_count(held.top1.runs, 'run')}"
+    counts = f"{count_of(held.top1.mutants, 'faulty mutant')}, {count_of(held.top1.runs, 'run')}"
     console.print(f"\n[bold]{half}[/bold]: {counts}", highlight=False)
     _line(console, f"  true cause first            {held.top1}")
     _line(console, f"  among the first three       {held.top3}")
     quiet, parents = held.false_quiet, held.false_parents
     _line(
         console,
-        f"  false findings: in {quiet.hits} of {_count(quiet.runs, 'run')} of mutants that do not bite, of which there "
-        f"are {quiet.mutants} ({held.planted} of them name the planted cause alone); in {parents.hits} of "
-        f"{_count(parents.runs, 'run')} of healthy parents, of which there are {parents.mutants}",
+        f"  false findings: in {quiet.hits} of {count_of(quiet.runs, 'run')} of mutants that do not bite, of which "
+        f"there are {quiet.mutants} ({held.planted} of them name the planted cause alone); in {parents.hits} of "
+        f"{count_of(parents.runs, 'run')} of healthy parents, of which there are {parents.mutants}",
     )
     for reason, count in held.left_out:
-        _line(console, f"  left out: {_count(count, 'mutant')} ({reason})")
+        _line(console, f"  left out: {count_of(count, 'mutant')} ({reason})")
     if min(seeds, default=0) < FEWEST_SEEDS:
         _line(console, f"  Whether a mutant does worse than its parent needs {FEWEST_SEEDS} seeds of both.")
 
@@ -101,10 +102,6 @@ def _said(run: MutantRun) -> str:
         return run.trouble
     said = ", ".join(f"{each.cause} {each.confidence:.2f}" for each in (run.serious or run.findings)[:3])
     return said or f"({run.verdict})"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _line(console: Any, text: str) -> None:

@@ -48,7 +48,7 @@ def optimizer_calls(script: Script) -> list[ast.Call]:
 
 def optimizer_statements(script: Script, method: str) -> list[ast.Expr]:
     """Statements that call a method of an optimizer, and nothing else."""
-    schedulers = names_made_by(script, SCHEDULER_MODULE)
+    schedulers = _scheduler_names(script)
     found = []
     for call in script.calls(method):
         owner = script.words(call.func.value) if isinstance(call.func, ast.Attribute) else ""
@@ -62,7 +62,7 @@ def optimizer_statements(script: Script, method: str) -> list[ast.Expr]:
 
 def scheduler_statements(script: Script) -> list[ast.Expr]:
     """Statements that step a schedule."""
-    schedulers = names_made_by(script, SCHEDULER_MODULE)
+    schedulers = _scheduler_names(script)
     statements = [script.statement(call) for call in script.calls("step") if _owner(script, call) in schedulers]
     return [held for held in statements if isinstance(held, ast.Expr)]
 
@@ -79,11 +79,10 @@ def scheduler_calls(script: Script) -> list[ast.Call]:
     ]
 
 
-def names_made_by(script: Script, what: str) -> set[str]:
-    """The names that hold what a constructor of this name, or a schedule, returns."""
-    calls = scheduler_calls(script) if what == SCHEDULER_MODULE else script.calls(what)
+def _scheduler_names(script: Script) -> set[str]:
+    """The names that hold schedules."""
     found: set[str] = set()
-    for call in calls:
+    for call in scheduler_calls(script):
         statement = script.statement(call)
         if isinstance(statement, ast.Assign) and statement.value is call:
             found.update(script.words(target) for target in statement.targets)

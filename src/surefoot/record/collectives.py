@@ -1,16 +1,67 @@
-"""The last collectives of this process, from torch's flight recorder.
+"""Collectives of several ranks (NCCL, gloo): the event of one that failed, and the last ones that were started.
 
-torch keeps a ring of the collectives that were started, for NCCL and, in newer versions, for gloo. It is read from
-another thread and needs neither the device nor the other ranks. If torch has no recorder, or it is disabled
-(`TORCH_FR_BUFFER_SIZE=0`, `TORCH_NCCL_TRACE_BUFFER_SIZE=0`), the result is empty.
+torch's flight recorder keeps a ring of the collectives that were started, for NCCL and, in newer versions, for gloo. It
+is read from another thread and needs neither the device nor the other ranks. If torch has no recorder, or it is
+disabled (`TORCH_FR_BUFFER_SIZE=0`, `TORCH_NCCL_TRACE_BUFFER_SIZE=0`), the result is empty.
+
+Not covered: a process that NCCL's watchdog aborts, in which no Python code runs any more.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
+
+from surefoot.record.messages import Event
+
+COLLECTIVE_FAILED = "dist.collective-failed"
+"""The cause of the event."""
+_KINDS = frozenset({"DistBackendError", "DistNetworkError"})
+COLLECTIVE_WORDS = (
+    "NCCL error",
+    "NCCL timeout",
+    "NCCL communicator was aborted",
+    "/gloo/",
+    "collective operation timeout",
+)
+"""Parts of the messages of errors of collectives."""
+_LONGEST = 400
+
+
+def failed_collective(error: BaseException | None) -> BaseException | None:
+    """The error of a collective among an error and its causes; `None` if there is none.
+
+    >>> failed_collective(RuntimeError("NCCL error in: ProcessGroupNCCL.cpp")) is not None
+    True
+    """
+    for _ in range(20):
+        if error is None:
+            return None
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if kinds & _KINDS or any(part in text for part in COLLECTIVE_WORDS):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def collective_event(error: BaseException, step: int | None) -> Event:
+    """The event for a collective that raised an error."""
+    kind, words = type(error).__name__, " ".join(str(error).split())[:_LONGEST]
+    evidence = {"error": kind}
+    return Event(
+        "alarm",
+        step,
+        f"a collective failed: {kind}: {words}",
+        time.time(),
+        "error",
+        COLLECTIVE_FAILED,
+        evidence=evidence,
+    )
+
 
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """The functions for NCCL, and for the other backends."""
