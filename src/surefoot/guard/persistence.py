@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from surefoot.errors import UsageError
+from surefoot.core.settings import is_whole, shown
+from surefoot.errors import UsageError, require
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.placing import placed_parts
 from surefoot.guard.repeating import Repeats
@@ -303,11 +304,21 @@ class RunPersistence:
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The remaining batches, from where the run stopped."""
+        require(
+            hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"),
+            f"`loader` must give batches: a loader, a list or an iterator; got {shown(loader)}.",
+        )
+        require(
+            is_whole(epochs) and epochs >= 1, f"`epochs` must be a whole number of at least 1; got {shown(epochs)}."
+        )
         self._restore_once()
         self.run_state.batch.follow(loader)
         return self.data.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The remaining epochs."""
+        require(
+            is_whole(total) and total >= 0, f"`total` must be a whole number, and not negative; got {shown(total)}."
+        )
         self._restore_once()
         return self.data.epochs(total)
