@@ -68,6 +68,38 @@ def test_it_is_seen_with_a_function_and_behind_a_norm():
     assert [alarm.evidence["layer"] for alarm in alarms(train(killed(after, 0)))] == ["0"]
 
 
+def test_it_is_seen_where_no_bias_follows():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1, bias=False))
+    assert [alarm.evidence["layer"] for alarm in alarms(train(killed(plain, 0)))] == ["0"]
+    image = nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        *(nn.Conv2d(1, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(24, 1)),
+    )
+    assert alarms(train(image)) == []
+    assert [alarm.evidence["layer"] for alarm in alarms(train(killed(image, 2)))] == ["2"]
+
+
+class UnusedHeads(nn.Module):
+    """Two heads that the loss of this phase does not use. The outputs of the first are all below 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.low, self.other, self.used = nn.Linear(8, 1), nn.Linear(8, 1, bias=False), nn.Linear(8, 1)
+        nn.init.constant_(self.low.bias, -100.0)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.used(hidden) + 0 * self.low(hidden) + 0 * self.other(hidden)
+
+
+def test_heads_without_a_share_in_the_loss_are_not_dead_without_a_bias_either():
+    assert alarms(train(UnusedHeads())) == []
+
+
 def test_a_healthy_network_and_a_leaky_one_raise_nothing():
     assert alarms(train(net())) == []
     assert alarms(train(killed(net(nn.LeakyReLU)))) == []

@@ -13,11 +13,13 @@ calls add up, and so do their losses.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import shown
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ def _or_one(weight: Scalar) -> Scalar:
 
 def read_if_free(weight: Scalar | None) -> Scalar | None:
     """A number instead of a tensor, unless reading it would wait for a device."""
+    one = weight.numel() == 1 and not weight.is_complex() if isinstance(weight, Tensor) else isinstance(weight, Real)
+    if weight is not None and not one:
+        got = f"a tensor of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else shown(weight)
+        raise UsageError(f"`weight` must be one number, the rows or tokens the loss is a mean over; got {got}.")
     return weight.item() if isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ClipByNorm:
     """The largest norm of all gradients together."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _require_limit("max_norm", self.max_norm)
 
     def init(self, count: int) -> tuple[()]:
@@ -90,6 +92,7 @@ class AdaptiveGradientClipper:
     """An absolute limit, independent of the history."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}. Below it every step is clipped.")
         require(0 <= self.momentum < 1, f"`momentum` must lie in [0, 1); got {self.momentum}.")
         require(self.max_growth > 1, f"`max_growth` must be above 1; got {self.max_growth}. The mean could not follow.")
@@ -148,6 +151,7 @@ class ClipByZScore:
     """The number of norms before anything is clipped."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.threshold > 0, f"`threshold` must be positive; got {self.threshold}.")
         require(0 <= self.momentum < 1, f"`momentum` must lie in [0, 1); got {self.momentum}.")
         require(
@@ -204,6 +208,7 @@ class ClipByQuantile:
     """The number of steps before the first clip."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(0 < self.quantile <= 1, f"`quantile` must lie in (0, 1]; got {self.quantile}.")
         require(self.window_steps >= 2, f"`window_steps` must be at least 2; got {self.window_steps}.")
         _require_warmup(self.warmup_steps)
@@ -252,6 +257,7 @@ class ClipPerTensor:
     """The largest global norm in these steps."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.factor >= 1, f"`factor` must be at least 1; got {self.factor}. Every gradient would shrink to 0.")
         require(0 <= self.momentum < 1, f"`momentum` must lie in [0, 1); got {self.momentum}.")
         _require_warmup(self.warmup_steps)

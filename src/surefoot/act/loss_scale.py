@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 
@@ -58,6 +59,7 @@ class DynamicLossScaler:
     """The largest scale."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.growth_factor > 1, f"`growth_factor` must be above 1; got {self.growth_factor}.")
         require(0 < self.backoff_factor < 1, f"`backoff_factor` must lie in (0, 1); got {self.backoff_factor}.")
         require(self.growth_interval >= 1, f"`growth_interval` must be at least 1; got {self.growth_interval}.")

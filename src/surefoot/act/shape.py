@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import check_types
 from surefoot.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ class ClipByValue:
     """
 
     limit: float
+    """The largest absolute value of an entry."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.limit > 0, f"`limit` must be positive; got {self.limit}. To clip nothing, pass no clipper.")
 
     @torch.no_grad()
@@ -103,6 +106,7 @@ class AdaptiveUnitClip:
     matches nothing is logged."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.factor > 0, f"`factor` must be positive; got {self.factor}.")
         require(self.eps > 0, f"`eps` must be positive, or weights at zero could never move; got {self.eps}.")
 

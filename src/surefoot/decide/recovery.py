@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 from surefoot.types import Decision
 
@@ -49,6 +50,7 @@ class Escalation:
     """The number of consecutive healthy steps after which skips are full and one cut is lifted."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.skips >= 0, f"`skips` must not be negative; got {self.skips}.")
         require(self.cuts >= 0, f"`cuts` must not be negative; got {self.cuts}.")
         require(
@@ -179,6 +181,7 @@ class TrainingRecovery:
     loader that can start in the middle; otherwise only the weights return."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("every_steps", "keep", "patience_steps", "patience_refused", "cut_steps", "calm_steps"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, f"`{name}` must be at least 1; got {value!r}.")

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from surefoot.core.settings import is_number, shown
 from surefoot.detect.combine import Combined, require_detector
 from surefoot.detect.monitors import (
     ClippingSaturated,
@@ -78,8 +79,8 @@ class StabilityChecker:
         for name in _LIMITS:
             limit = getattr(self, name)
             require(
-                limit is None or (isinstance(limit, (int, float)) and 0 < limit < math.inf),
-                f"`{name}` must be a positive finite number, or None for no limit; got {limit!r}.",
+                limit is None or (is_number(limit) and 0 < limit < math.inf),
+                f"`{name}` must be a positive finite number, or None for no limit; got {shown(limit)}.",
             )
 
     def _detectors(self) -> list[str]:

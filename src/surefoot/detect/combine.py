@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from surefoot.core.settings import check_types
 from surefoot.detect.step_rules import library_of
 from surefoot.errors import require
 from surefoot.types import Detector, Severity, Signals, Verdict
@@ -89,6 +90,7 @@ class Sustained:
     steps: int
 
     def __post_init__(self) -> None:
+        check_types(self)
         require_detector("sustained()", self.detector)
         require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
 
@@ -119,6 +121,7 @@ class AfterWarmup:
     steps: int
 
     def __post_init__(self) -> None:
+        check_types(self)
         require_detector("after_warmup()", self.detector)
         require(self.steps >= 0, f"`steps` must not be negative; got {self.steps}.")
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal, NamedTuple
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 from surefoot.types import Severity, Signals, Verdict
 
@@ -114,6 +115,7 @@ class LossStabilityMonitor:
     """The signal that is judged."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             self.window_steps >= 8,
             f"`window_steps` must be at least 8 to compare a recent quarter with the rest; got {self.window_steps}. "
@@ -213,6 +215,7 @@ class Oscillation:
     """The number of consecutive judgements for which it must hold."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             self.window_steps >= 16,
             f"`window_steps` must be at least 16 to have a correlation; got {self.window_steps}.",
@@ -271,6 +274,7 @@ class Plateau:
     """The number of noise widths by which the loss must fall over half a window not to be on a plateau."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.window_steps >= 8, f"`window_steps` must be at least 8; got {self.window_steps}.")
         require(self.min_gain >= 0, f"`min_gain` must not be negative; got {self.min_gain}.")
 
@@ -317,6 +321,7 @@ class NoLearning:
     """The number of losses for the first level, and for the present one."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.window_steps >= 8, f"`window_steps` must be at least 8; got {self.window_steps}.")
         require(
             self.after_steps >= 2 * self.window_steps,
@@ -369,6 +374,7 @@ class Vanishing:
     """The number of consecutive steps."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(0 < self.ratio < 1, f"`ratio` must lie between 0 and 1; got {self.ratio}.")
         require(self.steps >= 1, f"`steps` must be at least 1; got {self.steps}.")
 
@@ -419,6 +425,7 @@ class ClippingSaturated:
     """The share of clipped steps above which it is reported."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.window_steps >= 2, f"`window_steps` must be at least 2; got {self.window_steps}.")
         require(0 < self.share < 1, f"`share` must lie between 0 and 1; got {self.share}.")
 

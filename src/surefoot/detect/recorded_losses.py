@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.settings import shown
 from surefoot.detect.monitors import LossStabilityMonitor
 from surefoot.detect.step_rules import Spike
 from surefoot.errors import UsageError
 from surefoot.types import Incident, Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
 
 SHORT_FACTOR = 8.0
@@ -45,6 +45,8 @@ def judge_losses(losses: Iterable[float | Tensor]) -> list[Incident]:
     3 spike - the loss jumps to 9.8; the median of the 3 before it is 2.1
     4 nonfinite - the loss is nan, and so is the next one
     """
+    if not isinstance(losses, Iterable) or isinstance(losses, str):
+        raise UsageError(f"`losses` must be a list of numbers; got {shown(losses)}.")
     values = [_number(loss, step) for step, loss in enumerate(losses)]
     judge = _RecordedLosses()
     judged = [judge.kind_of(step, value) for step, value in enumerate(values)]

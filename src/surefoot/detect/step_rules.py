@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 from surefoot.types import Signals, Verdict
 
@@ -102,6 +103,9 @@ class NonFinite:
     judges_loss: bool = field(default=True, repr=False)
     """Whether a non-finite loss counts. Without agreement between ranks it must not: each has its own loss."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def init(self) -> tuple[()]:
         """No state."""
         return ()
@@ -174,6 +178,7 @@ class Explosion:
     """The signal that is judged."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.factor > 1, f"`factor` must be above 1; got {self.factor}. Every step would be anomalous.")
         require(self.half_life_steps > 0, f"`half_life_steps` must be positive; got {self.half_life_steps}.")
         require(
@@ -306,6 +311,7 @@ class Spike:
     unlike an explosion, a spike of ordinary size that recurs is something to learn from."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             not isinstance(self.signals, str),
             f"`signals` is a tuple of names; got the string {self.signals!r}. Write `Spike(({self.signals!r},))`.",
@@ -433,6 +439,7 @@ class Setback:
     """The signal that is judged."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             self.window_steps >= 8, f"`window_steps` must be at least 8 to have quartiles; got {self.window_steps}."
         )
@@ -532,6 +539,7 @@ class LostProgress:
     """The signal that is judged."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.block_steps >= 4, f"`block_steps` must be at least 4 to have a middle; got {self.block_steps}.")
         require(self.longer >= 1, f"`longer` must be at least 1; got {self.longer}.")
         require(self.blocks >= 4, f"`blocks` must be at least 4 to have quartiles; got {self.blocks}.")

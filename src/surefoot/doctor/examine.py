@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from surefoot.core.save_restore import untouched
+from surefoot.core.settings import is_number, is_whole, shown
 from surefoot.doctor.batches import generators_of, is_iterator, take
 from surefoot.doctor.checks import STEPS, Check, Examination, skipped
 from surefoot.doctor.clipping import check_clipping
@@ -72,7 +73,8 @@ def debug_training_stability(
             It may take `seconds` once more.
         show: Print the table.
     """
-    _refuse_what_cannot_be_examined(model, loader, optimizer, seconds, num_steps)
+    _refuse_what_cannot_be_examined(model, loader, optimizer)
+    _check_numbers(clip, seconds, num_steps)
     start = time.monotonic()
     inner = _unwrapped(model)
     generators = [*generators_of(loader), *generators_of(eval_loader)]
@@ -131,15 +133,28 @@ def _safely(context: CheckContext, step: int, name: str, check: Callable[[CheckC
         return [skipped(step, name, f"this step could not run: {type(error).__name__}: {line}")]
 
 
-def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any, seconds: float, num_steps: int) -> None:
+def _refuse_what_cannot_be_examined(model: Any, loader: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"`model` must be a torch.nn.Module; got {type(model).__name__}.")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise UsageError(f"`loader` must be iterable over batches; got {type(loader).__name__}.")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise UsageError(f"`optimizer` must be a torch optimizer; got {type(optimizer).__name__}.")
-    require(seconds > 0, f"`seconds` must be more than 0; got {seconds}. The default is 60.")
-    require(num_steps >= 0, f"`num_steps` must not be negative; got {num_steps}. 0 omits the trial run.")
+
+
+def _check_numbers(clip: Any, seconds: Any, num_steps: Any) -> None:
+    require(
+        clip is None or (is_number(clip) and clip > 0),
+        f"`clip` must be the largest gradient norm of the loop, a number above 0, or None; got {shown(clip)}.",
+    )
+    require(
+        is_number(seconds) and seconds > 0,
+        f"`seconds` must be a number of more than 0; got {shown(seconds)}. The default is 60.",
+    )
+    require(
+        is_whole(num_steps) and num_steps >= 0,
+        f"`num_steps` must be a whole number, and not negative; got {shown(num_steps)}. 0 omits the trial run.",
+    )
 
 
 def _take(loader: Iterable[Any], name: str) -> list[Any]:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
+from surefoot.core.settings import shown
 from surefoot.decide.recovery import Escalation, TrainingRecovery
+from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.attached_recovery import AttachedRecovery, recovering
 from surefoot.guard.context import build_guard
@@ -29,7 +31,9 @@ from surefoot.guard.loop_capture import LoopCapture
 from surefoot.guard.run_actions import halt_message
 from surefoot.guard.step_hooks import HOOK_ORDER, StepAccount, StepHooks, hooks_of, run_directly
 from surefoot.guard.step_results import StepResults
+from surefoot.guard.validation import check_kinds, check_lag, check_values, models_of, signal_value
 from surefoot.observe.parameters import Layout
+from surefoot.observe.tensors import LayerMetrics
 from surefoot.record.incidents.retention import IncidentKeeper
 
 if TYPE_CHECKING:
@@ -40,11 +44,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
-    from surefoot.detect.checker import StabilityChecker
     from surefoot.guard.context import GuardContext
     from surefoot.guard.step_decision import StepDecision
     from surefoot.guard.step_results import Respond
-    from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Decision, Incident, Scalar, Shaper, StepRecord
 
@@ -142,7 +144,7 @@ class AttachSettings:
 
 def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, settings: AttachSettings) -> Attachment:
     """The implementation of `attach`, with all settings."""
-    models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
+    models = [] if model is None else models_of(model)
     optimizer = _unwrapped(optimizer)
     keeper = keeper_for(settings.incidents)
     _check(models, optimizer, settings)
@@ -183,6 +185,8 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
         f"the optimizer's {len(layout.parameters)} parameters do not belong to the model. Pass the model that it "
         "trains, or `None`.",
     )
+    if settings.acts:
+        check_values(layout)
     runs_directly = settings.run_hook is run_directly
     return build_guard(
         models,
@@ -257,7 +261,7 @@ class Attachment:
         """
         hooks = self._hooks()
         if hooks is not None:
-            hooks.account.observe(loss, signals)
+            hooks.account.observe(None if loss is None else signal_value("loss", loss), signals)
             if clip_factor is not None:
                 hooks.account.clipped(clip_factor)
 
@@ -339,19 +343,19 @@ def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -
         require(
             isinstance(model, nn.Module), f"`model` must be a torch.nn.Module or several; got {type(model).__name__}."
         )
-    recovery = settings.recovery
-    require(
-        recovery is None or isinstance(recovery, TrainingRecovery),
-        f"`recovery` must be a TrainingRecovery; got {type(recovery).__name__}.",
-    )
-    require(recovery is None or settings.acts, "`recovery` changes weights: use mode='guard'.")
-    mode, decide_on, lag_steps = settings.mode, settings.decide_on, settings.lag_steps
+    kinds = {"checker": StabilityChecker, "escalation": Escalation, "recovery": TrainingRecovery, "watch": LayerMetrics}
+    check_kinds({name: (getattr(settings, name), kind) for name, kind in kinds.items()})
+    for name in ("on_step", "on_event"):
+        function = getattr(settings, name)
+        require(function is None or callable(function), f"`{name}` must be a function; got {shown(function)}.")
+    require(settings.recovery is None or settings.acts, "`recovery` changes weights: use mode='guard'.")
+    mode, decide_on = settings.mode, settings.decide_on
     require(mode in ("guard", "watch"), f"`mode` must be 'guard' or 'watch'; got {mode!r}.")
     require(mode == "guard" or settings.clip is None, "`clip` changes gradients: use mode='guard'.")
     require(
         decide_on in ("auto", "host", "device"), f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}."
     )
-    require(isinstance(lag_steps, int) and lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps!r}.")
+    check_lag(settings.lag_steps)
     require(
         getattr(type(optimizer).step, "hooked", False),
         f"the `step` of {type(optimizer).__name__} runs no hooks: its __init__ does not call that of Optimizer.",

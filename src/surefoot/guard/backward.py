@@ -262,6 +262,8 @@ class GradientWindow:
         self.sums = self.sums.cleared()
         with torch.enable_grad():
             loss = closure()
+        if loss is None:
+            raise UsageError("the closure returned None; it must return the loss.")
         if not self.sums.open:
             self.sums.add(torch.as_tensor(loss, device=self._layout.home), None)
         return loss
@@ -328,6 +330,8 @@ def check_loss(loss: object) -> None:
         )
     if loss.numel() != 1:
         raise UsageError(f"the loss must be one number; got shape {tuple(loss.shape)}. Reduce it with `.mean()` first.")
+    if loss.is_complex():
+        raise UsageError("the loss must be a real number; got a complex one. Take its `.real` part, or `.abs()`.")
     if not loss.requires_grad:
         raise UsageError(
             "the loss has no graph, so no gradient can flow: it was detached, computed under `no_grad`, or depends on "

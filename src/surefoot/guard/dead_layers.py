@@ -3,14 +3,15 @@
 Two signals are needed, and the second is checked only after the first:
 
 1. For `STEPS` applied steps the gradient of a layer is exactly 0, and so is that of the following weight, while the
-   following bias still gets a gradient: the input of that weight is 0 in every batch.
-2. In the next `LOOKS` batches every output of the layer is 0 or less although its input is not all 0.
+   following bias, if there is one, still gets a gradient: the input of that weight is 0 in every batch.
+2. In the next `LOOKS` batches every output of the layer is 0 or less although its input is not all 0. If no bias
+   follows, the input of the following layer must also be all 0.
 
 So there is no alarm for a layer that is frozen or has no gradient, that does not contribute to the loss of this phase
-(the following bias gets no gradient), whose input is absent (all 0), or whose output is set to 0 by a mask, a gate or
-dropout (the layer itself still has positive outputs).
+(the following bias gets no gradient, or the following layer has an input), whose input is absent (all 0), or whose
+output is set to 0 by a mask, a gate or dropout (the layer itself still has positive outputs).
 
-Not covered: layers that no bias follows, units that die one by one (the log has their share), and models whose modules
+Not covered: units that die one by one (the log has their share), and models whose modules
 accept no hook, such as compiled ones.
 """
 
@@ -106,17 +107,19 @@ class DeadLayers:
         found = {}
         for layer, behind in zip(self._layers, self._layers[1:], strict=False):
             blocked = zero[layer.weight] and (layer.bias is None or zero[layer.bias])
-            if blocked and zero[behind.weight] and behind.bias is not None and not zero[behind.bias]:
+            if blocked and zero[behind.weight] and (behind.bias is None or not zero[behind.bias]):
                 found[layer.name] = behind.name
         return found
 
     def _begin(self, name: str, behind: str) -> _OutputCheck | None:
         self._done.add(name)
-        module = next((module for each, module in watched_modules(self._models) if each == name), None)
-        if module is None:
+        modules = {each: module for each, module in watched_modules(self._models) if each in (name, behind)}
+        if name not in modules or behind not in modules:
             return None
-        look = _OutputCheck(name, behind)
-        self._handles.append(module.register_forward_hook(_CallHook(look, name)))
+        reads_behind = getattr(modules[behind], "bias", None) is None
+        look = _OutputCheck(name, behind, reads_behind)
+        for each in (name, behind) if reads_behind else (name,):
+            self._handles.append(modules[each].register_forward_hook(_CallHook(look, each)))
         return look
 
     def _conclude(self, look: _OutputCheck, record: StepRecord) -> None:
@@ -162,37 +165,43 @@ class _CallHook(ForwardHook):
 
 
 class _OutputCheck:
-    """Records whether any output of a module in a few forward passes is above 0, or its input is all 0."""
+    """Records whether any output of a module in a few forward passes is above 0, or its input is all 0.
 
-    def __init__(self, name: str, behind: str) -> None:
+    With `reads_behind`, also whether the input of the module behind it is not all 0.
+    """
+
+    def __init__(self, name: str, behind: str, reads_behind: bool) -> None:
         self.name, self.behind = name, behind
         self.steps = 0
         """The number of steps since the check began: it does not wait for a module that is no longer called."""
         self._thread = get_ident()
-        self._positive: list[ArrivingNumber | KnownNumber] = []
+        read = (name, behind) if reads_behind else (name,)
+        self._signs: dict[str, list[ArrivingNumber | KnownNumber]] = {each: [] for each in read}
+        """For each module and call, whether it shows that the module is not dead."""
         self._failed = False
 
     def look(self, name: str, module: nn.Module, call: Any) -> None:
         """The module was called; `call` has its arguments and its output. Never raises."""
         args, output = call
         trains = torch.is_grad_enabled() and module.training and not in_backward()
-        if len(self._positive) >= LOOKS or get_ident() != self._thread or not trains or not runs_eagerly():
+        if len(self._signs[name]) >= LOOKS or get_ident() != self._thread or not trains or not runs_eagerly():
             return
         try:
             with WithoutHooks():
                 if not args or not _is_readable(args[0]) or not _is_readable(output):
                     self._failed = True
                 else:
-                    is_absent = ~(args[0].detach() != 0).any()
-                    self._positive.append(begin_reading_number((output.detach() > 0).any() | is_absent))
+                    arrives = (args[0].detach() != 0).any()
+                    sign = arrives if name == self.behind else (output.detach() > 0).any() | ~arrives
+                    self._signs[name].append(begin_reading_number(sign))
         except Exception:  # observation never ends a run
             self._failed = True
 
     def passed_anything(self) -> bool | None:
         """Whether an output was above 0, an input absent, or a call unreadable; `None` after too few calls."""
-        if not self._failed and len(self._positive) < LOOKS:
+        if not self._failed and any(len(signs) < LOOKS for signs in self._signs.values()):
             return None
-        return self._failed or any(number.wait() for number in self._positive)
+        return self._failed or any(number.wait() for signs in self._signs.values() for number in signs)
 
 
 def _is_readable(value: Any) -> bool:

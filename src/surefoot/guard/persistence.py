@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from surefoot.core.random_state import read_streams
-from surefoot.errors import CheckpointError, UsageError
+from surefoot.core.settings import is_whole, shown
+from surefoot.errors import CheckpointError, UsageError, require
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.repeating import Repeats
 from surefoot.guard.run_state import is_stabilizer, run_state_of
@@ -311,12 +312,22 @@ class RunPersistence:
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The remaining batches, from where the run stopped."""
+        require(
+            hasattr(loader, "__iter__") or hasattr(loader, "__getitem__"),
+            f"`loader` must give batches: a loader, a list or an iterator; got {shown(loader)}.",
+        )
+        require(
+            is_whole(epochs) and epochs >= 1, f"`epochs` must be a whole number of at least 1; got {shown(epochs)}."
+        )
         self._restore_once()
         self.run_state.batch.follow(loader)
         return self.data.follow(loader, epochs)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The remaining epochs."""
+        require(
+            is_whole(total) and total >= 0, f"`total` must be a whole number, and not negative; got {shown(total)}."
+        )
         self._restore_once()
         return self.data.epochs(total)
 

@@ -17,6 +17,7 @@ import torch
 from surefoot.core.nested import leaves
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
 from surefoot.errors import CheckpointError, SettingError
+from surefoot.guard.changed_settings import log_changed_settings
 from surefoot.guard.guard_state import GuardState, LiveGuardState
 from surefoot.guard.plain_values import as_plain, check_saved_with_run, has_state, warn_of_changes
 from surefoot.keep.buffers import infinite_buffers
@@ -179,6 +180,7 @@ class RunState:
     def apply(self, tree: RunTree) -> None:
         """Load the whole run. Raises `CheckpointError`, and changes nothing, unless all of it fits."""
         refuse(self.faults(tree))
+        log_changed_settings(self.parts.optimizer, self.parts.scheduler, tree)
         before, streams = stage(self.state_to_restore()), read_streams()
         try:
             self.load(tree)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.act.apply import ClosureRefused
+from surefoot.core.settings import shown
 from surefoot.decide.agreement import set_gradient_sync
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.detect.checker import StabilityChecker
@@ -39,7 +40,7 @@ from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.step_results import StepResults, settled
-from surefoot.guard.validation import check_settings, layout_of
+from surefoot.guard.validation import check_settings, layout_of, models_of, signal_value
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
@@ -366,7 +367,7 @@ class TrainingStabilizer:
         zero_grad: bool = True,
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        models = [model] if isinstance(model, nn.Module) else list(model)
+        models = models_of(model)
         kinds = {
             "checker": (checker, StabilityChecker),
             "escalation": (escalation, Escalation),
@@ -375,7 +376,10 @@ class TrainingStabilizer:
             "watch": (watch, LayerMetrics),
             "incidents": (keeper := keeper_for(incidents), IncidentKeeper),
         }
-        check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
+        check_settings(
+            models, optimizer, scheduler, precision, scaler, accumulate, zero_grad, also_save, lag_steps, decide_on,
+            kinds,
+        )  # fmt: skip
         layout = layout_of(models, optimizer)
         if checkpoints is not None:
             checkpoints.claim()
@@ -432,6 +436,7 @@ class TrainingStabilizer:
             weight: counts what the loss of a piece is the mean of, such as its tokens; by default, rows. With
             `accumulate` it is the microbatch's weight too, as in `backward(loss, weight=...)`.
         """
+        _require_callable("loss_fn", loss_fn)
         capture = self._run.capture
         if capture is not None:
             capture.notes.was_given(batch)
@@ -446,9 +451,7 @@ class TrainingStabilizer:
         for name, value in signals.items():
             if name in _OUR_SIGNALS:
                 raise UsageError(f"signal {name!r} is already measured by surefoot: use another name.")
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
-            self._run.own_signals[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+            self._run.own_signals[name] = signal_value(name, value)
 
     @_reports_failed_collectives
     def step(self, closure: Callable[[], Tensor] | None = None) -> Outcome:
@@ -457,6 +460,7 @@ class TrainingStabilizer:
         Raises `TrainingHalted` when every attempt to continue is used up.
         """
         if closure is not None:
+            _require_callable("closure", closure)
             return self._run.closure_step(closure)
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise UsageError(
@@ -568,6 +572,11 @@ def run_of(stabilizer: TrainingStabilizer) -> StabilizedRun:
 def settled_own(state: LiveStabilizerState) -> StabilizerState:
     """The stabilizer's own state once the numbers of its last steps have arrived."""
     return {**state, "results": settled(state["results"])}
+
+
+def _require_callable(name: str, function: object) -> None:
+    if not callable(function):
+        raise UsageError(f"`{name}` must be a function that returns the loss; got {shown(function)}.")
 
 
 def _backward_begins(rows: LogRows | None) -> None:

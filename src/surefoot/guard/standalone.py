@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +11,15 @@ from torch import Tensor
 from surefoot.act.apply import scale_gradients
 from surefoot.act.clip import ClipByNorm
 from surefoot.act.shape import warn_of_unmatched
+from surefoot.core.settings import shown
 from surefoot.core.state_tree import pack, unpack
-from surefoot.errors import SettingError, UsageError
-from surefoot.guard.validation import split_clip
+from surefoot.errors import SettingError, UsageError, require
+from surefoot.guard.validation import signal_value, split_clip
 from surefoot.observe.tensors import TensorMeter, combine_shards, dense_views, total_norm
 from surefoot.types import GradientNorms, NamedParameter, Signals, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from surefoot.types import Clipper, Detector, Shaper
 
@@ -45,6 +47,11 @@ class Stateful:
         known = {
             name: signals.pop(name) for name in ("loss", "grad_norm", "nonfinite", "clip_factor") if name in signals
         }
+        if _is_clipper(self.part):
+            raise UsageError(f"{self.part!r} is a clipper, which judges no step: pass it to `clip_gradients`.")
+        for name, value in (known | signals).items():
+            if value is not None:
+                signal_value(name, value)
         step = self.steps if step is None else step
         if self.state is None:
             self.state = self.part.init()  # type: ignore[call-arg]
@@ -66,6 +73,8 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, Any], count: int = 1) -> None:
         """Continue where a saved one stopped; `count` is the number of gradients, for a clipper that needs it."""
+        if not isinstance(state, Mapping) or not state.keys() >= {"part", "steps", "state"}:
+            raise UsageError(f"`state` must be the result of `state_dict()`; got {shown(state)}.")
         if state["part"] != repr(self.part):
             raise UsageError(f"the state belongs to {state['part']}, and this is {self.part!r}: settings must match.")
         self.steps = state["steps"]
@@ -90,6 +99,15 @@ def clip_gradients(
     state between calls.
     """
     named = [item if isinstance(item, tuple) else ("", item) for item in _listed(parameters)]
+    for _, parameter in named:
+        require(
+            isinstance(parameter, Tensor),
+            f"`parameters` must be a model, a tensor or several tensors; one of them is {shown(parameter)}.",
+        )
+    running = clip if isinstance(clip, Stateful) else None
+    rule = running.part if running else ClipByNorm(float(clip)) if isinstance(clip, (int, float)) else clip
+    shapers, clipper = split_clip(rule)
+    require(bool(shapers) or clipper is not None, f"`clip` must be a number or a clipper; got {shown(clip)}.")
     present = [i for i, (_, parameter) in enumerate(named) if parameter.grad is not None]
     with_gradient = [NamedParameter(*named[i]) for i in present]
     if not with_gradient:
@@ -97,9 +115,6 @@ def clip_gradients(
     gradients = [parameter.grad for _, parameter in with_gradient if parameter.grad is not None]
     statistics = combine_shards(TensorMeter().measure(gradients), gradients)
     norm = total_norm(statistics.norm)
-    running = clip if isinstance(clip, Stateful) else None
-    rule = running.part if running else ClipByNorm(float(clip)) if isinstance(clip, (int, float)) else clip
-    shapers, clipper = split_clip(rule)
     warn_of_unmatched(shapers, [name for name, _ in named])
     for shaper in shapers:
         shaper.shape(with_gradient)
@@ -123,4 +138,8 @@ def clip_gradients(
 def _listed(parameters: Any) -> list[Any]:
     if isinstance(parameters, Tensor):
         return [parameters]
+    require(
+        isinstance(parameters, (torch.nn.Module, Iterable)),
+        f"`parameters` must be a model, a tensor or several tensors; got {shown(parameters)}.",
+    )
     return list(parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters)

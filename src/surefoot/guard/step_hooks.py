@@ -40,6 +40,7 @@ from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.guarded_optimizer import GuardedOptimizer, OpenStep, StepFacts
 from surefoot.guard.loop_capture import LoopCapture, optimizer_steps
 from surefoot.guard.step_decision import StepNumbers
+from surefoot.guard.validation import signal_value
 from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.types import Scalar, Signals, StepRecord
 
@@ -86,9 +87,7 @@ class StepAccount:
         found = _as_scalar(loss)
         self._loss = self._loss if found is None else found
         for name, value in signals.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise UsageError(f"signal {name!r} must be one number; got a tensor of shape {tuple(value.shape)}.")
-            self._own[name] = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+            self._own[name] = signal_value(name, value)
 
     def clipped(self, factor: Tensor | float) -> None:
         """The gradients of the next step have just been multiplied by `factor`, which replaces an earlier one.

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surefoot.act.loss_scale import DynamicLossScaler, TorchLossScaler
+from surefoot.core.settings import is_whole, shown
 from surefoot.decide.unguardable import check_hooks, check_optimizer
-from surefoot.errors import SettingError, require
+from surefoot.errors import SettingError, UsageError, require
 from surefoot.observe.parameters import Layout
-from surefoot.types import Clipper, LossScaler, Shaper
+from surefoot.types import Clipper, LossScaler, Scalar, Shaper
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+
+def models_of(model: Any) -> list[Any]:
+    """The given model, or models, as a list."""
+    if isinstance(model, nn.Module):
+        return [model]
+    require(
+        isinstance(model, Iterable) and not isinstance(model, (str, type)),
+        f"`model` must be a torch.nn.Module or several; got {shown(model)}.",
+    )
+    return list(model)
+
+
+def check_kinds(parts: Mapping[str, tuple[object, type]]) -> None:
+    """Raise `SettingError` for a part that is neither `None` nor of its class; name, part and class are given."""
+    for name, (part, kind) in parts.items():
+        require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {shown(part)}.")
+
+
+def signal_value(name: str, value: object) -> Scalar:
+    """A user's own signal: a float, or a 0-d tensor that is not read."""
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
+        what = f"{str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+        raise UsageError(f"signal {name!r} must be one number; got a {what}.")
+    if not isinstance(value, (Tensor, Real)):
+        raise UsageError(f"signal {name!r} must be one number; got {shown(value)}.")
+    return value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
 
 
 def check_settings(
@@ -26,6 +57,8 @@ def check_settings(
     precision: object,
     scaler: object,
     accumulate: int,
+    zero_grad: object,
+    also_save: object,
     lag_steps: int,
     decide_on: object,
     parts: Mapping[str, tuple[object, type]],
@@ -45,18 +78,22 @@ def check_settings(
         "scaling: remove the scaler.",
     )
     require(
-        isinstance(accumulate, int) and accumulate >= 1,
+        is_whole(accumulate) and accumulate >= 1,
         f"`accumulate` must be at least 1, the microbatches per optimizer step; got {accumulate!r}.",
     )
     require(
         decide_on in ("auto", "host", "device"),
         f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
     )
-    for name, (part, kind) in parts.items():
-        require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {part!r}.")
+    require(isinstance(zero_grad, bool), f"`zero_grad` must be True or False; got {shown(zero_grad)}.")
+    require(
+        also_save is None or isinstance(also_save, Mapping),
+        f"`also_save` must be a dictionary of objects by name, such as {{'average': model}}; got {shown(also_save)}.",
+    )
+    check_kinds(parts)
     check_optimizer(optimizer, any(parts.get(name, (None,))[0] is not None for name in ("checkpoints", "recovery")))
     check_hooks([model for model in models if isinstance(model, nn.Module)])
-    require(isinstance(lag_steps, int) and lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps!r}.")
+    check_lag(lag_steps)
     if scheduler is not None:
         require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")
         require(
@@ -69,6 +106,28 @@ def check_settings(
         )
 
 
+def check_lag(lag_steps: object) -> None:
+    """Raise `SettingError` unless `lag_steps` is a number of steps."""
+    require(
+        is_whole(lag_steps) and lag_steps >= 0,  # type: ignore[operator]
+        f"`lag_steps` must be a whole number of at least 0; got {shown(lag_steps)}.",
+    )
+
+
+def check_values(layout: Layout) -> None:
+    """Raise `SettingError` for a parameter that has no values yet: of a lazy module, or on the meta device."""
+    for name, parameter in layout.parameters:
+        require(
+            not is_lazy(parameter),
+            f"parameter {name!r} is not initialised yet, because its module is lazy. Run one forward pass before this.",
+        )
+        require(
+            parameter.device.type != "meta",
+            f"parameter {name!r} is on the meta device and has no values. Create the model on a device, or call "
+            "`model.to_empty(device=...)` and initialise it, before this.",
+        )
+
+
 def layout_of(models: Sequence[nn.Module], optimizer: Any) -> Layout:
     """The optimizer's parameters, some of which must be the model's."""
     layout = Layout(models, optimizer)
@@ -77,6 +136,7 @@ def layout_of(models: Sequence[nn.Module], optimizer: Any) -> Layout:
         f"the optimizer's {len(layout.parameters)} parameters do not belong to the model, so it would not be trained. "
         "Create the optimizer from `model.parameters()`.",
     )
+    check_values(layout)
     return layout
 
 

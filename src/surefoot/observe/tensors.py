@@ -27,6 +27,7 @@ from torch import Tensor
 
 from surefoot.core.device import runs_triton
 from surefoot.core.gradient_mode import without_gradients
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ class LayerMetrics:
     are steps 0, 1, 2, 3, 5, 8, 12, 18 and so on, each 1.5 times the one before."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
         got = self.sample_every_steps
         require(got >= 1, f"`sample_every_steps` must be at least 1; got {got}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 MEBIBYTE = 1 << 20
@@ -27,6 +28,7 @@ class LogLimits:
     """One row per device and reading."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("scalars_bytes", "layers_bytes", "histograms_bytes", "device_bytes"):
             got = getattr(self, name)
             require(

@@ -16,17 +16,20 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.folder_lock import hold, rank_of_process
+from surefoot.core.settings import is_number, shown
+from surefoot.errors import require
 from surefoot.record.limits import LogLimits
 from surefoot.record.messages import Event, LayerRows, SessionBegins, StepRow
 from surefoot.record.progress_alarms import ProgressAlarms
 from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from surefoot.record.messages import CheckpointsExpected, DeviceRow, EventName, Histogram, Sink
     from surefoot.types import Severity
@@ -56,6 +59,7 @@ class RunLog:
         device_seconds: float | None = 5.0,
         close_at_exit: bool = True,
     ) -> None:
+        _check_settings(sinks, limits, progress, device_seconds)
         self.folder = Path(folder).absolute()
         self._part, self.progress = "", progress
         lock = hold(self.folder, "log", rank_of_process())  # the ranks of a job may share a folder
@@ -175,6 +179,19 @@ class _DeviceReadings:
 
             self._source = DeviceSource()
         return self._source()
+
+
+def _check_settings(sinks: object, limits: object, progress: object, device_seconds: object) -> None:
+    require(
+        isinstance(sinks, Sequence) and not isinstance(sinks, str),
+        f"`sinks` must be a list of sinks, such as [TensorBoardSink('tb')]; got {shown(sinks)}.",
+    )
+    for name, part, kind in (("limits", limits, LogLimits), ("progress", progress, ProgressAlarms)):
+        require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {shown(part)}.")
+    require(
+        device_seconds is None or (is_number(device_seconds) and device_seconds > 0),  # type: ignore[operator]
+        f"`device_seconds` must be a number above 0, or None; got {shown(device_seconds)}.",
+    )
 
 
 def _length(names: Sequence[str]) -> int:

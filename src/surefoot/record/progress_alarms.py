@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 from surefoot.record.messages import Event
 
@@ -80,6 +81,7 @@ class ProgressAlarms:
     """Report a wait for a data loader's batch that takes this long. `None`: never."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, lowest in (
             ("stalled_minutes", 0.0),
             ("slower_times", 1.0),

@@ -267,7 +267,8 @@ class GuardedTraining:
             _forget_gradients(*self.attachments)
         whole = window.add(loss, is_share=is_share, is_propagated=is_propagated)
         for attachment in self.attachments:
-            attachment.observe(loss=whole)
+            if (account := account_of(attachment)) is not None:
+                account.observe(whole, {})  # whatever the framework calls backward on
 
     def observe(self, signals: Mapping[str, Scalar]) -> None:
         """Record signals of the framework with the next step."""

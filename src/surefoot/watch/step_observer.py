@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.guard.attach import account_of
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
 from surefoot.watch.guard import OptimizerGuard
@@ -142,8 +143,8 @@ class StepObserver:
         if attachment is None:
             return
         loss = None if has_closure else self._context.losses.loss_so_far()
-        if loss is not None:
-            attachment.observe(loss=loss)
+        if loss is not None and (account := account_of(attachment)) is not None:
+            account.observe(loss, {})  # whatever the script calls backward on
         found_inf = getattr(optimizer, "found_inf", None)
         if isinstance(found_inf, Tensor) and found_inf.numel() == 1:
             attachment.observe(**{FOUND_BY_SCALER: found_inf})

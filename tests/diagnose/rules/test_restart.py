@@ -155,6 +155,14 @@ def test_moments_of_an_earlier_file_do_not_belong_to_later_weights(watch) -> Non
     assert watch(CLASSES, TWO_FILES.replace("FILE", "120")).causes == []
 
 
+def test_files_of_an_earlier_process_are_compared_by_the_age_of_their_moments(watch) -> None:  # type: ignore[no-untyped-def]
+    unknown = "import io; kept = io.BytesIO(); torch.save(state, kept); open(f'{step}.pt', 'wb').write(kept.getvalue())"
+    script = TWO_FILES.replace('torch.save(state, f"{step}.pt")', unknown)
+    found = watch(CLASSES, script.replace("FILE", "20")).finding("optim.stale-state")
+    assert (found.evidence["step_of_weights"], found.evidence["step_of_moments"]) == (120, 20)
+    assert watch(CLASSES, script.replace("FILE", "120")).causes == []
+
+
 def test_another_model_from_another_file_is_no_restart_with_old_moments() -> None:
     happened = events("optimizer-loaded")
     happened[1] |= {"saved_at_step": 120}

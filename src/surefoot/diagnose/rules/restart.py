@@ -177,6 +177,8 @@ def _steps_of(
         return weights.saved_at_step, moments.saved_at_step
     if weights.progress is not None and moments.progress is not None:
         return weights.progress, moments.progress
+    if weights.moments_age is not None and loaded.age is not None:  # moments that were saved with these weights
+        return weights.moments_age, int(loaded.age)
     counts_alike = run.facts.backwards <= 1.05 * max(1, run.steps)  # else the file may count microbatches
     if weights.progress is not None and loaded.age is not None and counts_alike and weights.progress > loaded.age:
         return weights.progress, int(loaded.age)

@@ -27,6 +27,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from surefoot.core.folder_lock import rank_of_process
+from surefoot.core.settings import is_number, is_whole, shown
 from surefoot.errors import CheckpointError, UsageError, require
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, make_evidence
 from surefoot.keep.checkpoint.loading import Loaded, Reader, listed_steps, load_first, load_path, load_step
@@ -45,7 +47,7 @@ from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from surefoot.keep.checkpoint.parts import SavedParts
@@ -191,7 +193,7 @@ class CheckpointManager:
                 saves, which is possible under DDP, use `rank=0, world_size=1`.
             world_size: the number of processes that save together.
         """
-        _check_settings(every_steps, every_minutes, keep_last, keep_evidence, rank, world_size)
+        _check_settings(every_steps, every_minutes, keep_last, keep_evidence, signals, rank, world_size)
         self.folder = Path(folder)
         self._place = self.folder / "checkpoints"
         self.every_steps, self.every_minutes = every_steps, every_minutes
@@ -417,19 +419,30 @@ def _check_settings(
     every_minutes: float | None,
     keep_last: int,
     keep_evidence: int,
+    signals: Sequence[signal.Signals],
     rank: int | None,
     world_size: int | None,
 ) -> None:
     require(
-        every_steps is None or (type(every_steps) is int and every_steps >= 1),
+        every_steps is None or (is_whole(every_steps) and every_steps >= 1),
         f"`every_steps` must be a whole number of at least 1, or None; got {every_steps!r}.",
     )
     require(
-        every_minutes is None or every_minutes > 0,
-        f"`every_minutes` must be more than 0, or None; got {every_minutes!r}.",
+        every_minutes is None or (is_number(every_minutes) and every_minutes > 0),
+        f"`every_minutes` must be a number of more than 0, or None; got {every_minutes!r}.",
     )
-    require(keep_last >= 1, f"`keep_last` must be at least 1, or there is nothing to return to; got {keep_last!r}.")
-    require(keep_evidence >= 0, f"`keep_evidence` must be at least 0; got {keep_evidence!r}.")
+    require(
+        is_whole(keep_last) and keep_last >= 1,
+        f"`keep_last` must be a whole number of at least 1, or there is nothing to return to; got {keep_last!r}.",
+    )
+    require(
+        is_whole(keep_evidence) and keep_evidence >= 0,
+        f"`keep_evidence` must be a whole number of at least 0; got {keep_evidence!r}.",
+    )
+    require(
+        isinstance(signals, Sequence) and all(is_whole(each) for each in signals),
+        f"`signals` must be a list of signals, such as [signal.SIGTERM]; got {shown(signals)}.",
+    )
     require(
         (rank is None) == (world_size is None) and (rank is None or 0 <= rank < (world_size or 0)),
         f"pass `rank` and `world_size` together, with rank below world_size; got {rank!r} and {world_size!r}. "

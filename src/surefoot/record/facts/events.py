@@ -255,6 +255,8 @@ class FileLoadedEvent(Facts):
     """The step that is written in it, if there is one."""
     saved_at_step: int | None = None
     """The step at which this run wrote the file, if it did."""
+    moments_age: int | None = None
+    """The number of steps of the optimizer state in it, if there is exactly one that counts them."""
     scaler_attempts: int = item(default=0)
     """How many steps a gradient scaler had been asked for."""
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 INCIDENTS = "incidents"
@@ -35,6 +36,7 @@ class IncidentKeeper:
     """The optimizer of the run, if several stabilizers share a folder: `generator`."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.most >= 1, f"`most` must be at least 1, the incidents to keep; got {self.most}.")
         require(self.most_bytes >= 1, f"`most_bytes` must be positive; got {self.most_bytes}.")
         require(

@@ -23,9 +23,11 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from surefoot.core.settings import is_number, is_whole, shown
 from surefoot.errors import require
 from surefoot.record.progress_alarms import is_progress_alarm
 from surefoot.record.sinks.message_facts import MessageFacts, SummaryFields
@@ -33,7 +35,7 @@ from surefoot.record.sinks.named_values import encodable
 from surefoot.record.sinks.posting import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from surefoot.record.messages import Batch, Event
     from surefoot.record.sinks.posting import PostFailure
@@ -75,9 +77,11 @@ class WebhookSink:
         `severities`, no alerts are sent.
         """
         _check_severities(severities, heartbeat_seconds)
-        require(every_seconds >= 0, f"`every_seconds` must not be negative; got {every_seconds}.")
-        require(timeout_seconds > 0, f"`timeout_seconds` must be above 0; got {timeout_seconds}.")
-        require(attempts >= 1, f"`attempts` must be at least 1; got {attempts}.")
+        _check_times(every_seconds, timeout_seconds, pause_seconds, attempts)
+        require(
+            headers is None or isinstance(headers, Mapping),
+            f"`headers` must be a dictionary of strings; got {shown(headers)}.",
+        )
         sent = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "surefoot", **(headers or {})}
         self._address = Address(url, sent, timeout_seconds)
         self._severities = frozenset(severities)
@@ -244,8 +248,23 @@ def _check_severities(severities: Sequence[Severity], heartbeat_seconds: float |
         f"`severities` must be of {SEVERITIES}; got {tuple(severities)!r}.",
     )
     require(
-        heartbeat_seconds is None or heartbeat_seconds >= SHORTEST_HEARTBEAT_SECONDS,
+        heartbeat_seconds is None or (is_number(heartbeat_seconds) and heartbeat_seconds >= SHORTEST_HEARTBEAT_SECONDS),
         f"`heartbeat_seconds` must be at least {SHORTEST_HEARTBEAT_SECONDS:g}, or None; got {heartbeat_seconds}.",
+    )
+
+
+def _check_times(every_seconds: float, timeout_seconds: float, pause_seconds: float, attempts: int) -> None:
+    for name, seconds in (("every_seconds", every_seconds), ("pause_seconds", pause_seconds)):
+        require(
+            is_number(seconds) and seconds >= 0, f"`{name}` must be a number, and not negative; got {shown(seconds)}."
+        )
+    require(
+        is_number(timeout_seconds) and timeout_seconds > 0,
+        f"`timeout_seconds` must be a number above 0; got {shown(timeout_seconds)}.",
+    )
+    require(
+        is_whole(attempts) and attempts >= 1,
+        f"`attempts` must be a whole number of at least 1; got {shown(attempts)}.",
     )
 
 

@@ -117,6 +117,7 @@ class _StateCalls:
                 holds=_states_in(result),
                 backward=self._state.backwards,
                 progress=_step_in(result),
+                moments_age=_age_in(result),
                 saved_at_step=self._files.saved_at(args[0] if args else kwargs.get("f")),
                 scaler_attempts=self._state.scaler.attempts,
             )
@@ -182,6 +183,18 @@ def _step_in(value: Any) -> int | None:
     values = value if isinstance(value, dict) else {}
     found = [item for key, item in values.items() if str(key).lower() in _STEP_NAMES and type(item) is int]
     return found[0] if found else None
+
+
+def _age_in(value: Any) -> int | None:
+    """The number of steps of the only optimizer state in a checkpoint; `None` if there are several, or it has none."""
+    values = value if isinstance(value, dict) else {}
+    inner = [item for item in list(values.values())[:64] if isinstance(item, dict)]
+    states = [item for item in inner if set(item) >= {"state", "param_groups"}]
+    moments = states[0]["state"] if len(states) == 1 else {}
+    first = next(iter(moments.values()), None)  # one read: the others have made as many steps
+    age = first.get("step") if isinstance(first, dict) else None
+    is_count = isinstance(age, (int, float)) or (isinstance(age, Tensor) and age.numel() == 1)
+    return int(age) if age is not None and is_count else None
 
 
 def _states_in(value: Any) -> list[str]:
