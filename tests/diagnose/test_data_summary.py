@@ -51,6 +51,16 @@ def test_labels_come_from_the_loss_or_else_from_the_loader() -> None:
     assert label_batches(held) == [Counter({"7": 4})] * 5
 
 
+def test_labels_that_the_loss_ignores_are_not_counted() -> None:
+    masked = batches(12, labels={"-100": 28, "3": 2, "4": 2})
+    looks = [classified(step, labels={"3": 2, "4": 2}, ignore_index=-100) for step in range(4)]
+    held = run(stream=masked, sampled_steps=looks)
+    assert label_batches(held)[0] == Counter({"3": 2, "4": 2})
+    found = chance(held)
+    assert found is not None
+    assert found.level == pytest.approx(math.log(2))
+
+
 def test_the_training_loader_is_drawn_from_with_gradients() -> None:
     drawn = [{"loader": 0, "grad": False}] * 5 + [{"loader": 1, "grad": True}]
     held = training_loader(run(loaders=[{"number": 0}, {"number": 1}], batches=drawn))

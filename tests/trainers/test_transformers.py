@@ -17,7 +17,7 @@ import forked
 import surefoot as sf
 from surefoot.errors import UsageError
 from trainers import killed, on_ranks
-from trainers.small_training import LR, Classifier, Linear, same
+from trainers.small_training import LR, Classifier, Linear, Rows, same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 IMPORTED = ("transformers.trainer", "surefoot.trainers.transformers")
@@ -70,6 +70,28 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, nothing_compi
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert facts["problems"] == {}
     assert len(facts["sampled_steps"]) >= 4  # so many are observed in depth, however slow the machine is
+
+
+class Sentences(Rows):
+    """Sequences in which each token follows from the one before it."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = (index + 3 * torch.arange(10)) % 17
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def test_a_model_of_the_library_is_observed_in_depth_and_bitwise_the_bare_one(tmp_path, nothing_compiled):
+    ends = []
+    for callbacks in ([], [StabilizerCallback(tmp_path / "run")]):
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(vocab_size=17, n_positions=10, n_embd=16, n_layer=1, n_head=2)
+        model = transformers.GPT2LMHeadModel(config)  # adds `smart_apply` to the class of all modules
+        train(tmp_path, *callbacks, model=model, rows=Sentences(320))
+        ends.append(dict(model.state_dict()))
+    assert same(ends[:1], ends[1:])
+    assert len(json.loads((tmp_path / "run" / "facts.json").read_text())["sampled_steps"]) >= 4
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert (found["verdict"], [each for each in found["findings"] if each["severity"] != "info"]) == ("healthy", [])
 
 
 class Softmax(Classifier):

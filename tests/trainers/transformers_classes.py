@@ -42,6 +42,7 @@ def train(
     faults: dict[int, float] | None = None,
     resume: Any = None,
     optimizer: Any = None,
+    rows: Any = None,
     **more: Any,
 ) -> Any:
     settings: dict[str, Any] = {
@@ -58,7 +59,7 @@ def train(
     trainer = InOrder(
         model,
         arguments,
-        train_dataset=Rows(320, faults),
+        train_dataset=Rows(320, faults) if rows is None else rows,
         eval_dataset=Rows(40),
         callbacks=list(callbacks),
         optimizers=(optimizer, None),

@@ -80,6 +80,11 @@ own = torch.Tensor.backward
 torch.Tensor.backward = lambda *args, **kwargs: own(*args, **kwargs)
 assert TrainingWatch.begin([model]) is None
 torch.Tensor.backward = own
+own = nn.Module.named_modules  # called by `named_parameters`, which surefoot calls
+nn.Module.named_modules = lambda self, *args, **kwargs: own(self, *args, **kwargs)
+assert TrainingWatch.begin([model]) is None
+nn.Module.named_modules = own
+nn.Module.smart_apply = lambda module, function: module.apply(function)  # an addition of a library
 assert TrainingWatch.begin([model]) is not None
 assert TrainingWatch.begin([model]) is None  # one at a time
 """
@@ -87,3 +92,4 @@ assert TrainingWatch.begin([model]) is None  # one at a time
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("compiled with `torch.compile`") == 2
     assert "Tensor.backward of torch was replaced" in ended.stderr
+    assert "Module.named_modules of torch was replaced" in ended.stderr

@@ -48,15 +48,23 @@ def main_line(run: RecordedRun) -> list[StepBatch]:
 
 
 def label_batches(run: RecordedRun) -> list[Counter[str]]:
-    """The labels of each training batch, in order: from the loss itself, or else from the data loader."""
-    own = [Counter(note.labels) for note in main_line(run) if note.labels]
+    """The labels of each training batch, in order: from the loss itself, or else from the data loader.
+
+    Labels that the loss ignores, such as -100 for padding, are left out.
+    """
+    ignored = {str(call.ignore_index) for call in run.sampled.training_losses(*CLASS_LOSSES)}
+
+    def counted(labels: dict[str, int]) -> Counter[str]:
+        return Counter({label: count for label, count in labels.items() if label not in ignored})
+
+    own = [counted(note.labels) for note in main_line(run) if note.labels]
     if len(own) >= 10:
         return own
     loader = training_loader(run)
     if loader is None:
         return own
     notes = [b for b in run.facts.batches if b.loader == loader.number and b.grad_mode]
-    drawn = [Counter(note.labels) for note in notes if note.labels]
+    drawn = [counted(note.labels) for note in notes if note.labels]
     return drawn if len(drawn) > len(own) else own
 
 

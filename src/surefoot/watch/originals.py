@@ -268,7 +268,7 @@ class _Class:
         self.now = _namespace(kind)
         self._before = dict(self.now)
         self._within = self._names_within(used)
-        names = [name for name in self._before if self._matters(name)]
+        names = [name for name in self._before if self.matters(name)]
         self.pick = itemgetter(*names, names[0])
         self.picked, self.length = self.pick(self.now), len(self.now)
 
@@ -279,7 +279,8 @@ class _Class:
         except KeyError:
             return None
 
-    def _matters(self, name: str) -> bool:
+    def matters(self, name: str) -> bool:
+        """Whether surefoot calls this method, directly or inside another one."""
         return name not in _FREE and (name in self._used or name in self._within or name.startswith("__"))
 
     def _names_within(self, used: set[str]) -> set[str]:
@@ -297,7 +298,7 @@ class _Class:
         for name in [*self.now, *(self._before.keys() - self.now.keys())]:
             was = self._before.get(name, _MISSING)
             now = self.now.get(name, _MISSING)
-            if self._matters(name) and now is not was and not _is_torchs(now):
+            if self.matters(name) and now is not was and not _is_torchs(now):
                 yield self.kind, name, was
 
 
@@ -338,14 +339,23 @@ def _is_torchs(value: Any) -> bool:
 
 
 def replaced_methods() -> list[str]:
-    """Methods of torch's own classes that code outside torch has replaced, such as `Tensor.sum`."""
-    return [
-        f"{kind.__name__}.{name}"
+    """Methods of torch's own classes that code outside torch has replaced, such as `Tensor.sum`.
+
+    Methods that surefoot never calls are left out: libraries add their own, as transformers adds `Module.smart_apply`.
+    """
+    found = [
+        (kind, name)
         for kind in _CLASSES
         for name, value in list(vars(kind).items())
         if isinstance(plain := getattr(value, "__func__", value), types.FunctionType)
         and not str(plain.__globals__.get("__name__", "")).startswith(("torch.", "typing"))
     ]
+    if not found:
+        return []
+    own = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "surefoot"]
+    used = {name for module in own for name in names_used_in(module)}
+    classes = {kind: _Class(kind, used) for kind in _CLASSES}
+    return [f"{kind.__name__}.{name}" for kind, name in found if classes[kind].matters(name)]
 
 
 def _put(kind: type, name: str, value: Any) -> None:
