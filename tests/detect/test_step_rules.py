@@ -230,7 +230,7 @@ spike_healthy = st.lists(ordinary, min_size=6, max_size=30)
 
 
 def spike_reference(stream, rule):
-    """One signal, in the module's own words, in float64: is each value an outlier that is refused?"""
+    """One signal of a rule, in the module's own words, in float64: is each value an outlier that is refused?"""
     window, accepted, furthest, highest, refused, found = [], 0, 0.0, 0.0, 0.0, []
     for value in np.float64(stream):
         low, median, high = _quartiles(window)
@@ -238,7 +238,7 @@ def spike_reference(stream, rule):
         tail = min(max(math.sqrt(highest / max(spread, 1e-30)), 1.0), rule.max_tail_factor)
         bar = max(rule.threshold * spread, rule.factor * furthest, tail * highest, rule.min_rise * abs(median))
         outlier = bool(accepted >= rule.min_steps and math.isfinite(value) and value - median > bar)
-        lasts = refused > 0 and refused == int(refused)
+        lasts = len(rule.signals) > 1 and refused > 0 and refused == int(refused)
         taken = math.isfinite(value) and (not outlier or lasts or refused >= rule.patience)
         if taken:
             distance = value - median if window else 0.0
@@ -313,17 +313,24 @@ def test_one_signal_alone_is_never_a_reason_to_act(history):
     assert flags(BOTH, pairs([*quiet, (1e6, 1e6)]))[-1]
 
 
-@given(spike_healthy)
-def test_a_new_level_costs_one_step(history):
-    assert flags(ONE, losses([*history, *[1e4] * 20])) == [False] * len(history) + [True] + [False] * 19
-
-
 @given(spike_healthy, st.integers(1, 6))
-def test_spikes_that_return_are_accepted_in_the_end(history, patience):
+def test_spike_a_new_level_that_stays_is_accepted_after_patience(history, patience):
     rule = sf.Spike(("loss",), window_steps=16, min_steps=6, patience=patience)
-    found = flags(rule, losses([*history, *[1e4, min(history)] * (patience + 3)]))
+    found = flags(rule, losses([*history, *[1e4] * (patience + 20)]))
+    assert found == [False] * len(history) + [True] * patience + [False] * 20
+
+
+@given(spike_healthy)
+def test_a_new_level_of_several_signals_costs_one_step(history):
+    level = [(value, value) for value in [*history, *[1e4] * 20]]
+    assert flags(BOTH, pairs(level)) == [False] * len(history) + [True] + [False] * 19
+
+
+@given(spike_healthy)
+def test_single_bad_batches_are_refused_each_time_until_patience_ends(history):
+    bad = [(value, value) for value in [*history, *[1e4, min(history)] * 6]]
     # A healthy step takes back a little, so it takes one refusal more than `patience`.
-    assert found[len(history) :] == [True, False] * (patience + 1) + [False, False] * 2
+    assert flags(BOTH, pairs(bad))[len(history) :] == [True, False] * 4 + [False, False] * 2
 
 
 @given(st.floats(-1e30, 1e30), st.integers(1, 40))
@@ -378,13 +385,19 @@ def test_spike_floats_and_tensors_give_the_same_verdicts(stream):
 @given(st.lists(st.tuples(ordinary, norms), min_size=15, max_size=40))
 def test_both_signals_must_be_outliers_at_once(stream):
     found = flags(BOTH, pairs(stream))
-    alone = [flags(sf.Spike((name,), 16, min_steps=6, patience=3), pairs(stream)) for name in BOTH.signals]
+    alone = [spike_reference(values, BOTH) for values in zip(*stream, strict=True)]
     assert found == [a and b for a, b in zip(*alone, strict=True)]
 
 
-def test_a_nan_between_two_outliers_changes_nothing():
-    found = flags(ONE, losses([1.0, 1.1] * 5 + [1e6, NAN, 1e6, INF, 1e6, 1.0, 1e6]))
-    assert found[10:] == [True, False, False, False, False, False, False]
+def test_a_nan_in_the_middle_of_refusals_does_not_reset_the_count():
+    assert flags(ONE, losses([1.0, 1.1] * 5 + [1e6, NAN, 1e6, INF, 1e6, 1e6]))[10:] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 # ---- Setback --------------------------------------------------------------------------------------------------------

@@ -280,9 +280,10 @@ class Spike:
     - more than `min_rise` of the median itself, so that a stream that hardly varies has no spikes of rounding noise.
 
     The step is anomalous when every named signal is an outlier at once: one signal alone is an alarm at most, never a
-    reason to act. A refused value enters neither the window nor the maximum, each signal by itself. An outlier directly
-    after a refused one is accepted: a bad batch is followed by an ordinary one, while other data, another loss or a
-    first reward is a new level, which the next step shows.
+    reason to act. A refused value enters neither the window nor the maximum, each signal by itself; a level that stays
+    for `patience` steps is accepted as the new one. With several signals, an outlier directly after a refused one is
+    accepted: a bad batch is followed by an ordinary one, while other data, another loss or a first reward is a new
+    level, which the next step shows. A rule for one signal is an alarm, and whether it lasts is for `sustained` to say.
 
     Values that are exactly 0 have no scale: a reward not yet found or a kept margin is followed by a first real value
     without being its baseline. They enter the window, but neither count as steps nor let the maximum fade. The maximum
@@ -306,9 +307,8 @@ class Spike:
     min_steps: int = 50
     """The number of accepted values other than 0 before there is a verdict."""
     patience: int = 3
-    """After this many refusals within about a thousand steps, none of them directly after another, values of that kind
-    belong to the run and are accepted: unlike an explosion, a spike of ordinary size that recurs is something to learn
-    from."""
+    """After this many refusals within about a thousand steps, values of that kind belong to the run and are accepted:
+    unlike an explosion, a spike of ordinary size that recurs is something to learn from."""
 
     def __post_init__(self) -> None:
         require(
@@ -347,7 +347,7 @@ class Spike:
         finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
         # A whole number of refusals: the last one is the step before, since a healthy step takes back a fraction.
-        lasts = (refused > 0) & (refused % 1 == 0)
+        lasts = (refused > 0) & (refused % 1 == 0) & (len(self.signals) > 1)
         taken = finite & (~outlier | lasts | (refused >= self.patience))
         informative = taken & (values != 0)
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
