@@ -31,6 +31,7 @@ from healthy_losses import LOSSES
 from healthy_more import MORE
 from healthy_phases import PHASES
 from healthy_rl import REINFORCEMENT
+from healthy_unseen import UNSEEN
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, MultiStepLR
 from training_loops import Batch, Learner, Run
@@ -430,9 +431,10 @@ HEALTHY: dict[str, Run] = {
         *PHASES,
         *LOSSES,
         *MORE,
+        *UNSEEN,
     )
 }
-_NEW = frozenset(run.__name__ for run in MORE)
+_NEW = frozenset(run.__name__ for run in (*MORE, *UNSEEN))
 
 
 def group_of(name: str) -> str:

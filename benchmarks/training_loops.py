@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -114,9 +116,17 @@ def train_bare(run: Run, seed: int, steps: int, fault: Fault | None = None) -> R
 
 
 def train_guarded(
-    run: Run, seed: int, steps: int, fault: Fault | None = None, checker: sf.StabilityChecker | None = None
+    run: Run,
+    seed: int,
+    steps: int,
+    fault: Fault | None = None,
+    checker: sf.StabilityChecker | None = None,
+    until: float = math.inf,
 ) -> Result:
-    """The same loop under one `TrainingStabilizer` per learner, with its default settings and recovery."""
+    """The same loop under one `TrainingStabilizer` per learner, with its default settings and recovery.
+
+    It ends early at the time `until`.
+    """
     torch.manual_seed(seed)
     learners, fault, losses = run(seed, steps), fault or Fault(), []
     _let_fault_set_lr(learners, fault)
@@ -125,6 +135,8 @@ def train_guarded(
     halted = False
     with _quiet():
         for step in range(steps):
+            if time.time() > until:
+                break
             try:
                 for learner, guard in zip(learners, guards, strict=True):
                     fault.learner(step, learner)

@@ -81,7 +81,8 @@ def explosion_reference(stream, rule):
     """The module's own words, in float64."""
     peak, accepted, refused, found = 0.0, 0, 0.0, []
     for norm in np.float64(stream):
-        factor = rule.factor if accepted >= rule.min_steps else rule.early_factor
+        early = rule.early_factor * (rule.min_steps / max(accepted, 1)) ** 2
+        factor = min(max(early, rule.factor), rule.early_factor)
         beyond = peak > 0 and accepted >= 3 and norm > factor * peak
         anomalous = norm > 1.8e19 or (beyond and refused < rule.patience)
         if anomalous:
@@ -107,12 +108,12 @@ def test_explosion_it_is_its_formula(stream):
     assert float(state.peak) == pytest.approx(peak)
 
 
-@given(explosion_healthy, st.floats(1e3, 1e30))
+@given(explosion_healthy, st.floats(3e3, 1e30))
 def test_an_explosion_is_seen_the_step_it_happens(history, size):
     assert flags(RULE, explosion_norms([*history, size])) == [False] * len(history) + [True]
 
 
-@given(explosion_healthy, st.floats(1e3, 1e30))
+@given(explosion_healthy, st.floats(3e3, 1e30))
 def test_what_is_refused_does_not_raise_the_reference(history, size):
     state, _ = judge(RULE, explosion_norms(history))
     after, verdict = RULE.update(state, Signals(0, grad_norm=size))
@@ -182,6 +183,13 @@ def test_before_min_steps_only_what_is_out_of_all_proportion_is_refused():
     assert not any(flags(RULE, explosion_norms([1.0, 1.0, 1e9])))
 
 
+def test_a_short_record_may_be_exceeded_further_than_a_long_one():
+    first_success = 300.0  # times the largest norm so far
+    assert not any(flags(sf.Explosion(), explosion_norms([1.0] * 25 + [first_success])))
+    assert flags(sf.Explosion(), explosion_norms([1.0] * 25 + [800.0]))[-1]
+    assert flags(sf.Explosion(), explosion_norms([1.0] * 90 + [51.0]))[-1]
+
+
 def test_a_gradient_no_larger_than_the_weights_is_no_explosion_however_unusual():
     quiet, first_reward = [1e-5] * 60, [2.0]
     assert flags(RULE, explosion_norms(quiet + first_reward))[-1]
@@ -222,7 +230,7 @@ spike_healthy = st.lists(ordinary, min_size=6, max_size=30)
 
 
 def spike_reference(stream, rule):
-    """One signal, in the module's own words, in float64: is each value an outlier that is refused?"""
+    """One signal of a rule, in the module's own words, in float64: is each value an outlier that is refused?"""
     window, accepted, furthest, highest, refused, found = [], 0, 0.0, 0.0, 0.0, []
     for value in np.float64(stream):
         low, median, high = _quartiles(window)
@@ -230,7 +238,8 @@ def spike_reference(stream, rule):
         tail = min(max(math.sqrt(highest / max(spread, 1e-30)), 1.0), rule.max_tail_factor)
         bar = max(rule.threshold * spread, rule.factor * furthest, tail * highest, rule.min_rise * abs(median))
         outlier = bool(accepted >= rule.min_steps and math.isfinite(value) and value - median > bar)
-        taken = math.isfinite(value) and (not outlier or refused >= rule.patience)
+        lasts = len(rule.signals) > 1 and refused > 0 and refused == int(refused)
+        taken = math.isfinite(value) and (not outlier or lasts or refused >= rule.patience)
         if taken:
             distance = value - median if window else 0.0
             window, refused = [*window, value][-rule.window_steps :], 0.0 if outlier else max(refused - 0.001, 0.0)
@@ -311,6 +320,19 @@ def test_spike_a_new_level_that_stays_is_accepted_after_patience(history, patien
     assert found == [False] * len(history) + [True] * patience + [False] * 20
 
 
+@given(spike_healthy)
+def test_a_new_level_of_several_signals_costs_one_step(history):
+    level = [(value, value) for value in [*history, *[1e4] * 20]]
+    assert flags(BOTH, pairs(level)) == [False] * len(history) + [True] + [False] * 19
+
+
+@given(spike_healthy)
+def test_single_bad_batches_are_refused_each_time_until_patience_ends(history):
+    bad = [(value, value) for value in [*history, *[1e4, min(history)] * 6]]
+    # A healthy step takes back a little, so it takes one refusal more than `patience`.
+    assert flags(BOTH, pairs(bad))[len(history) :] == [True, False] * 4 + [False, False] * 2
+
+
 @given(st.floats(-1e30, 1e30), st.integers(1, 40))
 def test_spike_a_constant_stream_never_alarms(loss, count):
     assert not any(flags(ONE, losses([loss] * count)))
@@ -363,7 +385,7 @@ def test_spike_floats_and_tensors_give_the_same_verdicts(stream):
 @given(st.lists(st.tuples(ordinary, norms), min_size=15, max_size=40))
 def test_both_signals_must_be_outliers_at_once(stream):
     found = flags(BOTH, pairs(stream))
-    alone = [flags(sf.Spike((name,), 16, min_steps=6, patience=3), pairs(stream)) for name in BOTH.signals]
+    alone = [spike_reference(values, BOTH) for values in zip(*stream, strict=True)]
     assert found == [a and b for a, b in zip(*alone, strict=True)]
 
 

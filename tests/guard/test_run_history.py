@@ -24,3 +24,26 @@ def test_an_alarm_that_lasts_is_reported_once():
     quiet = 1.0 + 0.01 * np.random.default_rng(0).normal(size=150)
     found = account([*quiet, *[2.0] * 20])
     assert [kind for kind, _ in found].count("loss_stability") == 1
+
+
+def decided(escalation, refused):
+    budgets = Budgets(escalation, None, None, weights_broken=lambda: False, agreed=lambda flag: flag)
+    history = RunHistory(sf.StabilityChecker(), budgets, first_of=lambda counts: "")
+    records = [
+        StepRecord(sf.Signals(i, 1.0, 1.0, 0.0), skipped=skip, reasons=("explosion",) * skip)
+        for i, skip in enumerate(refused)
+    ]
+    return [history.account(record).action for record in records], history
+
+
+def test_a_run_that_still_applies_steps_is_never_halted():
+    actions, history = decided(sf.Escalation(), [True, True, False] * 400)
+    assert "halt" not in actions
+    assert actions.count("back_off") == sf.Escalation().cuts
+    assert all(incident.action != "halt" for incident in history.incidents)
+
+
+def test_a_run_that_applies_no_step_any_more_halts_once_its_budgets_are_used_up():
+    escalation = sf.Escalation(skips=3, cuts=1)
+    assert decided(escalation, [False, *[True] * 8])[0] == ["none", *["skip"] * 3, "back_off", *["skip"] * 3, "halt"]
+    assert decided(sf.Escalation(skips=2_000), [True] * 9_000)[0][-1] == "halt"

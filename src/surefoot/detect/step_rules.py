@@ -152,7 +152,9 @@ class Explosion:
     - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward,
       an exploring policy has gradients of almost nothing, and the first real one is expected. So the norm must also
       exceed `min_to_weights` times the norm of the parameters, if that is known.
-    - In the first `min_steps` steps, when there is hardly a record, `early_factor` is used instead of `factor`.
+    - In the first `min_steps` steps, when there is hardly a record, `early_factor` is used instead of `factor`. After
+      that it falls with the square of the number of steps, until it is `factor`: the largest of 25 values with a heavy
+      tail is often exceeded a hundred times over, the largest of 100 hardly ever.
     - The record decays over `half_life_steps`, but no faster than the run gets longer: a run of `n` steps has to allow
       for the hard example that occurs once in `n` steps, which a fixed half-life would have forgotten by then.
     - A gradient of exactly 0 (a hinge loss with its margin kept, a reward not yet found) does not indicate the size of
@@ -169,7 +171,7 @@ class Explosion:
     min_to_weights: float = 1.0
     """… and the multiple of the norm of the parameters that must be exceeded."""
     min_steps: int = 20
-    """The number of accepted steps with a gradient before `factor` is used."""
+    """The number of accepted steps with a gradient from which `early_factor` falls to `factor`."""
     early_factor: float = 1_000.0
     """The factor until then, from the third step on. Before that only an overflow of the squared norm is anomalous."""
     patience: int = 10
@@ -198,7 +200,8 @@ class Explosion:
         xp = library_of(signals)
         value = xp.scalar(signals.get(self.signal))
         peak, accepted, refused = (xp.own(part) for part in state)
-        factor = xp.where(accepted >= self.min_steps, self.factor, self.early_factor)
+        early = self.early_factor * (self.min_steps / (accepted + _TINY)) ** 2
+        factor = early.clip(self.factor, self.early_factor)
         beyond = (value > factor * peak) & (peak > 0) & (accepted >= EARLIEST)
         if signals.param_norm is not None:
             beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
@@ -283,7 +286,9 @@ class Spike:
 
     The step is anomalous when every named signal is an outlier at once: one signal alone is an alarm at most, never a
     reason to act. A refused value enters neither the window nor the maximum, each signal by itself; a level that stays
-    for `patience` steps is accepted as the new one.
+    for `patience` steps is accepted as the new one. With several signals, an outlier directly after a refused one is
+    accepted: a bad batch is followed by an ordinary one, while other data, another loss or a first reward is a new
+    level, which the next step shows. A rule for one signal is an alarm, and whether it lasts is for `sustained` to say.
 
     Values that are exactly 0 have no scale: a reward not yet found or a kept margin is followed by a first real value
     without being its baseline. They enter the window, but neither count as steps nor let the maximum fade. The maximum
@@ -347,7 +352,9 @@ class Spike:
         bar = xp.maximum(xp.maximum(bar, tail * highest), self.min_rise * xp.abs(median))
         finite = xp.is_finite(values)
         outlier = (distance > bar) & (accepted >= self.min_steps) & finite
-        taken = finite & (~outlier | (refused >= self.patience))
+        # A whole number of refusals: the last one is the step before, since a healthy step takes back a fraction.
+        lasts = (refused > 0) & (refused % 1 == 0) & (len(self.signals) > 1)
+        taken = finite & (~outlier | lasts | (refused >= self.patience))
         informative = taken & (values != 0)
         moved = xp.concatenate([window[:, 1:], values[:, None]], 1)
         kept = fade(accepted, self.half_life_steps)

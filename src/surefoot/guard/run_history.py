@@ -379,6 +379,8 @@ class RunHistory:
         explain = partial(self._refusals.explain, record, self.history, is_stuck=is_stuck, is_first=is_first)
         summary, evidence = explain() if refused else ("", {})
         decision = self.budgets.escalate(record, refused, summary)
+        if decision.action == "halt" and self._still_trains():
+            decision = replace(decision, action="skip")
         if refused:
             kind = record.reasons[0] if record.reasons else "refused"
             kind = "precision.scaler-stuck" if is_stuck else kind
@@ -389,6 +391,12 @@ class RunHistory:
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision
+
+    def _still_trains(self) -> bool:
+        """Whether any of the last steps was applied, of as many as use up all budgets."""
+        assert self.budgets.escalation is not None
+        least = min(self.budgets.escalation.least_refused, HISTORY_STEPS)
+        return sum(each.skipped for each in list(self.history)[-least:]) < least
 
     def count(self, record: StepRecord) -> None:
         """Add one step to the history and the counts, without a decision."""
