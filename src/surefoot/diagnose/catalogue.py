@@ -116,6 +116,19 @@ _CAUSES = (
         "Use a normalisation layer as the first layer, so that the scale no longer matters.",
     ),
     _cause(
+        "data.unscaled-target",
+        "targets far larger than the predictions",
+        "The loss of a regression is huge and falls by a tiny part per epoch; all predictions are far too small.",
+        "The targets are tens of times larger than 1 and than the predictions, nearly all of them lie beyond every "
+        "prediction, and the loss stays above that of the best constant answer: the output would have to grow by "
+        "orders of magnitude, one small update at a time.",
+        "lr.too-low data.unscaled-input loss.bounded-output",
+        "Standardise the targets with the mean and standard deviation of the training split, and undo it for "
+        "predictions.",
+        "Predict the logarithm of targets that are positive and spread over orders of magnitude.",
+        "Set the bias of the last layer to the mean of the targets.",
+    ),
+    _cause(
         "data.bad-batch",
         "one bad batch",
         "The loss spikes for one step and recovers. In the next epoch it spikes again at the same position.",

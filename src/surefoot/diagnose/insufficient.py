@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
 from surefoot.diagnose.rules.not_learning import why_unjudged
+from surefoot.diagnose.rules.policy import raises_unlikely
 from surefoot.record.facts import TRAINING, IncidentEvent
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
             "and loss was not watched."
+        )
+    if raises_unlikely(run):
+        return (
+            "No fault was found, but the loss makes actions with a low weight more likely: that is right if the "
+            "weights are costs, and the wrong sign if they are rewards or advantages."
         )
     return why_unjudged(run)
 

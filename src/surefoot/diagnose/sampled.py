@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.by_hand import moves_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.record.facts import SampledCalls
-from surefoot.watch.operation_names import DISTANCE_LOSSES
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -232,7 +232,8 @@ def level_of(calls: list[LossCall]) -> float | None:
 
 
 def _constant_answer(losses: list[LossCall]) -> float | None:
-    if losses[0].op in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+    is_binary = losses[0].op in BINARY_LOSSES
+    if losses[0].op in CLASS_LOSSES or (is_binary and any(call.constant_loss is None for call in losses)):
         return _entropy(losses)
     known = [call.target_variance if call.op == "mse_loss" else call.constant_loss for call in losses]
     levels = present(known)

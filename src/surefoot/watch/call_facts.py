@@ -67,6 +67,7 @@ class CallFacts:
             dropouts=layers.dropouts[:MOST_FACTS],
             softmaxes=layers.softmaxes[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
+            single_products=losses.single_products[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],
             risky=numbers.risky[:MOST_FACTS],
             normalizations=layers.normalizations[:MOST_FACTS],

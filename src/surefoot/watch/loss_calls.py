@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_DIFFERENCES = 50
 """The maximum number of differences, products and ratios recorded in one step, for each kind."""
+MOST_SINGLE = 8
+"""The maximum number of log-probabilities recorded in one step that are weighted by a single number each."""
+_LOG_PROBABILITIES = {"log_softmax", "log_prob", "gather", "logsumexp", "log", "logsigmoid"}
 TARGETS_KEPT = 4
 """The number of losses at the end of a step whose targets are kept for later measurements."""
 MOST_SPREAD = 1 << 16
@@ -56,6 +59,7 @@ class LossCalls:
         self.losses: list[LossCall] = []
         self.differences: list[DifferenceCall] = []
         self.products: list[ProductCall] = []
+        self.single_products: list[ProductCall] = []
         self.ratios: list[RatioCall] = []
         self.targets: dict[int, KeptTarget] = {}
         """The targets of the last loss calls during the step, by the index of the call."""
@@ -130,22 +134,43 @@ class LossCalls:
         if len(args) < 2 or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
             return
         given, other = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
-        if not given.requires_grad or other.requires_grad or other.numel() < 2:
+        if not given.requires_grad or other.requires_grad or not other.numel():
             return
-        if len(self.products) >= MOST_DIFFERENCES:
+        products = self.products if other.numel() > 1 else self.single_products
+        if len(products) >= (MOST_DIFFERENCES if other.numel() > 1 else MOST_SINGLE):
             return
         names = self._history.names(given, 40)
         if not names & {"log_softmax", "logsumexp", "log_prob", "log", "logsigmoid", "exp", "cross_entropy"}:
             return
         values = sampled(other).float()
-        self.products.append(
+        products.append(
             ProductCall(
                 **self._history.place(entry),
                 history=sorted(names & {"log_softmax", "log_prob", "exp", "log", "logsumexp", "cross_entropy"}),
                 other=summary_of(other),
                 other_binary=number(((values == 0) | (values == 1)).all()),
+                negated=self._is_negated(given),
             )
         )
+
+    def _is_negated(self, given: Tensor) -> bool | None:
+        """Whether the sign of a log-probability was changed since it was computed; `None` if it cannot be followed."""
+        recorder = self._history.recorder
+        index = recorder.maker(given) if recorder is not None else None
+        is_negated = False
+        for _ in range(12):
+            if recorder is None or index is None:
+                return None
+            entry = recorder.entries[index]
+            if entry.name in _LOG_PROBABILITIES:
+                return is_negated
+            if entry.name == "neg" or (entry.name == "mul" and (entry.notes.constant or 0.0) < 0):
+                is_negated = not is_negated
+            elif entry.name not in VIEWS and not (entry.name == "mul" and entry.notes.constant is not None):
+                return None
+            ahead = [made for made in entry.inputs if recorder.entries[made].out_grad]
+            index = ahead[0] if ahead else None
+        return None
 
     def ratio(self, entry: RecordedCall, out: Any) -> None:
         """exp of a difference of log-probabilities: an importance ratio."""
@@ -265,6 +290,7 @@ def _with_binary(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[st
         inside_unit=number(inside.float().mean()),
         labels=later(label_counts, own(target.reshape(-1))) if target.numel() <= MOST_LABELS else None,
         predicted_share=number(hard.mean()),
+        constant_loss=_constant_entropy(target),
         weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight")),
     )
 
@@ -275,6 +301,16 @@ def _variance(target: Tensor) -> float | None:
         return None
     variance: float = number(columns_of(target).float().var(0, correction=0).mean())
     return variance
+
+
+def _constant_entropy(target: Tensor) -> float | None:
+    """The binary cross-entropy of the best constant answer, one per column, if a row has several targets."""
+    if target.dim() < 2 or len(target) <= 1 or target.numel() == len(target):
+        return None
+    share = columns_of(target).float().mean(0)
+    entropy = torch.special.entr(share) + torch.special.entr(1 - share)
+    constant: float = number(entropy.mean())
+    return constant
 
 
 def _constant_loss(op: str, target: Tensor, kwargs: dict[str, Any]) -> float | None:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
-from surefoot.record.facts import BackwardCall, GraphBreak, HistoryCall, InputTargetPairs, LossSign, NonFiniteNode
+from surefoot.record.facts import (
+    BackwardCall,
+    GraphBreak,
+    HistoryCall,
+    InputTargetPairs,
+    LossSign,
+    NonFiniteNode,
+    ResultGradient,
+)
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
@@ -23,7 +31,7 @@ from surefoot.watch.operation_names import DISTANCE_LOSSES, LOSSES, VIEWS
 from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
     from surefoot.watch.loss_calls import LossCalls
@@ -197,6 +205,15 @@ class NodeHooks:
             if results:
                 self._seen.append((op, entry, _sums(given), results))
 
+    def gradients_of(self, nodes: Mapping[int, int]) -> list[ResultGradient] | None:
+        """The sum of the gradient for the results of some calls: by the numbers of their nodes, the index to record."""
+        found = [
+            later(partial(_result_gradient, nodes[entry]), given[0])
+            for _, entry, given, _ in self._seen
+            if entry is not None and entry in nodes and given
+        ]
+        return found or None
+
     def first_bad(self) -> NonFiniteNode | None:
         """The first node that turned finite gradients into non-finite ones."""
         seen, self._seen = self._seen, []
@@ -207,6 +224,10 @@ class NodeHooks:
         together = torch.stack([value if value.device == home else value.to(home) for value in sums])
         counted = [(op, entry, len(given), len(made)) for op, entry, given, made in seen]
         return later(partial(_first_bad, self._recorder, counted), torch.isfinite(together))
+
+
+def _result_gradient(index: int, total: float) -> ResultGradient:
+    return ResultGradient(index=index, total=total if math.isfinite(total) else None)
 
 
 def _first_bad(

@@ -131,6 +131,11 @@ class ModelCalls:
             if any(output.number in numbers for output in held.outputs):
                 self._reached.add(id(held.call))
 
+    def first_outputs(self) -> dict[int, int]:
+        """By the number of the node of its first output, the index of each call; none with a single optimizer."""
+        held = [each for each in self.held if self._several and each.outputs and each.call.index is not None]
+        return {each.outputs[0].number: each.call.index for each in held if each.call.index is not None}
+
     def as_facts(self) -> list[ModelCall]:
         """All calls; after a backward, with whether it passed through them."""
         if not self._has_backward:

@@ -251,13 +251,21 @@ class StepRecording:
                 numbers.append(optimizer)
 
     def after_backward(self) -> None:
-        """Find the first node of the last backward that turned finite gradients into non-finite ones."""
+        """Record what the hooks on the nodes of the last backward saw: gradients of results, and non-finite ones."""
         node_hooks, self._node_hooks = self._node_hooks, None
         if node_hooks is not None:
+            losses = self.calls.losses
+            products = {product.index: product.index for product in (*losses.products, *losses.single_products)}
             with WithoutHooks():
+                outputs = node_hooks.gradients_of(self.model_calls.first_outputs())
+                weighted = node_hooks.gradients_of(products)
                 bad = node_hooks.first_bad()
-            if bad is not None:
-                self.backward_calls[-1] = replace(self.backward_calls[-1], nonfinite_node=bad)
+            self.backward_calls[-1] = replace(
+                self.backward_calls[-1],
+                nonfinite_node=bad,
+                output_gradients=outputs,
+                product_gradients=weighted,
+            )
 
     def nonfinite_node(self) -> NonFiniteNode | None:
         """The first node of all backward calls that turned finite gradients into non-finite ones."""

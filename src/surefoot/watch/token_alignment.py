@@ -9,7 +9,10 @@ Not covered: ids that are not in a matrix of sequences, and labels of images.
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from functools import partial
+from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +29,12 @@ MOST_EMBEDDINGS = 3
 """The number of embeddings that the labels of one loss are compared with."""
 MOST_LABELS = 1 << 16
 """The maximum number of labels compared; of more, the first rows …"""
+MOST_COMPARED = 2048
+"""The maximum number of labels that are compared with one another."""
 MOST_ROWS = 1024
 """… and never more rows than this: the most frequent of so few values can be found without waiting for a device."""
+_SHUFFLES = 8
+_FEWEST_PAIRS = 200
 SHORTEST = 4
 """Shorter rows are not sequences."""
 
@@ -87,11 +94,16 @@ def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> To
     tail = (lengths.sum() * (label != ignore)) / count
     elsewhere = (is_label.sum() - lengths.sum()) / is_label.sum().clamp_min(1)
     values = torch.stack([*shares, label.to(tail.dtype), tail, elsewhere, padded]).double()
-    return later(partial(_facts, entry.index, entry.site, ids.shape[1]), values, own(lengths))
+    some = max(1, MOST_COMPARED // width)
+    compared = ids[:some, :width].clone(), goals[:some].clone(), valid[:some].clone()
+    return later(partial(_facts, entry.index, entry.site, ids.shape[1]), values, own(lengths), *compared)
 
 
-def _facts(index: int, site: str, positions: int, values: Tensor, lengths: Tensor) -> TokenAlignment:
+def _facts(
+    index: int, site: str, positions: int, values: Tensor, lengths: Tensor, ids: Tensor, goals: Tensor, valid: Tensor
+) -> TokenAlignment:
     same, following, second, label, tail, elsewhere, padded = values.tolist()
+    agreement, shuffled, spread = _agreement(ids, goals, valid)
     return TokenAlignment(
         index=index,
         site=site,
@@ -104,4 +116,32 @@ def _facts(index: int, site: str, positions: int, values: Tensor, lengths: Tenso
         tail_elsewhere=elsewhere,
         tail_lengths=len(set(lengths.tolist())),
         tail_padded=padded,
+        agreement=agreement,
+        agreement_shuffled=shuffled,
+        agreement_spread=spread,
     )
+
+
+def _agreement(ids: Tensor, goals: Tensor, valid: Tensor) -> tuple[float | None, float | None, float | None]:
+    """How often two labels agree whose own ids and those before are the same; the same with shuffled labels, and its
+    spread. `None` if there are too few such labels.
+    """
+    contexts = list(zip(ids[:, :-1].reshape(-1).tolist(), ids[:, 1:].reshape(-1).tolist(), strict=True))
+    counted = valid[:, 1:].reshape(-1).tolist()
+    labels = [label for label, counts in zip(goals[:, 1:].reshape(-1).tolist(), counted, strict=True) if counts]
+    kept = [context for context, counts in zip(contexts, counted, strict=True) if counts]
+    found = _agreeing(kept, labels)
+    if found is None:
+        return None, None, None
+    shuffler, others = random.Random(0), []
+    for _ in range(_SHUFFLES):
+        shuffler.shuffle(labels)
+        others.append(_agreeing(kept, labels) or 0.0)
+    return found, mean(others), pstdev(others)
+
+
+def _agreeing(contexts: list[tuple[int, int]], labels: list[int]) -> float | None:
+    """The share of the pairs with the same context that have the same label; `None` with too few pairs."""
+    together = Counter(zip(contexts, labels, strict=True))
+    pairs = sum(count * (count - 1) for count in Counter(contexts).values())
+    return sum(count * (count - 1) for count in together.values()) / pairs if pairs >= _FEWEST_PAIRS else None

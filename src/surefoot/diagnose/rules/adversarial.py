@@ -137,6 +137,51 @@ def _rate(optimizer: OptimizerFacts) -> float | None:
     return rates[0] if rates else None
 
 
+# ── the generator helps the discriminator ────────────────────────────────────────────────────────────────────────────
+
+
+def generator_sign(run: RecordedRun) -> Claim | None:
+    """Both losses push the discriminator's output for generated samples in the same direction."""
+    pair = adversaries(run)
+    if pair is None or any(root.custom for root in run.sampled.backward_calls):
+        return None  # a function of the script's own may reverse gradients
+    own = _owned(run, pair.generator)
+    directions = []
+    for look in run.sampled.steps:
+        made = {_sign(p.outputs[0]) for p in look.model_calls if p.model in pair.generator_models and p.outputs}
+        judged = [p for p in look.model_calls if p.model in pair.discriminator_models and p.inputs]
+        generated = {p.index for p in judged if _sign(p.inputs[0]) in made}
+        mine = _pushed(look, generated, own, by_generator=True)
+        other = _pushed(look, generated, own, by_generator=False)
+        if mine and other and len(generated) < len(judged):  # and real samples were judged as well
+            directions.append((mine, other))
+    same = [each for each in directions if each[0] * each[1] > 0]
+    if len(directions) < 5 or len(same) < 0.9 * len(directions):
+        return None
+    root = next(r for look in run.sampled.steps for r in look.backward_calls if own & set(r.parameters))
+    name, other_name = ("/".join(sorted(each)) for each in (pair.generator_models, pair.discriminator_models))
+    return Claim(
+        0.93,
+        f"In {len(same)} of {len(directions)} sampled steps the loss of `{name}` at {root.site} and that of "
+        f"`{other_name}` push the output for generated samples in the same direction: `{name}` learns to be "
+        "recognised, not to be taken for real.",
+        step=root.step,
+        where=where_of(root.site, name),
+        evidence={"steps": len(directions), "same_direction": len(same), "gradients": directions[:5]},
+        fixes=(
+            f"In the loss at {root.site}, use the label of real samples for generated ones, or change the sign of the "
+            "discriminator's output.",
+        ),
+    )
+
+
+def _pushed(look: SampledStep, generated: set[int | None], own: set[int], by_generator: bool) -> float:
+    """The gradient of one side's loss for the discriminator's outputs for generated samples, added up."""
+    roots = [root for root in look.backward_calls if bool(own & set(root.parameters)) == by_generator]
+    totals = [each.total for root in roots for each in root.output_gradients or [] if each.index in generated]
+    return sum(total for total in totals if total is not None)
+
+
 # ── samples all alike ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -241,5 +286,6 @@ RULES: tuple[Rule, ...] = (
             "model.saturated-units",
         ),
     ),
+    Rule("loss.sign-flipped", "wiring", generator_sign, explains=("gan.*", "lr.*", "model.*", "optim.*")),
     Rule("gan.mode-collapse", "dynamics", mode_collapse, explains=("lr.too-high", "lr.too-low")),
 )

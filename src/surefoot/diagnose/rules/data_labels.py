@@ -19,8 +19,9 @@ from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.data_summary import Chance
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LabelControl, LossCall
+    from surefoot.record.facts import LabelControl, LossCall, TokenAlignment
 
 
 def class_collapse(run: RecordedRun) -> Claim | None:
@@ -85,8 +86,14 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
     moved = weights_moved(run)
-    if moved < 0.2 or _never_spread(run) or _are_positions(run) or _are_predicted(run) or reads_long_sequences(run):
+    if moved < 0.2 or _are_predicted(run) or reads_long_sequences(run):
         return None
+    if _are_positions(run):
+        return _unrelated_pairs(run, stuck, moved)
+    if _never_spread(run):
+        return None
+    if (claim := _unrelated_tokens(run, stuck, moved)) is not None:
+        return claim
     pairs = known_pairs(run)
     if len(pairs) < 60:
         return None
@@ -109,6 +116,56 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
             "rows": len(pairs),
             "neighbours": verdict._asdict(),
         },
+    )
+
+
+def _unrelated_tokens(run: RecordedRun, stuck: Chance, moved: float) -> Claim | None:
+    """Labels of sequences that the ids at and before their position say nothing about."""
+    seen = [each for call in run.sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
+    known = [each for each in seen if each.agreement is not None and each.agreement_spread]
+    if len(known) < 4:
+        return None
+    gains = [(each.agreement or 0.0) - (each.agreement_shuffled or 0.0) for each in known]
+    scores = [gain / (each.agreement_spread or 1.0) for gain, each in zip(gains, known, strict=True)]
+    if median(scores) > 2.0 or max(each.following for each in known) > 0.5:
+        return None
+    agreement, shuffled = median(each.agreement or 0.0 for each in known), median(_shuffled(each) for each in known)
+    return Claim(
+        0.8,
+        f"The loss ends at {run.curve.end:.3g}, where chance is {stuck.level:.3g} (the entropy of the labels), "
+        f"although the weights moved by about {moved:.1f} times their size; two labels at {stuck.site} whose own and "
+        f"previous ids are the same agree in {agreement:.1%} of the cases, and in {shuffled:.1%} after shuffling: the "
+        "labels do not belong to these sequences, or are in another order.",
+        step=0,
+        where=where_of(stuck.site, known[0].site),
+        evidence={"last_loss": run.curve.end, "chance": stuck.level, "weights_moved": moved}
+        | {"agreement": agreement, "agreement_shuffled": shuffled, "calls": len(known)},
+    )
+
+
+def _shuffled(each: TokenAlignment) -> float:
+    return each.agreement_shuffled or 0.0
+
+
+def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | None:
+    """A contrastive loss that ends where pairs are guessed, although its scores differ and the weights moved."""
+    notes = run.sampled.training_losses(*CLASS_LOSSES)
+    widest = max((n.distribution.max - n.distribution.min for n in notes if n.distribution is not None), default=0.0)
+    hits = [n.accuracy for n in notes if n.accuracy is not None]
+    guessed = 1.0 / max(1, median(n.valid or 1 for n in notes))
+    if run.curve.end < 0.97 * stuck.level or widest < 0.5 or not hits or median(hits) > 3 * guessed:
+        return None
+    return Claim(
+        0.65,
+        f"The loss at {stuck.site} ends at {run.curve.end:.4g}, where chance is {stuck.level:.4g} (each row is matched "
+        f"with any other), although the weights moved by about {moved:.1f} times their size and scores differ by up to "
+        f"{widest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
+        "chance: the two sides of a pair do not belong together.",
+        step=0,
+        where=where_of(stuck.site),
+        evidence={"last_loss": run.curve.end, "chance": stuck.level, "weights_moved": moved}
+        | {"matched": median(hits), "matched_by_chance": guessed, "widest_scores": widest},
+        fixes=("Check that row i of both sides of a batch comes from the same example: shuffle both with one index.",),
     )
 
 

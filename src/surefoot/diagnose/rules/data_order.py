@@ -163,7 +163,8 @@ def repeated_batches(run: RecordedRun) -> Claim | None:
     """Exactly the same batches again, although the script draws them again."""
     if run.steps < 6 and run.facts.preflight is None:
         return None
-    return _always_first_batch(run) or _one_batch_held(run) or _same_within_epoch(run) or _same_shuffle(run)
+    found = _always_first_batch(run) or _one_batch_held(run) or _one_batch_varied(run)
+    return found or _same_within_epoch(run) or _same_shuffle(run)
 
 
 def _always_first_batch(run: RecordedRun) -> Claim | None:
@@ -216,6 +217,36 @@ def _one_batch_held(run: RecordedRun) -> Claim | None:
         where=where_of(loader.site, others[0].site),
         evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},
         fixes=("Iterate over the loader in the loop: `for inputs, targets in loader`.",),
+    )
+
+
+def _one_batch_varied(run: RecordedRun) -> Claim | None:
+    """One batch is drawn from a loader, and every step trains on it with other noise, as a diffusion model does.
+
+    The inputs differ from step to step. That the batch is meant is concluded from its size and from the lack of any
+    other source of rows: a script that draws one batch to look at it takes its rows from somewhere else.
+    """
+    batches = run.facts.step_data.batches
+    drawn = [held for held in run.facts.loaders if held.drawn]
+    if len(drawn) != 1 or drawn[0].drawn != 1 or (drawn[0].batches or 0) < 4 or len(batches) < 100:
+        return None
+    loader = drawn[0]
+    sizes = {note.size for note in batches}
+    held = {batch.size for batch in run.facts.batches if batch.loader == loader.number}
+    prints = {note.input_print for note in batches}
+    picked = any(look.calls.orders for look in run.sampled.steps) or bool(run.facts.permutations)
+    if sizes != held or len(sizes) != 1 or len(prints) < 0.9 * len(batches) or picked or run.adversarial:
+        return None
+    rows = f"{next(iter(sizes))} of {loader.rows:,} rows" if loader.rows else f"1 of {loader.batches} batches"
+    return Claim(
+        0.75,
+        f"One batch was drawn from the loader at {loader.site}, and no other data has its size: all {len(batches)} "
+        f"steps looked at train on variations of it, that is on {rows}.",
+        step=batches[1].step,
+        where=where_of(loader.site),
+        evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},
+        severity="warning",
+        fixes=("Draw a new batch at every step: `for batch in loader`.",),
     )
 
 

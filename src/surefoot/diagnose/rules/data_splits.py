@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.data_summary import where_of
+from surefoot.diagnose.data_summary import main_line, where_of
 from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def trained_rows(run: RecordedRun, model: str) -> Known:
     alike = [sum(row in first for row in _rows(note)) / len(_rows(note)) for note in passes]
     if held and alike and median(alike) > 0.95:
         whole = all(entry.whole for entry in held)
-        return Known(set(first), 1.0 if whole else _recapture(passes, first) * _read_share(passes))
+        return Known(set(first), _pool_share(run, first) if whole else _recapture(passes, first) * _read_share(passes))
     rows: dict[int, int] = {}
     shares = []
     for position, note in enumerate(passes):
@@ -56,6 +56,22 @@ def _read_share(passes: list[ModelCall]) -> float:
     Without it, a graph or a data set that is passed to the model as a whole would seem to be known completely.
     """
     return median(min(1.0, len(_rows(note)) / note.inputs[0].shape[0]) for note in passes if note.inputs)
+
+
+def _pool_share(run: RecordedRun, first: dict[int, int]) -> float:
+    """The share of the rows that training draws from which have been drawn, if every drawn row is known.
+
+    Rows drawn at random from a larger pool, like windows of a text, come again in late batches with this probability:
+    an evaluation of the training pool then shares only this part of its rows. Other data are known completely: within
+    one pass over them no row comes again, and from the second pass on every row does.
+    """
+    sizes = [note.size for note in main_line(run) if note.size]
+    last = max(first.values(), default=0)
+    late = 0.75 * run.facts.backwards
+    if not sizes or last <= late:
+        return 1.0
+    fresh = sum(at > late for at in first.values()) / (median(sizes) * (run.facts.backwards - late))
+    return 1.0 - fresh if 0.1 < fresh < 0.98 else 1.0
 
 
 def _lines_of_others(run: RecordedRun, optimizers: set[int]) -> set[str]:
@@ -84,6 +100,8 @@ def leakage(run: RecordedRun) -> Claim | None:
         return _named_splits_share_rows(run.facts.preflight.splits)
     if run.adversarial:
         return None
+    if (claim := _evaluates_trained_part(run)) is not None:
+        return claim
     for model in dict.fromkeys(note.model for note in run.evaluations()):
         known = trained_rows(run, model)
         passes = _distinct([n for n in run.evaluations() if n.model == model and not n.grad_mode])
@@ -93,6 +111,37 @@ def leakage(run: RecordedRun) -> Claim | None:
         if claim is not None:
             return claim
     return None
+
+
+def _evaluates_trained_part(run: RecordedRun) -> Claim | None:
+    """A model is given all rows at once, as a graph network is: training uses every row, and evaluation a part of them.
+
+    With a mask for training, the loss has fewer targets than the model has rows.
+    """
+    calls = [call for call in run.sampled.trained_model_calls if call.inputs and call.outputs]
+    given = {(tuple(call.inputs[0].shape), call.inputs[0].mean, call.inputs[0].std) for call in calls}
+    if len(given) != 1 or len(calls) < 6 or not calls[0].outputs[0].shape:
+        return None
+    again = [call for call in run.facts.evaluations if call.inputs and call.model == calls[0].model]
+    same = [call for call in again if (tuple(call.inputs[0].shape), call.inputs[0].mean, call.inputs[0].std) in given]
+    rows = calls[0].outputs[0].shape[0]
+    losses, held = (
+        run.sampled.training_losses(),
+        [loss for block in run.facts.evaluation_calls for loss in block.losses],
+    )
+    if not same or len(same) != len(again) or not held or not losses or len({loss.site for loss in losses}) != 1:
+        return None
+    if any(loss.targets != rows for loss in losses) or any(not 8 <= (loss.targets or 0) < rows for loss in held):
+        return None
+    return Claim(
+        0.8,
+        f"`{calls[0].model}` is given the same {rows:,} rows in every step, and the loss at {losses[0].site} uses all "
+        f"{rows:,} of them; {held[0].targets:,} of the same rows are evaluated at {held[0].site}.",
+        step=calls[0].step,
+        where=where_of(losses[0].site, held[0].site),
+        evidence={"rows": rows, "trained": losses[0].targets, "evaluated": held[0].targets},
+        fixes=(f"Apply the training mask to outputs and labels of the loss at {losses[0].site}.",),
+    )
 
 
 def _named_splits_share_rows(splits: SplitComparison | None) -> Claim | None:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import (
-        BackwardCall,
         CallSite,
         DifferenceCall,
-        LossTerm,
         OutputRange,
         SampledCall,
     )
@@ -448,69 +446,6 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
     )
 
 
-def term_dominates(run: RecordedRun) -> Claim | None:
-    """One term of the loss contributes nearly all of the gradient, and another one does not improve."""
-    looked = [root for root in run.sampled.backward_calls if root.terms]
-    if not looked:
-        return None
-    last, terms = looked[-1], looked[-1].terms or []
-    total = sum(term.norm for term in terms)
-    if not total or not math.isfinite(total):
-        return None
-    strongest = max(terms, key=lambda term: term.norm)
-    if not all(_share(root) > 0.985 for root in looked):
-        return None
-    for term in terms:
-        if term is strongest or term.loss is None:
-            continue
-        notes = [n for n in run.sampled.training_losses() if n.site == term.loss_site and n.value]
-        values = present(n.value for n in notes)
-        if any(n.target_from_model for n in notes):
-            continue  # its targets move with the model: its level does not indicate progress
-        if term.loss == strongest.loss and _same_prediction(run, last, term, strongest):
-            continue  # one prediction with two targets, as mixup has with random weights
-        if len(values) >= 4 and _is_stuck(notes):
-            return Claim(
-                0.85,
-                f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
-                f"{term.loss} at {term.loss_site} brings {term.norm / total:.2%} and stays at "
-                f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
-                step=last.step,
-                where=(strongest.site, term.loss_site or ""),
-                evidence={
-                    "terms": [each.to_json() for each in terms],
-                    "first": median(values[:3]),
-                    "last": median(values[-3:]),
-                },
-            )
-    return None
-
-
-def _same_prediction(run: RecordedRun, root: BackwardCall, one: LossTerm, other: LossTerm) -> bool:
-    """Whether two terms judge the same tensor."""
-    look = next((look for look in run.sampled.steps if root in look.backward_calls), None)
-    losses = look.calls.losses if look is not None else []
-    made = {call.index: call.producer.index for call in losses if call.producer is not None}
-    if one.loss_index not in made or other.loss_index not in made:
-        return False
-    return made[one.loss_index] == made[other.loss_index]
-
-
-def _is_stuck(notes: list[LossCall]) -> bool:
-    """Whether a loss ends where it began, or no better than the best constant answer."""
-    values = present(n.value for n in notes)
-    last = median(values[-3:])
-    spread = present(n.target_variance for n in notes)
-    if notes[0].op == "mse_loss" and spread:
-        return bool(last > 0.85 * median(spread))
-    return bool(last > 0.85 * median(values[:3]) and last > 1e-3)
-
-
-def _share(root: BackwardCall) -> float:
-    norms = [term.norm for term in root.terms or []]
-    return max(norms) / sum(norms) if sum(norms) else 0.0
-
-
 def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
     groups: dict[str, list[_Call]] = {}
     for note in notes:
@@ -558,5 +493,4 @@ RULES = (
     Rule("loss.sum-reduction", "value", sum_reduction,
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",
                    "loss.undefined-op", "precision.fp16-overflow")),
-    Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
 )  # fmt: skip

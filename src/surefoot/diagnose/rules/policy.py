@@ -287,6 +287,56 @@ def reward_scale(run: RecordedRun) -> Claim | None:
     )
 
 
+def bootstrapped_scale(run: RecordedRun) -> Claim | None:
+    """Targets that a value network computes itself, far from unit scale, which the values do not reach."""
+    if is_policy(run) or run.adversarial or run.nonfinite.seen or run.steps < 100:
+        return None
+    losses = [call for call in run.sampled.training_losses(*DISTANCE_LOSSES) if call.target_from_model]
+    by_hand = [call for call in _value_errors(run) if _VALUES & set(call.target_history)]
+    known = [call for call in (losses or by_hand) if call.target.std is not None and call.input.std is not None]
+    late = known[-4:]
+    if len(known) < 6 or any(max(call.target.shape or [0]) != math.prod(call.target.shape) for call in late):
+        return None  # several targets per row: features of a teacher, not values
+    sizes = [math.hypot(call.target.mean or 0.0, call.target.std or 0.0) for call in late]
+    # The mean square error is at least the sum of the squared differences of means and of spreads.
+    errors = [math.hypot(*(_gap(call, name) for name in ("mean", "std"))) for call in late]
+    size, error = median(sizes), median(errors)
+    if size < 30 or error < 0.5 * size:
+        return None
+    site = known[0].site
+    return Claim(
+        0.8,
+        f"The value targets at {site} have a typical size of {size:.3g}, and the values are still off by at least "
+        f"{error:.3g} at step {late[-1].step}: rewards of this scale need updates that are too large for the learning "
+        "rate, or never reach them.",
+        step=known[0].step,
+        where=where_of(site),
+        evidence={"targets": size, "error": error, "calls": len(known)},
+        severity="warning",
+    )
+
+
+_VALUES = {"linear", "conv2d", "matmul", "lstm", "gru", "addmm"}
+
+
+def _gap(call: LossCall | DifferenceCall, name: str) -> float:
+    return float(getattr(call.target, name) or 0.0) - float(getattr(call.input, name) or 0.0)
+
+
+def raises_unlikely(run: RecordedRun) -> bool:
+    """Whether the loss makes actions with a low weight more likely: right for costs, and wrong for rewards."""
+    signs = []
+    for look in run.sampled.steps:
+        products = {n.index: n for n in (*look.calls.products, *look.calls.single_products)}
+        for root in look.backward_calls:
+            for each in root.product_gradients or []:
+                product = products.get(each.index)
+                if product is None or product.other_binary or product.negated is None or not each.total:
+                    continue
+                signs.append((each.total > 0) != product.negated)
+    return is_policy(run) and len(signs) >= 5 and mean(signs) > 0.9
+
+
 def _value_share(run: RecordedRun) -> float | None:
     """The share of the gradient that comes from terms that fit values."""
     shares = []
@@ -324,6 +374,7 @@ RULES: tuple[Rule, ...] = (
         explains=("rl.kl-blowup", "lr.too-high", "data.bad-batch"),
         from_steps=True,
     ),
+    Rule("rl.reward-scale", "value", bootstrapped_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
     Rule("rl.reward-scale", "value", reward_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
     Rule(
         "rl.kl-blowup",

@@ -103,6 +103,12 @@ class TokenAlignment(Facts):
     """How many different lengths these runs have."""
     tail_padded: float
     """At which share of their positions, but for the first of each run, the ids are one constant, too."""
+    agreement: float | None = None
+    """How often two labels whose own and previous ids are the same agree; of some thousand labels at most."""
+    agreement_shuffled: float | None = None
+    """The same with shuffled labels, on average."""
+    agreement_spread: float | None = None
+    """The standard deviation of the latter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +164,8 @@ class LossCall(SampledCall):
     target_variance: float | None = None
     """The variance of the targets over the batch, on average; of distance losses."""
     constant_loss: float | None = None
-    """The loss of the best constant answer for the targets of the batch; of distance losses but `mse_loss`."""
+    """The loss of the best constant answer for the targets of the batch; of distance losses but `mse_loss`, and of
+    binary losses with several targets per row."""
     tokens: list[TokenAlignment] | None = None
     """The embeddings whose ids have the layout of the labels, at most three; of classification losses."""
 
@@ -289,6 +296,8 @@ class ProductCall(SampledCall):
     """The operand without a gradient."""
     other_binary: bool
     """Whether all its values are 0 or 1."""
+    negated: bool | None = None
+    """Whether the sign of the log-probability was changed before; `None` if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,6 +396,8 @@ class SampledCalls(Facts):
     """Softmaxes and attention."""
     products: list[ProductCall] = item(factory=list)
     """Log-probabilities that are weighted."""
+    single_products: list[ProductCall] = item(factory=list)
+    """Log-probabilities that are weighted by a single number each, as in a loop over the steps of an episode."""
     ratios: list[RatioCall] = item(factory=list)
     """Importance ratios."""
     risky: list[RiskyCall] = item(factory=list)

@@ -134,6 +134,16 @@ class EvaluationBlock(Facts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResultGradient(Facts):
+    """The gradient of a loss for the result of a call, added up."""
+
+    index: int
+    """The place of the call among the calls of the step."""
+    total: float | None = item(null=True)
+    """The sum of the gradient; `None` if it is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BackwardCall(Facts):
     """A call of `backward`."""
 
@@ -171,6 +181,10 @@ class BackwardCall(Facts):
     """Whether the model sees the future, where that was asked for."""
     nonfinite_node: NonFiniteNode | None = item("backward_nonfinite", default=None)
     """Where the gradients became non-finite."""
+    output_gradients: list[ResultGradient] | None = None
+    """For the first output of each model call, by its `index`; only where several optimizers work."""
+    product_gradients: list[ResultGradient] | None = None
+    """For each recorded product of a log-probability, with one number or several, by its `index`."""
 
     @classmethod
     def prepared(cls, value: dict[str, object]) -> dict[str, object]:

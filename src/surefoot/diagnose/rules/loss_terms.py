@@ -1,0 +1,150 @@
+"""Losses with several terms: one that contributes nearly all of the gradient, and one that is not learned.
+
+The terms of a loss are the scalars that it is the sum of. Their gradients are measured at a few steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.curves import present
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.sampled import level_of
+from surefoot.watch.operation_names import BINARY_LOSSES, DISTANCE_LOSSES
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import BackwardCall, LossCall, LossTerm
+
+
+def term_dominates(run: RecordedRun) -> Claim | None:
+    """One term of the loss contributes nearly all of the gradient, and another one does not improve."""
+    looked = [root for root in run.sampled.backward_calls if root.terms]
+    if not looked:
+        return None
+    last, terms = looked[-1], looked[-1].terms or []
+    total = sum(term.norm for term in terms)
+    if not total or not math.isfinite(total):
+        return None
+    strongest = max(terms, key=lambda term: term.norm)
+    if not all(_share(root) > 0.985 for root in looked):
+        return None
+    for term in terms:
+        if term is strongest or term.loss is None:
+            continue
+        notes = [n for n in run.sampled.training_losses() if n.site == term.loss_site and n.value]
+        values = present(n.value for n in notes)
+        if any(n.target_from_model for n in notes):
+            continue  # its targets move with the model: its level does not indicate progress
+        if term.loss == strongest.loss and _same_prediction(run, last, term, strongest):
+            continue  # one prediction with two targets, as mixup has with random weights
+        if len(values) >= 4 and _is_stuck(notes):
+            return Claim(
+                0.85,
+                f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
+                f"{term.loss} at {term.loss_site} brings {term.norm / total:.2%} and stays at "
+                f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
+                step=last.step,
+                where=(strongest.site, term.loss_site or ""),
+                evidence={
+                    "terms": [each.to_json() for each in terms],
+                    "first": median(values[:3]),
+                    "last": median(values[-3:]),
+                },
+            )
+    return None
+
+
+def _same_prediction(run: RecordedRun, root: BackwardCall, one: LossTerm, other: LossTerm) -> bool:
+    """Whether two terms judge the same tensor."""
+    look = next((look for look in run.sampled.steps if root in look.backward_calls), None)
+    losses = look.calls.losses if look is not None else []
+    made = {call.index: call.producer.index for call in losses if call.producer is not None}
+    if one.loss_index not in made or other.loss_index not in made:
+        return False
+    return made[one.loss_index] == made[other.loss_index]
+
+
+def _is_stuck(notes: list[LossCall]) -> bool:
+    """Whether a loss ends where it began, or no better than the best constant answer."""
+    values = present(n.value for n in notes)
+    last = median(values[-3:])
+    spread = present(n.target_variance for n in notes)
+    if notes[0].op == "mse_loss" and spread:
+        return bool(last > 0.85 * median(spread))
+    return bool(last > 0.85 * median(values[:3]) and last > 1e-3)
+
+
+def _share(root: BackwardCall) -> float:
+    norms = [term.norm for term in root.terms or []]
+    return max(norms) / sum(norms) if sum(norms) else 0.0
+
+
+def unused_code(run: RecordedRun) -> Claim | None:
+    """A model that reconstructs its input answers with a constant, and another term of its loss has gone to 0.
+
+    In a variational autoencoder the second term pulls the code of every row to the same distribution. If it wins, the
+    code carries nothing about the row (posterior collapse).
+    """
+    if run.adversarial or run.nonfinite.seen or run.steps < 50:
+        return None
+    calls = run.sampled.training_losses(*DISTANCE_LOSSES, *BINARY_LOSSES)
+    looked = [root for root in run.sampled.backward_calls if len(root.terms or []) == 2]
+    if len({call.site for call in calls}) != 1 or len(calls) < 6 or not looked or not _reconstructs(run, calls[-1]):
+        return None
+    late = calls[-3:]
+    level = level_of([_as_mean(call) for call in calls])
+    reached = median(_as_mean(call).value or 0.0 for call in late)
+    other = next((term for term in looked[0].terms or [] if term.loss_site != calls[0].site), None)
+    rest = _rest(run, late)
+    if level is None or other is None or reached < 0.95 * level or not rest < 0.1 * abs(other.value):
+        return None
+    scale = f"{other.norm:.2g} against {sum(term.norm for term in looked[0].terms or []) - other.norm:.2g}"
+    return Claim(
+        0.85,
+        f"{calls[0].op} at {calls[0].site} ends at {reached:.4g} per element, where the best constant answer has "
+        f"{level:.4g}: the model does not use its input. The other term of the loss, at {other.site}, went from "
+        f"{other.value:.3g} to {rest:.2g}; at step {looked[0].step} the gradients of the two were {scale}.",
+        step=looked[0].step,
+        where=(other.site, calls[0].site),
+        evidence={"reconstruction": reached, "best_constant_answer": level, "other_first": other.value}
+        | {"other_last": rest, "terms": [term.to_json() for term in looked[0].terms or []]},
+        fixes=(
+            f"Add both terms up over the same elements, or multiply the term at {other.site} by a weight that grows "
+            "from 0 during training.",
+        ),
+    )
+
+
+def _as_mean(call: LossCall) -> LossCall:
+    """A loss per element of its targets."""
+    if call.reduction != "sum" or call.value is None:
+        return call
+    return replace(call, reduction="mean", value=call.value / max(1, math.prod(call.target.shape)))
+
+
+def _rest(run: RecordedRun, losses: list[LossCall]) -> float:
+    """The size of what the loss holds besides a loss function, in late steps."""
+    values = {root.step: root.value for root in run.sampled.backward_calls}
+    found = [abs(total - call.value) for call in losses if call.value and (total := values.get(call.step)) is not None]
+    return median(found) if found else math.inf
+
+
+def _reconstructs(run: RecordedRun, loss: LossCall) -> bool:
+    """Whether the targets of a loss are what the model was given in the same step."""
+    given = [call.inputs[0] for call in run.sampled.trained_model_calls if call.step == loss.step and call.inputs]
+    goal = loss.target
+    return any(
+        math.prod(each.shape) == math.prod(goal.shape)
+        and (each.mean, each.min, each.max) == (goal.mean, goal.min, goal.max)
+        for each in given
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
+    Rule("loss.term-dominates", "value", unused_code, explains=("lr.*", "optim.not-learning", "model.*")),
+)
