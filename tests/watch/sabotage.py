@@ -91,7 +91,7 @@ INFRASTRUCTURE = {
 """What the safety itself is made of."""
 
 _OBSERVING = (
-    "accumulated_loss", "arriving_steps", "autograd_graph", "backward_observer", "batch_numbers", "call_facts",
+    "accumulated_loss", "autograd_graph", "backward_observer", "batch_numbers", "call_facts",
     "call_history", "collected_facts", "crash", "data_origin", "deferred", "evaluation", "extra_backward",
     "function_recorder", "layer_calls", "loss_calls", "loss_graph", "loss_level", "loss_readings", "model_calls",
     "module_hooks", "nonfinite_gradients", "nonfinite_origin", "numeric_calls", "optimizer_order",

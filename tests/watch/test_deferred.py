@@ -9,8 +9,21 @@ import pytest
 import torch
 from torch import nn
 
+from surefoot.record.facts import LossTerm, SampledStep
 from surefoot.watch import deferred
-from surefoot.watch.deferred import ABSENT, Count, Deferred, begin_copy, later, number, numbers, own, read, read_each
+from surefoot.watch.deferred import (
+    ABSENT,
+    ArrivalQueue,
+    Count,
+    Deferred,
+    begin_copy,
+    later,
+    number,
+    numbers,
+    own,
+    read,
+    read_each,
+)
 
 
 @pytest.fixture
@@ -128,3 +141,28 @@ def test_a_part_of_something_large_does_not_keep_the_whole_alive(away):
     whole.zero_()
     assert read(part) == 7.0
     assert read(small) == [1.0, 2.0]
+
+
+def sampled(step, value):
+    term = LossTerm(site="", op="mul", value=value, norm=0.0, reach=1)
+    return SampledStep(step=step, breaks=[term])
+
+
+def test_a_step_whose_numbers_are_all_there_is_passed_on_at_once():
+    kept = []
+    steps = ArrivalQueue(kept.append)
+    steps.add(sampled(0, 1.0), has_deferred=False)
+    steps.settle(wait=False)
+    assert kept == [sampled(0, 1.0)]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_steps_are_passed_on_in_their_order_with_their_numbers(monkeypatch, wait):
+    monkeypatch.setattr(deferred, "READ_AT_ONCE", set())
+    kept = []
+    steps = ArrivalQueue(kept.append)
+    steps.add(sampled(0, number(torch.tensor(1.0))), has_deferred=True)
+    steps.add(sampled(1, 2.0), has_deferred=False)
+    steps.settle(wait)
+    assert kept == [sampled(0, 1.0), sampled(1, 2.0)]
+    assert steps.waiting == []

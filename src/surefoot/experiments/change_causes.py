@@ -45,31 +45,22 @@ def weigh(
     `unmoved` lists the failures at exactly the step at which the baseline failed. `refuted` lists causes that other
     evidence contradicts.
     """
-    judged = [
-        _refuted(each) if each.cause in refuted else _weigh_one(each, cures, failures, unmoved)
-        for each in diagnosis.findings
-    ]
-    order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
-    return replace(diagnosis, findings=tuple(judged[i] for i in order))
+    return _reordered(
+        diagnosis,
+        [
+            _with_outcome(each, [], [], is_refuted=True)
+            if each.cause in refuted
+            else _weigh_one(each, cures, failures, unmoved)
+            for each in diagnosis.findings
+        ],
+    )
 
 
 def confirm(diagnosis: Diagnosis, cause: str, probe: str) -> Diagnosis:
     """The findings, with one that a probe confirms first if it is serious."""
-    judged = [_confirmed(each, probe) if each.cause == cause else each for each in diagnosis.findings]
-    order = sorted(range(len(judged)), key=lambda i: (-_standing(judged[i]), i))
-    return replace(diagnosis, findings=tuple(judged[i] for i in order))
-
-
-def _confirmed(finding: Finding, probe: str) -> Finding:
-    outcome: ExperimentEvidence = {"confirmed": True, "refuted": False, "cured_by": [probe], "not_cured_by": []}
-    confidence = min(0.99, 1.0 - (1.0 - finding.confidence) * _DOUBT_LEFT)
-    return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
-
-
-def _refuted(finding: Finding) -> Finding:
-    outcome: ExperimentEvidence = {"confirmed": False, "refuted": True, "cured_by": [], "not_cured_by": []}
-    evidence = {**finding.evidence, "experiments": outcome}
-    return replace(finding, confidence=_REFUTED * finding.confidence, evidence=evidence)
+    return _reordered(
+        diagnosis, [_with_outcome(each, [probe], []) if each.cause == cause else each for each in diagnosis.findings]
+    )
 
 
 def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved: list[str]) -> Finding:
@@ -78,19 +69,27 @@ def _weigh_one(finding: Finding, cures: list[str], failures: list[str], unmoved:
     failed = [name for name in failures if name in fixes]
     if not cured and not failed:
         return finding
-    refuted = [name for name in unmoved if name in MUST.get(finding.cause, ())]
+    return _with_outcome(finding, cured, failed, any(name in MUST.get(finding.cause, ()) for name in unmoved))
+
+
+def _with_outcome(finding: Finding, cured: list[str], failed: list[str], is_refuted: bool = False) -> Finding:
+    """The finding with the outcome of the experiments, and the confidence that follows from it."""
     confidence = finding.confidence
-    if refuted:
+    if is_refuted:
         confidence *= _REFUTED
     elif cured:
         confidence = min(0.99, 1.0 - (1.0 - confidence) * _DOUBT_LEFT)
     outcome: ExperimentEvidence = {
-        "confirmed": bool(cured) and not refuted,
-        "refuted": bool(refuted),
+        "confirmed": bool(cured) and not is_refuted,
+        "refuted": is_refuted,
         "cured_by": cured,
         "not_cured_by": failed,
     }
     return replace(finding, confidence=confidence, evidence={**finding.evidence, "experiments": outcome})
+
+
+def _reordered(diagnosis: Diagnosis, findings: list[Finding]) -> Diagnosis:
+    return replace(diagnosis, findings=tuple(sorted(findings, key=_standing, reverse=True)))
 
 
 def _standing(finding: Finding) -> int:

@@ -6,7 +6,8 @@ takes the place of the value in the facts. `begin_copy` collects everything requ
 and starts one asynchronous copy of it; `read` fills in the values. Code that would branch on a value passes the branch
 to `later` as a function, which runs on the host when the value has arrived.
 
-A failed device (for example after a device-side assert) never returns its numbers: `read` raises `Lost`.
+`ArrivalQueue` holds facts back until their last numbers have been copied. A failed device (for example after a
+device-side assert) never returns its numbers: `read` raises `Lost`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from surefoot.core.device_copies import AsyncCopy
+
 
 READ_AT_ONCE = {"cpu"}
 """The kinds of devices whose numbers can be read without waiting."""
@@ -296,3 +298,35 @@ class Count:
         coming, self._coming = self._coming, []
         self._known += sum(map(bool, read_each(coming)))
         return self._known
+
+
+class _QueuedFacts(NamedTuple, Generic[_T]):
+    facts: _T
+    copy: Copy | None
+    """The copy that contains the last of the numbers; `None` if there is nothing to wait for."""
+    is_complete: bool
+
+
+class ArrivalQueue(Generic[_T]):
+    """Passes facts on, in their order, once all their numbers have arrived."""
+
+    def __init__(self, keep: Callable[[_T], None]) -> None:
+        self._keep = keep
+        self.waiting: list[_QueuedFacts[_T]] = []
+        self.count = 0
+        """The number of facts added so far, including those that have been passed on."""
+
+    def add(self, facts: _T, has_deferred: bool) -> None:
+        """Add facts; `has_deferred` is true if some of their numbers may be on a device."""
+        self.count += 1
+        self.waiting.append(_QueuedFacts(facts, begin_copy() if has_deferred else None, not has_deferred))
+
+    def settle(self, wait: bool) -> None:
+        """Pass on complete facts, or all with `wait`. Facts whose numbers a device has lost are dropped."""
+        while self.waiting and (wait or self.waiting[0].copy is None or self.waiting[0].copy.has_arrived()):
+            first = self.waiting.pop(0)
+            try:
+                facts = first.facts if first.is_complete else read(first.facts)
+            except Lost:
+                continue
+            self._keep(facts)

@@ -35,8 +35,7 @@ from surefoot.observe.sampling import RANK_STEPS
 from surefoot.record.facts import Fingerprints, GroupSettings, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.ranks import SHARDED, UNWRAPPED, WRAPPED
 from surefoot.record.rank_file import RankFile
-from surefoot.watch.arriving_steps import ArrivalQueue
-from surefoot.watch.deferred import deferred_so_far, later
+from surefoot.watch.deferred import ArrivalQueue, deferred_so_far, later
 from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:

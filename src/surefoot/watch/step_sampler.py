@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.core.device import forbids_waiting
-from surefoot.watch.arriving_steps import ArrivalQueue
 from surefoot.watch.data_origin import data_origins_in, origin_of_data
+from surefoot.watch.deferred import ArrivalQueue
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
