@@ -132,6 +132,12 @@ def test_wrong_input_to_a_public_function_is_one_clear_error(call, words):
         call()
 
 
+@pytest.mark.parametrize("wrong", [0, "a", 1.5])
+def test_the_number_of_steps_of_a_preset_is_checked(wrong):
+    with pytest.raises(sf.SettingError, match="`total_steps` must be a whole number of at least 1; got "):
+        sf.presets.for_transformer(*parts(), total_steps=wrong)
+
+
 @pytest.mark.parametrize(
     ("setting", "wrong"),
     [("num_steps", "a"), ("num_steps", 1.5), ("num_steps", None), ("seconds", NAN), ("seconds", "60"), ("clip", "1")],

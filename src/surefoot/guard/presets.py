@@ -16,6 +16,7 @@ from torch import nn
 from surefoot.act.clip import ClipByNorm
 from surefoot.act.shape import AdaptiveUnitClip
 from surefoot.build.schedules import warmup_cosine, warmup_linear
+from surefoot.core.settings import is_whole, shown
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import require
 from surefoot.guard.stabilizer import TrainingStabilizer
@@ -121,6 +122,9 @@ def for_rl(model: nn.Module, optimizer: Any, **settings: Any) -> TrainingStabili
 
 def _steps(total_steps: int, warmup_steps: int | None, share: float) -> tuple[int, int]:
     """Warm-up steps and total steps; the warm-up is a share of the total unless it is given."""
-    require(total_steps >= 1, f"`total_steps` must be at least 1; got {total_steps}.")
+    require(
+        is_whole(total_steps) and total_steps >= 1,
+        f"`total_steps` must be a whole number of at least 1; got {shown(total_steps)}.",
+    )
     warmup = min(total_steps - 1, max(1, round(share * total_steps))) if warmup_steps is None else warmup_steps
     return warmup, total_steps

@@ -43,8 +43,8 @@ def check_kinds(parts: Mapping[str, tuple[object, type]]) -> None:
 def signal_value(name: str, value: object) -> Scalar:
     """A user's own signal: a float, or a 0-d tensor that is not read."""
     if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
-        what = f"{str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-        raise UsageError(f"signal {name!r} must be one number; got a {what}.")
+        kind = "complex tensor" if value.is_complex() else "tensor"
+        raise UsageError(f"signal {name!r} must be one number; got a {kind} of shape {tuple(value.shape)}.")
     if not isinstance(value, (Tensor, Real)):
         raise UsageError(f"signal {name!r} must be one number; got {shown(value)}.")
     return value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
@@ -108,10 +108,8 @@ def check_settings(
 
 def check_lag(lag_steps: object) -> None:
     """Raise `SettingError` unless `lag_steps` is a number of steps."""
-    require(
-        is_whole(lag_steps) and lag_steps >= 0,  # type: ignore[operator]
-        f"`lag_steps` must be a whole number of at least 0; got {shown(lag_steps)}.",
-    )
+    require(is_whole(lag_steps), f"`lag_steps` must be a whole number; got {shown(lag_steps)}.")
+    require(lag_steps >= 0, f"`lag_steps` must not be negative; got {lag_steps}.")  # type: ignore[operator]
 
 
 def check_values(layout: Layout) -> None:

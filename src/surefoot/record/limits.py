@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.core.settings import check_types
+from surefoot.core.settings import shown
 from surefoot.errors import require
 
 MEBIBYTE = 1 << 20
@@ -28,12 +28,11 @@ class LogLimits:
     """One row per device and reading."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         for name in ("scalars_bytes", "layers_bytes", "histograms_bytes", "device_bytes"):
             got = getattr(self, name)
             require(
                 isinstance(got, int) and got >= SMALLEST,
-                f"`{name}` must be at least {SMALLEST:,} bytes, to hold a few segments; got {got!r}.",
+                f"`{name}` must be at least {SMALLEST:,} bytes, to hold a few segments; got {shown(got)}.",
             )
 
     def of(self, table: str) -> int:
