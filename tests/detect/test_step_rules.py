@@ -143,6 +143,13 @@ def test_explosion_a_new_level_that_stays_is_accepted_after_patience(history, pa
     assert found == [False] * len(history) + [True] * patience + [False] * 20
 
 
+def test_six_explosions_in_a_row_are_a_level_and_ten_with_healthy_steps_between_them():
+    quiet = [1.0] * 100
+    assert flags(sf.Explosion(), explosion_norms([*quiet, *[1e4] * 20]))[100:] == [True] * 6 + [False] * 14
+    alternating = flags(sf.Explosion(), explosion_norms([*quiet, *[1e4, 1.0] * 20]))
+    assert 10 <= sum(alternating) <= 12
+
+
 @given(st.floats(0, 1e19), st.integers(1, 80))
 def test_explosion_a_constant_stream_never_alarms(norm, count):
     assert not any(flags(RULE, explosion_norms([norm] * count)))

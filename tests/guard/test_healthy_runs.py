@@ -6,12 +6,13 @@ from healthy_losses import LOSSES
 from healthy_phases import PHASES
 from healthy_rl import REINFORCEMENT
 from healthy_runs import CHANGED_BY_HAND, HEALTHY
+from healthy_unseen import UNSEEN
 from training_loops import same_bits, train_bare, train_guarded
 
 pytestmark = pytest.mark.slow
 
 STEPS = 200
-JUMPS = {run.__name__ for run in (*PHASES, *LOSSES, *REINFORCEMENT[3:])} - CHANGED_BY_HAND
+JUMPS = {run.__name__ for run in (*PHASES, *LOSSES, *REINFORCEMENT[3:], *UNSEEN)} - CHANGED_BY_HAND
 """Kinds whose loss jumps for a good reason or has an unusual shape: `Spike` may refuse the first steps of a level."""
 
 
@@ -34,11 +35,7 @@ def test_a_run_whose_level_jumps_is_neither_halted_nor_sent_back_for_good(name):
     assert result.returns == result.taken_back, result.incidents
 
 
-HEAVY_TAILED = {"insurance_claims"}
-"""`Explosion` refuses step 20 of it: a known false skip."""
-
-
-@pytest.mark.parametrize("name", sorted(set(HEALTHY) - JUMPS - CHANGED_BY_HAND - HEAVY_TAILED))
+@pytest.mark.parametrize("name", sorted(set(HEALTHY) - JUMPS - CHANGED_BY_HAND))
 def test_a_healthy_run_is_left_alone(name):
     result = train_guarded(HEALTHY[name], seed=11, steps=STEPS)
     assert result.skipped == 0, result.incidents
@@ -51,3 +48,8 @@ def test_a_healthy_run_ends_on_the_bits_of_the_bare_loop(name):
     guarded, bare = train_guarded(HEALTHY[name], 12, 100), train_bare(HEALTHY[name], 12, 100)
     assert same_bits(guarded, bare)
     assert guarded.losses == pytest.approx(bare.losses)
+
+
+def test_a_run_ends_when_its_time_is_up():
+    assert train_guarded(HEALTHY["fast_fall"], 0, 5, until=0.0).losses == []
+    assert len(train_guarded(HEALTHY["fast_fall"], 0, 5).losses) == 5

@@ -129,6 +129,9 @@ EARLIEST = 3
 """The number of accepted steps with a gradient before any comparison is made."""
 EXPLOSION_FORGIVEN = 0.05
 """The amount by which one healthy step reduces the count of refusals of `Explosion`."""
+LEVEL_STEPS = 6
+"""The number of directly consecutive refusals of `Explosion` after which the norm is a new level, if its patience is
+longer. `TrainingRecovery` needs five to judge whether the weights are damaged."""
 
 
 class ExplosionState(NamedTuple):
@@ -161,6 +164,8 @@ class Explosion:
       gradients, so it neither counts as a step nor lets the record decay.
     - Refusals need not be strictly consecutive to count as a level: a healthy step reduces the count by a twentieth, so
       an "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
+      Six that directly follow each other are enough: the weights do not change between them, so the data has changed,
+      or the weights were damaged before, and then refusing further steps would not help.
     """
 
     factor: float = 50.0
@@ -175,7 +180,8 @@ class Explosion:
     early_factor: float = 1_000.0
     """The factor until then, from the third step on. Before that only an overflow of the squared norm is anomalous."""
     patience: int = 10
-    """After this many (nearly) consecutive refusals, the norm is a new level and accepted."""
+    """After this many (nearly) consecutive refusals, or six directly consecutive ones, the norm is a new level and
+    accepted."""
     signal: str = "grad_norm"
     """The signal that is judged."""
 
@@ -206,7 +212,9 @@ class Explosion:
         if signals.param_norm is not None:
             beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
         overflowing = value > OVERFLOW
-        anomalous = overflowing | (beyond & (refused < self.patience))
+        # A whole number of refusals: none was taken back, so they directly follow each other.
+        lasts = (refused >= LEVEL_STEPS) & (refused % 1 == 0)
+        anomalous = overflowing | (beyond & (refused < self.patience) & ~lasts)
         healthy = xp.is_finite(value) & ~anomalous
         informative = healthy & (value > 0)
         next_state = ExplosionState(
