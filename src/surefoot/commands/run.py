@@ -491,7 +491,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
         words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.rank_that_ended()):
         say(f"surefoot: this rank ends because {lost}")
-        words = f"it waited for a rank that ended: {lost}"
+        words = f"it was waiting for a rank that has ended: {lost}"
     ranks.end(ending.code, words, where=where, follows=is_left)
 
 
