@@ -41,7 +41,7 @@ def test_a_killed_run_continues_and_prints_what_the_page_shows(tmp_path):
     assert forked.run(["killed.py"], cwd=tmp_path).returncode == -9
     ended = forked.run(["train.py"], cwd=tmp_path)
     assert ended.returncode == 0
-    assert words(ended.stdout) == words(printed)
+    assert words(ended.stderr + ended.stdout) == words(printed)
     command, _, output = listed.removeprefix("$ surefoot ").partition("\n")
     assert words(forked.run(["-m", "surefoot", *command.split()], cwd=tmp_path).stdout) == words(output)
 

@@ -22,7 +22,8 @@ def test_every_checkpoint_is_listed_with_what_it_is_good_for(command, folder):
     newest, older = answer.out.splitlines()
     assert newest.split()[:3] == ["step", "20", "evidence"]
     assert older.split()[:3] == ["step", "10", "good"]
-    assert "metric 0.5, the best" in older
+    assert "metric 0.5 (best)" in older
+    assert max(map(len, (newest, older))) <= 80
 
 
 def test_verifying_says_which_one_is_damaged_and_ends_with_1(command, folder):

@@ -1,12 +1,14 @@
 """The options of `surefoot run`, and the sinks that they ask for."""
 
 import json
+import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
 
 import forked
+import patience
 from surefoot.commands.run import Request, misplaced, parse
 
 SCRIPT = """
@@ -87,3 +89,13 @@ def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path
     assert ended["command"] == f"surefoot report {tmp_path / 'run'}"
     assert ended["steps"] > 0
     assert address not in (tmp_path / "run" / "run.json").read_text()
+
+
+def test_a_script_without_torch_gets_one_line(tmp_path):
+    (tmp_path / "plain.py").write_text("import sys; print('done', file=sys.stderr); sys.exit(3)")
+    command = [sys.executable, "-m", "surefoot", "run", "plain.py"]
+    ended = patience.run(command, cwd=tmp_path, env=forked.environment())
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == (
+        "done\n\nsurefoot: the script did not import torch in this process, so there was nothing to observe\n"
+    )

@@ -43,8 +43,8 @@ def test_mutants_are_written_as_scripts_that_differ_from_the_parent_in_one_line(
         (["--half", "both"], "--half must be tuning or testing; got 'both'"),
         (["--operators", "drop-stepp"], "no operator of the tuning half is called 'drop-stepp'. There are: "),
         (["--parents", "nobody"], "no healthy script of the tuning half is called 'nobody'. There are: "),
-        (["--from", ".", "--keep", "x"], "--from excludes --keep and --json"),
-        (["--from", "no-such-folder"], "no folder at no-such-folder"),
+        (["--from", ".", "--keep", "x"], "--from cannot be combined with --keep or --json"),
+        (["--from", "no-such-folder"], "there is no folder no-such-folder"),
         (
             ["--operators", "drop-clip", "--parents", "diabetes_small_net"],
             "no mutant: drop-clip on diabetes_small_net: the script has no `clip_grad_norm_` statement",

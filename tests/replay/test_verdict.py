@@ -33,7 +33,7 @@ def test_one_nan_is_like_another_and_does_not_show_that_the_batch_is_the_same():
     found = judged(NAN, NO_BATCH)
     assert (found.kind, found.exit_code, found.fails_again) == ("inconclusive", 5, True)
     assert "fails again in the same way" in found.summary
-    assert "Whether it is the same batch cannot be told" in found.summary
+    assert "It is not known whether it is the same batch" in found.summary
     assert "no batch was seen" in found.summary
 
 

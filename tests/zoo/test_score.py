@@ -104,7 +104,7 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
         (["zoo"], "`surefoot zoo` needs one of list, run, score"),
         (["zoo", "score", "--half", "third"], "--half must be tuning, testing, both or ranks; got 'third'"),
         (["zoo", "score", "--seeds", "1,x"], "--seeds must be integers"),
-        (["zoo", "score", "--from", "nowhere"], "no folder at nowhere"),
+        (["zoo", "score", "--from", "nowhere"], "there is no folder nowhere"),
         (["zoo", "run", "no-such-script"], "no zoo script is called"),
         (["diagnose", "nowhere"], "no run folder at nowhere"),
         (["diagnose"], "none found below runs/. Pass the folder of a run."),

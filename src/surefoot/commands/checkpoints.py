@@ -88,12 +88,15 @@ def import_file(
 
 
 def _line(listing: CheckpointListing, best: bool) -> str:
-    """One checkpoint in one line."""
+    """One checkpoint in one line, of at most 80 columns."""
+    from surefoot.report.terminal.formatting import size as size_in_words
+
     name = f"step {listing.step:>10,}"
     if listing.fault is not None:
         return f"{name}  incomplete: {listing.fault}"
     kind = "good" if listing.good else "evidence" if listing.aside or not listing.finite else "near an alarm"
     count, size = len(listing.paths), sum(manifest.bytes for manifest in listing.manifests.values())
-    metric = "" if listing.metric is None else f"  metric {listing.metric:.6g}{', the best' if best else ''}"
-    saved_at = listing.first.saved_at.replace("T", " ")[:19]
-    return f"{name}  {kind:<9}  {count} part{'s' * (count != 1)}  {size:,} bytes  {saved_at} UTC{metric}"
+    parts = f"  {count} parts" if count != 1 else ""
+    metric = "" if listing.metric is None else f"  metric {listing.metric:.6g}{' (best)' * best}"
+    saved_at = listing.first.saved_at.replace("T", " ")[:16]
+    return f"{name}  {kind:<9} {size_in_words(size):>8}  {saved_at} UTC{metric}{parts}"

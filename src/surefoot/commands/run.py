@@ -408,6 +408,8 @@ class RunSession:
             where, why = self._folder.chosen, error.strerror or error
             say(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
         if self.watcher is None or facts is None:
+            if "torch" not in sys.modules:
+                say("\nsurefoot: the script did not import torch in this process, so there was nothing to observe")
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
@@ -434,7 +436,8 @@ class RunSession:
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {self._folder.shown}")
         if folder is not None and self._world_size > 1 and self._rank == 0:
-            say(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {folder.parent}")
+            whole = os.path.dirname(self._folder.shown)
+            say(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace
@@ -488,7 +491,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
         words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.rank_that_ended()):
         say(f"surefoot: this rank ends because {lost}")
-        words = f"it waited for a rank that ended: {lost}"
+        words = f"it was waiting for a rank that has ended: {lost}"
     ranks.end(ending.code, words, where=where, follows=is_left)
 
 

@@ -99,16 +99,16 @@ def score(
 @app.command()
 def mutate(
     half: str = typer.Option("tuning", help="tuning, or testing: operators and scripts that no rule was tuned on."),
-    operators: str = typer.Option("", help="Only these operators, with commas between."),
-    parents: str = typer.Option("", help="Only these healthy scripts, with commas between."),
-    seeds: int = typer.Option(3, min=1, help="Seeds per script. With fewer than 3, no mutant is shown to do worse."),
-    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Scripts that run at the same time."),
-    limit: int = typer.Option(0, min=0, help="At most so many mutants, a fixed sample of all (0: all)."),
-    write: Path | None = typer.Option(None, help="Write the mutants to this folder as scripts, and run nothing."),
-    json: Path | None = typer.Option(None, help="Add each result to this file. What it holds is not run again."),
-    keep: Path | None = typer.Option(None, help="Keep the run folders here."),
-    recorded: Path | None = typer.Option(None, "--from", help="Diagnose the run folders kept here; run nothing."),
-    timeout: float = typer.Option(180.0, min=1.0, help="Seconds after which a script is given up."),
+    operators: str = typer.Option("", help="Only these operators, separated by commas."),
+    parents: str = typer.Option("", help="Only these healthy scripts, separated by commas."),
+    seeds: int = typer.Option(3, min=1, help="Seeds per script. With fewer than 3, no mutant counts as harmful."),
+    jobs: int = typer.Option(os.cpu_count() or 1, min=1, help="Number of parallel scripts."),
+    limit: int = typer.Option(0, min=0, help="Maximum number of mutants, a fixed sample (0: all)."),
+    write: Path | None = typer.Option(None, help="Write the mutants to this folder as scripts; run no script."),
+    json: Path | None = typer.Option(None, help="Append each result to this file; results in it are not run again."),
+    keep: Path | None = typer.Option(None, help="Keep the run folders in this folder."),
+    recorded: Path | None = typer.Option(None, "--from", help="Diagnose the run folders in this folder; run nothing."),
+    timeout: float = typer.Option(180.0, min=1.0, help="Time limit for each script, in seconds."),
 ) -> None:
     """Plant faults in healthy scripts, run them, and compare the diagnosis with the planted cause."""
     from surefoot.commands import zoo_mutate

@@ -20,9 +20,9 @@ def check(half: str, recorded: Path | None, keep: Path | None, json: Path | None
     if half not in ("tuning", "testing"):
         raise UsageError(f"--half must be tuning or testing; got {half!r}.")
     if recorded is not None and (keep is not None or json is not None):
-        raise UsageError("--from excludes --keep and --json: it runs nothing that could be kept or added.")
+        raise UsageError("--from cannot be combined with --keep or --json: it runs no script.")
     if recorded is not None and not recorded.is_dir():
-        raise UsageError(f"no folder at {recorded}: expected what `surefoot zoo mutate --keep DIR` left there.")
+        raise UsageError(f"there is no folder {recorded}. Pass a folder that `surefoot zoo mutate --keep` wrote.")
 
 
 def chosen_mutants(half: str, operators: list[str], parents: list[str], limit: int) -> list[Mutant]:
@@ -42,7 +42,7 @@ def chosen_mutants(half: str, operators: list[str], parents: list[str], limit: i
     if not found:
         raise UsageError(f"no mutant: {without[0]}.")
     typer.echo(
-        f"surefoot: {len(found)} mutants; {len(without)} pairs of operator and script have no place for the change",
+        f"surefoot: {len(found)} mutants; {len(without)} pairs left out, where the operator does not apply",
         err=True,
     )
     if operators and parents:

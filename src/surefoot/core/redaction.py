@@ -214,6 +214,11 @@ def is_redacted(text: str) -> bool:
     return REDACTED in text
 
 
+def is_secret_value(name: str, value: str) -> bool:
+    """Whether a string that code assigns to a name is a secret."""
+    return _is_secret(_kind_of(name), value, given=True)
+
+
 # ---- names and values ------------------------------------------------------------------------------------------------
 
 

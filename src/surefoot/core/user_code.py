@@ -1,4 +1,4 @@
-"""Which source files belong to the user, how a line of theirs is named, and the text of the named lines."""
+"""Which source files are the user's, how a line of theirs is named, and the text of named lines and those around."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sysconfig
 
 from surefoot.core.files import read_file
+from surefoot.core.source_text import without_secrets
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of this package."""
@@ -17,12 +18,15 @@ _LIBRARIES = tuple(
     | {path + os.sep for key in ("stdlib", "purelib") if (path := sysconfig.get_path(key))}
 )  # fmt: skip
 MOST_LINES = 1_000
-"""The maximum number of named lines whose text is kept."""
+"""The maximum number of named lines whose text is kept, and of all lines with those around them."""
+LINES_AROUND = 3
+"""The number of lines before and after a named one that are kept."""
 _LONGEST_LINE = 200
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE = 1 << 18
 _own_files: dict[str, bool] = {}
 _places: dict[str, str] = {}
 _texts: dict[str, list[bytes]] = {}
+_shown: dict[str, list[str]] = {}
 _named: dict[str, tuple[str, int]] = {}
 
 
@@ -59,14 +63,27 @@ def place(filename: str, line: int) -> str:
 
 
 def source_lines() -> dict[str, str]:
-    """The text of each line that `place` has named. Files are read at their first use: they may be edited later."""
-    found = {}
+    """The text of each line that `place` has named and of those around it, without secrets, by file and line.
+
+    Files are read at their first use: they may be edited later.
+    """
+    found: dict[str, str] = {}
     for name, (filename, line) in list(_named.items()):
-        lines = _texts.get(filename, [])
-        text = lines[line - 1].decode("utf-8", "replace").strip() if 0 < line <= len(lines) else ""
-        if text:
-            found[name] = text[:_LONGEST_LINE]
-    return found
+        lines = _shown_lines(filename)
+        for number in range(max(1, line - LINES_AROUND), min(line + LINES_AROUND, len(lines)) + 1):
+            key = f"{name.rpartition(':')[0]}:{number}"
+            if len(found) < MOST_LINES or number == line:
+                found[key] = lines[number - 1][:_LONGEST_LINE]
+    return {key: text for key, text in found.items() if text}
+
+
+def _shown_lines(filename: str) -> list[str]:
+    """The lines of a file of the user, without secrets."""
+    known = _shown.get(filename)
+    if known is None:
+        lines = [line.decode("utf-8", "replace").expandtabs(4).rstrip() for line in _texts.get(filename, [])]
+        known = _shown[filename] = without_secrets(lines)
+    return known
 
 
 def _lines_of(filename: str) -> list[bytes]:

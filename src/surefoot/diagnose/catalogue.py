@@ -879,9 +879,9 @@ _CAUSES = (
     _cause(
         "dist.hang",
         "a rank stops, and the others wait for it",
-        "The run stands still with idle devices, or ends with a timeout or `Connection closed by peer`.",
-        "One rank has ended, was killed, or stands in a line where it waits for no other rank, or is in another "
-        "collective than the rest. Its step, its line and its stack are in the evidence.",
+        "The run stops making progress with idle devices, or ends with a timeout or `Connection closed by peer`.",
+        "One rank has ended, was killed, does not return from a line where it waits for no other rank, or is in "
+        "another collective than the rest. Its step, its line and its stack are in the evidence.",
         "dist.collective-failed device.out-of-memory",
         "Look at the line of the rank that is named, and at `stacks.txt` in its folder.",
         "Call collectives (also those of DDP and of barriers) on every rank, in the same order, outside of conditions "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.core.files import read_file
 from surefoot.core.formats import FACTS, RUN
+from surefoot.core.user_code import LINES_AROUND
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
@@ -37,6 +39,17 @@ if TYPE_CHECKING:
     from surefoot.diagnose.rule import Claim, Rule
 
 log = logging.getLogger("surefoot")
+_SINGLE_STEPS = frozenset(
+    (
+        "data.bad-batch",
+        "data.nonfinite-input",
+        "loss.no-valid-targets",
+        "loss.undefined-op",
+        "mask.fully-masked-row",
+        "precision.fp16-overflow",
+    )
+)
+"""Causes of non-finite values in single steps. A run is not broken by steps that the guard skipped."""
 STRICT = "SUREFOOT_STRICT"
 """The environment variable that makes a failing rule raise."""
 EVIDENCE_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
@@ -248,6 +261,8 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         severity, confidence = claim.severity, claim.confidence
         if rule.code in explained and explained[rule.code] in codes:
             severity, confidence = "info", confidence * 0.5
+        elif severity == "error" and rule.code in _SINGLE_STEPS and _was_skipped(run, claim):
+            severity = "warning"
         rank = (severity != "info", severity == "error", EVIDENCE_RANK[rule.kind], confidence)
         fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
         judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
@@ -257,6 +272,16 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
     worst = {finding.severity for finding in findings}
     verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
     return verdict, run.steps, findings
+
+
+def _was_skipped(run: RecordedRun, claim: Claim) -> bool:
+    """Whether the guard skipped the step of a claim and few others, and the script ran on to a finite loss."""
+    guard = run.facts.guard
+    if guard is None or claim.step is None or claim.step not in (guard.first, guard.last):
+        return False
+    values = run.curve.values
+    ended_well = run.facts.crash is None and bool(values) and math.isfinite(values[-1])
+    return ended_well and guard.skipped <= 0.5 * guard.checked
 
 
 def _of_crash(claim: Claim, run: RecordedRun) -> Claim:
@@ -284,7 +309,7 @@ def covers(patterns: tuple[str, ...], code: str) -> bool:
 
 
 def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Finding:
-    source = {place: source_lines[place] for place in claim.where if place in source_lines}
+    source = _lines_around(claim.where, source_lines)
     return Finding(
         cause=code,
         severity=claim.severity,
@@ -295,3 +320,16 @@ def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Findin
         evidence={**claim.evidence, "source": source} if source else claim.evidence,
         fixes=(*claim.fixes, *CATALOGUE[code].fixes),
     )
+
+
+def _lines_around(places: tuple[str, ...], source_lines: Mapping[str, str]) -> dict[str, str]:
+    """The recorded lines of the script at the named places and around them, by file and line."""
+    found: dict[str, str] = {}
+    for place in places:
+        file, _, line = place.rpartition(":")
+        if place not in source_lines or not line.isdecimal():
+            continue
+        for number in range(int(line) - LINES_AROUND, int(line) + LINES_AROUND + 1):
+            if (key := f"{file}:{number}") in source_lines:
+                found[key] = source_lines[key]
+    return found

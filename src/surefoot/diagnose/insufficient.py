@@ -91,8 +91,11 @@ def _what_happened(run: RecordedRun) -> str:
     if not happened:
         return ""
     first, skipped = happened[0], sum(event.action == "skip" for event in happened)
-    count = f"{skipped:,} of {run.steps:,} steps were skipped" if skipped else f"{len(happened):,} incidents"
-    return f"{count}, the first at step {first.step:,} ({first.summary.rstrip('.')})"
+    number = skipped or len(happened)
+    of_steps = f"{skipped:,} of {run.steps:,} steps {'was' if skipped == 1 else 'were'} skipped"
+    count = of_steps if skipped else f"{number:,} incident{'s' * (number != 1)}"
+    when = "at" if number == 1 else "the first at"
+    return f"{count}, {when} step {first.step:,} ({first.summary.rstrip('.')})"
 
 
 def _losses_seen(count: int) -> str:

@@ -91,7 +91,7 @@ def _source(finding: Finding) -> list[str]:
     if not isinstance(source, dict):
         return []
     named = [place for place in finding.where[:4] if place in source]
-    lines = [f"      {place.rpartition(':')[2]} | {printable(str(source[place]))}" for place in named]
+    lines = [f"      {place.rpartition(':')[2]} | {printable(str(source[place]).strip())}" for place in named]
     return [line if len(line) <= _width() else f"{line[: _width() - 1]}…" for line in lines]
 
 

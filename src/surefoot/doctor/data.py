@@ -69,7 +69,12 @@ _QUESTIONS = (
         "all values of {} batches are finite, or the model accepts them",
         "finite",
     ),
-    ("outlier batches", ("data.bad-batch",), "{} batches are of similar scale", "no batch unlike the others"),
+    (
+        "outlier batches",
+        ("data.bad-batch",),
+        "{} batches are of similar scale",
+        "no batch differs from the others",
+    ),
     (
         "label range",
         ("data.label-out-of-range", "loss.no-valid-targets"),
@@ -80,7 +85,7 @@ _QUESTIONS = (
         "label order",
         ("data.unshuffled",),
         "the labels of {} batches are mixed",
-        "batches as mixed as a shuffle makes them",
+        "batches as mixed as after a shuffle",
     ),
     (
         "token ids",
@@ -257,7 +262,7 @@ def _splits(context: CheckContext) -> list[Check]:
         )
     )
     rows = f"{shared} of {len(held):,} eval rows are among {len(train):,} training rows ({len(known):,} of them unique)"
-    scale = "too few real-valued rows to compare" if shift is None else f"means are {shift:.2g} spreads apart"
+    scale = "too few real-valued rows to compare" if shift is None else f"means differ by {shift:.2g} spreads"
     expected = "no row of the eval data in the training data"
     return [
         context.judged(("data.leakage",), passed(STEP, "leakage", rows, shared / max(1, len(held)), expected)),

@@ -159,7 +159,7 @@ def _conclude(goal: _Goal, best: _Attempt, left: float) -> tuple[bool | None, St
 def _fix(context: CheckContext, goal: _Goal, best: _Attempt) -> str:
     causes = [check.cause for check in context.checks if check.cause is not None and check.status == "fail"]
     if causes:
-        return f"Cure {causes[0]} first: it explains this failure."
+        return f"Fix {causes[0]} first: it explains this failure."
     if goal.is_at_constant(best.last):
         return "Print the model's output for two different rows. If it is the same, find where the input is lost."
     return "Check the input of the loss and the gradients below: a model that cannot memorise 8 rows is disconnected."

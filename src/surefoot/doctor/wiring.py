@@ -49,7 +49,7 @@ def _frozen(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
 
 
 def _reached(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
-    name, expected = "gradient reaches", "every parameter that took part has a gradient"
+    name, expected = "gradient reaches", "every parameter that was used has a gradient"
     trainable = [held for held in owned if held.requires_grad]
     reached = sum(held.in_graph > 0 for held in trainable)
     sound = passed(STEP, name, f"{reached} of {len(trainable)} parameters get a gradient", reached, expected)
@@ -60,7 +60,7 @@ def _reached(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
             f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         )
         fix = "Use these modules in `forward`, or remove them; in DDP they need `find_unused_parameters=True`."
-        sound = warned(STEP, name, f"{share:.0%} of the parameters did not take part: {some}", share, expected, fix)
+        sound = warned(STEP, name, f"{share:.0%} of the parameters were not used: {some}", share, expected, fix)
     return context.judged(("optim.detached-graph",), sound)
 
 

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -289,7 +290,7 @@ class RunPersistence:
         self.run_state.apply(found.tree)
         if self.weights.ring is not None and self.repeats is None:  # a moment is kept with the data position
             self.weights.ring.take(found.step)
-        log.info("surefoot: continuing %s from step %d", found.path, found.step)
+        _announce(f"surefoot: resuming from step {found.step:,}: {found.path}", self._ranks.place == 0)
         if self._on_resume is not None:
             self._on_resume(int(found.step), found.path)
         return int(found.step)
@@ -372,3 +373,11 @@ def _is_inside_window(tree: dict[str, Any]) -> bool:
     own = tree.get("stabilizer")
     window = own.get("window") if isinstance(own, dict) else None
     return isinstance(window, dict) and window.get("sums") is not None
+
+
+def _announce(message: str, is_first_rank: bool) -> None:
+    """Log a message, and print it to stderr if the script has not configured logging: Python then drops messages."""
+    log.info(message)
+    if is_first_rank and not log.hasHandlers() and log.getEffectiveLevel() > logging.INFO:
+        with suppress(Exception):  # stderr may be closed
+            print(message, file=sys.stderr, flush=True)

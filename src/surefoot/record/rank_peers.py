@@ -5,7 +5,7 @@ Only that rank, the reader, reads the files of all ranks, some hundred per check
 next to the folders of the ranks, where the others find it.
 
 A hang is reported when no rank moves and at least one waits for others. The odd rank is the one that has ended, that no
-longer exists or responds, or that stands in a line where it does not wait for others. If all of them wait, it is the
+longer exists or responds, or that is blocked in a line where it waits for no other. If all of them wait, it is the
 one that waits in another call, another line or another step than most. A rank that works is never odd, and while one
 moves, nothing is reported: the others may be waiting for it.
 

@@ -231,7 +231,7 @@ def _unsteady(between: Mapping[str, TensorDifference], second: ReplayPass) -> st
     if not second.switches.get("deterministic"):
         text += (
             ". Deterministic algorithms are off: operations that add with atomics (index_add, scatter_add, embedding "
-            "backward, interpolation backward, cuDNN convolutions chosen by benchmark) may be among it. Set "
+            "backward, interpolation backward, cuDNN convolutions chosen by benchmark) may be part of it. Set "
             "`torch.use_deterministic_algorithms(True)` and replay, or look for random numbers from a generator of "
             "the script's own"
         )
@@ -245,7 +245,7 @@ def _unclear(obstacles: list[str], fails_again: bool) -> str:
 
 def _another_batch_perhaps(reasons: Sequence[object]) -> str:
     return (
-        "It fails again in the same way. Whether it is the same batch cannot be told: no loss and no gradient has a "
+        "It fails again in the same way. It is not known whether it is the same batch: no loss and no gradient has a "
         f"finite value, one NaN is like another, and {'; '.join(map(str, reasons))}."
     )
 

@@ -140,7 +140,7 @@ class BadStep:
             )
         written = [name for name, buffer in other_buffers(models) if self._has_changed(buffer)]
         if written:
-            found.append(f"buffers were written to during the step ({', '.join(written[:3])}); they are as after it")
+            found.append(f"buffers changed during the step ({', '.join(written[:3])}); their values after it were kept")
         if self._rank[1] > 1:
             found.append(
                 f"gradients may have been averaged over {self._rank[1]} processes, of which this is one: only the "

@@ -98,7 +98,7 @@ class SkippedSteps:
         self._reasons |= dict.fromkeys(settings)
         if not bad and not settings:
             is_finite = step.signals.loss is not None and abs(float(step.signals.loss)) < float("inf")
-            self._reasons["the step ended on parameters that are not finite" if is_finite else "the loss"] = None
+            self._reasons["the parameters were not finite after the step" if is_finite else "the loss"] = None
         event = StepSkippedEvent(step=at, parameters=names, of=len(bad), settings=settings, optimizer=optimizer)
         return event, self._count
 
@@ -209,7 +209,7 @@ class OptimizerGuard:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             at = f"from step {self._state.steps:,} on"
             self._not_guarded[f"optimizer {record.number + 1} ({record.type}) {at}"] = why
-            say(f"surefoot: --guard has ended for optimizer {record.number + 1} ({record.type}): {why}. Bad steps")
+            say(f"surefoot: --guard no longer checks optimizer {record.number + 1} ({record.type}): {why}. Bad steps")
             say(f"  reach the weights {at}.")
             return None
 

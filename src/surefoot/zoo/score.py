@@ -149,7 +149,7 @@ def _run_one(specimen: Specimen, seed: int, root: Path, timeout_s: float) -> Res
 def recorded(root: Path, half: str = "both", only: str = "", seeds: Iterable[int] | None = None) -> Iterator[Result]:
     """Diagnose again what `--keep` left behind."""
     if not root.is_dir():
-        raise UsageError(f"no folder at {root}: expected what `surefoot zoo score --keep DIR` left there.")
+        raise UsageError(f"there is no folder {root}. Pass a folder that `surefoot zoo score --keep` wrote.")
     wanted = set(seeds) if seeds is not None else None
     for folder in sorted(root.glob("*/*/*/*")):
         part, truth, script, seed = folder.relative_to(root).parts

@@ -50,7 +50,7 @@ CASES = {
         {"between": f"if step == {AT}: model[0].weight.grad[0, 0] = {NAN}"},
         "loss.undefined-op",
         AT,
-        "and not of 0.bias",
+        "(those of 0.bias",
     ),
     "a weight": (
         {"after": f"if step == {AT}: model[2].weight.data[0, 3] = {NAN}"},
@@ -158,3 +158,18 @@ def test_an_incident_says_whether_its_step_was_left_out(watch: Nursery, before: 
         (folder,) = (run.folder / "run" / "incidents").iterdir()
         assert words in (folder / "summary.md").read_text()
         assert json.loads((folder / "incident.json").read_text())["action"] == action
+
+
+BAD_ROW = "bad = x[rows].abs() + 0.1; bad[0] = 0 if WHEN else bad[0]; loss = F.mse_loss(model(torch.log(bad)), y[rows])"
+"""The logarithm of a row of zeros in some steps."""
+
+
+def test_a_run_is_not_broken_by_a_single_step_that_the_guard_skipped(watch: Nursery) -> None:
+    one = BAD_ROW.replace("WHEN", f"step == {AT}")
+    run = watch.guarded(script(before=one))
+    assert run.facts["guarded"]["skipped"] == 1
+    assert (run.diagnosis.verdict, run.first.cause, run.first.step) == ("unstable", "loss.undefined-op", AT)
+    assert watch(script(before=one)).diagnosis.verdict == "broken"  # applied, it breaks the weights
+    most = watch.guarded(script(before=BAD_ROW.replace("WHEN", "step >= 20")))
+    assert most.facts["guarded"]["skipped"] == 80
+    assert most.diagnosis.verdict == "broken"

@@ -56,3 +56,18 @@ def test_a_long_series_is_thinned_and_keeps_the_steps_of_events():
     series = one_series("loss", "", "raw", steps, np.ones(100_000), [54_321])
     assert len(series["x"]) < 10_000
     assert 54_321 in series["x"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_log"),
+    [
+        ([10.0 ** (-i / 5) for i in range(20)], True),
+        ([1.0] * 17 + [1e3, 1e6, 1e9], True),
+        ([2.0 / (i + 1) for i in range(20)], False),
+        ([-(10.0 ** (-i / 5)) for i in range(20)], False),
+        ([math.nan] * 20, False),
+    ],
+)
+def test_a_loss_that_changes_by_decades_has_a_logarithmic_scale(losses, is_log):
+    (chart,) = scalar_charts(table(loss=losses), [])
+    assert chart["log"] is is_log

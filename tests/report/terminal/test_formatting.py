@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate
+from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate, size
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,11 @@ def test_a_text_becomes_one_line_that_no_terminal_obeys():
 
 def test_ascii_has_a_character_for_each_of_ours():
     assert as_ascii("1 × 2 · … – é") == "1 x 2 | ~ - ?"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (71_136, "71.1 kB"), (999_600, "1 MB"), (1_400_000_000, "1.4 GB")],
+)
+def test_a_number_of_bytes_has_a_unit_and_three_digits(count, text):
+    assert size(count) == text

@@ -74,11 +74,12 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
         return None
     event = events[0]
     hit, spared = event.parameters, event.finite
-    some = "every parameter" if not spared else f"{', '.join(hit[:_NAMED])}, and not of {', '.join(spared[:_NAMED])}"
+    named, fine = ", ".join(hit[:_NAMED]), ", ".join(spared[:_NAMED])
+    some = f"some gradients were not: those of {named} (those of {fine} were finite)" if spared else "no gradient was"
     return Claim(
         0.5,
-        f"The loss at step {event.step} was finite, but not the gradient of {some}: an operation of that step has "
-        "no finite derivative at its input. The update made the weights non-finite, and every loss since.",
+        f"At step {event.step} the loss was finite, but {some}. An operation of that step has no finite derivative "
+        "at its input. The update made the weights non-finite, and every loss since.",
         step=event.step,
         where=tuple(hit[:_NAMED]),
         evidence=event.to_json(),

@@ -43,7 +43,7 @@ def spell(ran: Ran, of: Callable[[Key], str]) -> str:
         return _operation(ran, of)
     name = resolve_name(ran.func)
     if name is None:
-        raise NotWritable(f"{ran.func!r} has no name that could be written down")
+        raise NotWritable(f"{ran.func!r} has no name that can be imported")
     if name.startswith("torch.Tensor."):
         return _method(name.removeprefix("torch.Tensor."), ran, of)
     return f"{_short(name, ran.func)}({_listed(ran, of, 0)})"
@@ -71,7 +71,7 @@ def _short(name: str, func: Any) -> str:
     if name.startswith("torch.nn.functional."):
         return f"F.{last}"
     if not name.startswith("torch."):
-        raise NotWritable(f"{name} is not torch's")
+        raise NotWritable(f"{name} is not a function of torch")
     return name
 
 
@@ -105,7 +105,7 @@ def _operation(ran: Ran, of: Callable[[Key], str]) -> str:
     name, overload = str(ran.func._schema.name), ran.func._overloadname
     space, name = name.split("::")
     if space != "aten":
-        raise NotWritable(f"{ran.func} is not torch's")
+        raise NotWritable(f"{ran.func} is not a function of torch")
     if callable(getattr(torch, name, None)) and not name.startswith("_") and overload != "out":
         return f"torch.{name}({_listed(ran, of, 0)})"
     tensor_first = bool(ran.args) and isinstance(ran.args[0], Key)
@@ -167,4 +167,4 @@ def value(given: Any, of: Callable[[Key], str]) -> str:
         if isinstance(given, list):
             return f"[{words}]"
         return f"({words},)" if len(given) == 1 else f"({words})"
-    raise NotWritable(f"a {type(given).__name__} among the arguments cannot be written down")
+    raise NotWritable(f"an argument of type {type(given).__name__} cannot be written to a script")

@@ -163,7 +163,7 @@ def export_found(
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     recorder = _captured(run, at, execute)
-    said = "its tensors or arguments cannot be written down"
+    said = "its tensors or arguments cannot be written to a script"
     for draft in _attempts(recorder, at, born=at.born and at is origin):
         size = draft.program.bytes
         text = write(place, draft.program, draft.seen, result, _sizes(size, recorder.came_from, draft))
@@ -175,7 +175,7 @@ def export_found(
             )  # fmt: skip
     clear(place)
     raise UsageError(
-        f"no reproduction was written of {result.op}: alone it does not fail in the same way ({said}). {result}"
+        f"no reproduction of {result.op} was written: run alone, it does not fail in the same way ({said}). {result}"
     )
 
 

@@ -89,7 +89,7 @@ class _Writer:
             self._add(bad, "result")
             made = _results(bad) or [self._known[key] for key in bad.written]
         if not made:
-            raise NotWritable(f"{title(bad)} makes nothing that could be looked at")
+            raise NotWritable(f"{title(bad)} has no result to check")
         return Program(title(bad), self._lines, self._leaves, made, self._backward, self._keys)
 
     def _bring_in(self, ran: Ran) -> None:
@@ -127,10 +127,10 @@ class _Writer:
         upstream = self._captured.upstream
         inputs = list(dict.fromkeys(self._expression(key) for key in bad.needs_gradient))
         if not upstream or not inputs:
-            raise NotWritable(f"no gradient came to {title(bad)}")
+            raise NotWritable(f"{title(bad)} received no gradient")
         for name in inputs:
             if not name.isidentifier():
-                raise NotWritable("a part of a result cannot be differentiated by")
+                raise NotWritable("a part of a result has no gradient")
             leaf = name in self._leaves
             words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
             self._emit(words, bad.autocast)

@@ -168,7 +168,7 @@ def _story(origin: NonFiniteOrigin) -> str:
     happened = "had" if before else f"({origin.phase}) made"
     subject = f"the {origin.op}" if before else origin.op
     way = " -> ".join(origin.path)
-    return f"In the step, {subject} {happened} {origin.counts} of {origin.numel:,} values, which went this way: {way}."
+    return f"In the step, {subject} {happened} {origin.counts} of {origin.numel:,} values, passed on by: {way}."
 
 
 def _readme(program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: str, redact: Redactor) -> str:

@@ -4,11 +4,12 @@ const PIECE = 100;
 const eventList = { hidden: new Set(), shown: PIECE };
 
 function drawEvents(data) {
-  const { list, total } = data.events;
+  const { total } = data.events;
+  const list = inOrder(data.events.list);
   if (list.every((event) => event.event === "end" && event.severity === "info")) return void fill("events");
   const kinds = new Map();
-  for (const event of list) kinds.set(event.event, (kinds.get(event.event) || 0) + 1);
-  const wanted = list.filter((event) => !eventList.hidden.has(event.event));
+  for (const event of list) kinds.set(kindOf(event), (kinds.get(kindOf(event)) || 0) + 1);
+  const wanted = list.filter((event) => !eventList.hidden.has(kindOf(event)));
   const acted = list.some((event) => event.action);
   const groups = groupedEvents(wanted);
   const rows = groups.slice(0, eventList.shown).map((group) => eventRow(group, acted));
@@ -30,6 +31,18 @@ function drawEvents(data) {
   return undefined;
 }
 
+// Some events are logged a few steps late. After a rollback the same steps come again, so the order of the log is kept.
+function inOrder(list) {
+  if (list.some((event) => event.event === "rollback")) return list;
+  const last = list.filter((event) => event.event === "end");
+  return [...list.filter((event) => event.event !== "end").sort((a, b) => (a.step ?? -1) - (b.step ?? -1)), ...last];
+}
+
+// A captured step is logged as an alarm, but it is not counted as one.
+function kindOf(event) {
+  return event.cause === "incident" ? "incident" : event.event;
+}
+
 function eventHead(acted) {
   const heads = ["Step", "Event", "Details"].map((words) => make("th", { scope: "col" }, words));
   return make("tr", {}, heads, acted ? make("th", { scope: "col", class: "done" }, "Action") : null);
@@ -38,7 +51,7 @@ function eventHead(acted) {
 // Consecutive events of one kind, cause, part and action.
 function groupedEvents(list) {
   const groups = [];
-  const key = (event) => [event.event, event.severity, event.cause, event.part, event.action, event.evidence?.incident].join("|");
+  const key = (event) => [kindOf(event), event.severity, event.cause, event.part, event.action, event.evidence?.incident].join("|");
   for (const event of list) {
     const last = groups[groups.length - 1];
     if (last && key(last[0]) === key(event)) last.push(event);
@@ -57,8 +70,8 @@ function eventRow(group, acted) {
     "tr",
     { class: event.severity },
     make("td", { class: "value" }, eventStep(event), last.step !== event.step ? [" to ", eventStep(last)] : ""),
-    make("td", {}, make("span", { class: `kind ${event.severity}` }, event.event), times, event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
-    make("td", {}, prose(event.summary), event.cause && event.cause !== event.event ? make("code", { class: "cause" }, event.cause) : "", keptStep(event), otherEvents(group)),
+    make("td", {}, make("span", { class: `kind ${event.severity}` }, kindOf(event)), times, event.part ? make("span", { class: "soft" }, ` ${event.part}`) : ""),
+    make("td", {}, prose(event.summary), event.cause && event.cause !== kindOf(event) ? make("code", { class: "cause" }, event.cause) : "", keptStep(event), otherEvents(group)),
     acted ? make("td", { class: "done" }, event.action || "") : null,
   );
 }

@@ -54,15 +54,6 @@ function place(finding) {
   return step.length + where.length ? make("p", { class: "where" }, step, where) : null;
 }
 
-// The lines of the script that the finding names, as they were during the run.
-function source(finding) {
-  const lines = finding.evidence?.source;
-  if (!lines || typeof lines !== "object") return null;
-  const named = Object.entries(lines).slice(0, 4);
-  const row = ([name, text]) => make("div", {}, make("span", { class: "soft", title: name }, `${name.split(":").pop()} | `), String(text));
-  return named.length ? make("pre", { class: "source" }, named.map(row)) : null;
-}
-
 function fixes(list) {
   if (!list.length) return null;
   return make("div", { class: "fixes" }, make("h4", {}, "How to fix it"), make("ol", {}, list.map((fix) => make("li", {}, prose(fix)))));

@@ -70,7 +70,7 @@ function tile({ name, value, unit, bad, step }) {
 }
 
 function tileValue(value, unit) {
-  if (typeof value === "string") return unit === "time" ? moment(value) : value;
+  if (typeof value === "string") return value;
   if (unit === "seconds") return duration(value);
   if (unit === "share") return percent(value);
   if (unit === "count") return whole(value);

@@ -23,7 +23,6 @@ function lineChart(spec, parent, options = {}) {
     chart.box,
   );
   parent.append(chart.figure);
-  chart.height = options.height || LINE_HEIGHT;
   chart.showTip = (x, y, step) => showLineTip(chart, x, y, step);
   chart.redraw = () => drawLines(chart);
   chart.update = (next) => updateLines(chart, next);
@@ -61,6 +60,7 @@ function updateLines(chart, next) {
 function drawLines(chart) {
   const data = joined(chart);
   if (chart.plot) chart.plot.destroy();
+  chart.height = chart.isLead ? leadHeight() : LINE_HEIGHT;
   chart.plot = framedPlot(chart, chart.box, chart.height, data, {
     scales: { y: { range: () => valueRange(chart) } },
     axes: [valueAxis(chart)],

@@ -46,6 +46,13 @@ function drawTraining(charts) {
   drawCharts("charts", "Training", charts.filter((chart) => !isLead(chart)));
 }
 
+// Beside the verdict, the chart is as tall as the column there.
+function leadHeight() {
+  if (innerWidth < 620) return 230;
+  const column = document.getElementById("verdict").offsetHeight;
+  return innerWidth > 1040 ? Math.min(560, Math.max(300, column - 76)) : 300;
+}
+
 // A collapsed section. It is drawn when it is opened, because a plot needs a width.
 function drawFolded(id, heading, draw, exists) {
   const outer = document.getElementById(`${id}_fold`);
@@ -86,7 +93,7 @@ function drawCharts(id, heading, charts) {
   for (const spec of shown) {
     const known = view.charts.get(spec.id);
     if (known) known.update(spec);
-    else lineChart(spec, place, spec.id === "loss" ? { marks: true, isLead: true, height: innerWidth < 620 ? 230 : 300 } : {});
+    else lineChart(spec, place, spec.id === "loss" ? { marks: true, isLead: true } : {});
   }
   orderCharts(place, shown.map((chart) => chart.id));
   const words = place.querySelector(".settled");

@@ -96,11 +96,6 @@ function shortened(name, most) {
   return `${name.slice(0, most - 1 - tail)}…${name.slice(name.length - tail)}`;
 }
 
-function moment(text) {
-  const found = /^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)/.exec(text || "");
-  return found ? `${found[1]} ${found[2]}` : text || "";
-}
-
 function unpacked(text, kind) {
   const raw = atob(text);
   const array = new Uint8Array(raw.length);

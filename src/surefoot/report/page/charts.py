@@ -31,6 +31,7 @@ _CHARTS = {
     "nonfinite": ("Non-finite gradient entries", "Entries of the gradient that are NaN or Inf."),
 }
 """The title and the caption of each column that is drawn, in the order of the page."""
+_DECADES = 100
 _NOT_SHOWN_IF = {"nonfinite": 0, "loss_scale": 1}
 """Constant values that need no chart: no non-finite entries, no loss scaling."""
 
@@ -56,6 +57,7 @@ def scalar_charts(table: pa.Table, event_steps: Iterable[int]) -> list[PageChart
         if name == "grad_norm" and (clipped := _clipped(table, parts, steps, column[0], events)):
             chart["series"].extend(clipped)
             chart["caption"] = "Before clipping. Dots: after clipping."
+        chart["log"] = chart["log"] or (name == "loss" and _spans_decades(column[0][column[1]]))
         chart = without_constants(chart)
         if chart.get("flat") != _NOT_SHOWN_IF.get(name, math.nan):
             found.append(chart)
@@ -72,6 +74,15 @@ def _chart(name: str) -> PageChart:
         "unit": "",
         "series": [],
     }
+
+
+def _spans_decades(values: Numbers) -> bool:
+    """Whether a linear scale would show most of these values as one flat line: all positive, over two decades."""
+    finite = values[np.isfinite(values)]
+    if not len(finite) or finite.min() <= 0:
+        return False
+    low, high = np.quantile(finite, (0.02, 0.98))  # not for one spike: values outside the scale are marked
+    return bool(high > _DECADES * low)
 
 
 def _series(name: str, part: str, steps: Numbers, values: Numbers, events: list[int]) -> list[PageSeries]:

@@ -37,6 +37,7 @@ SCRIPTS = (
     "maps.js",
     "histograms.js",
     "head.js",
+    "source.js",
     "findings.js",
     "events.js",
     "experiments.js",

@@ -147,7 +147,7 @@ class EventSection(TypedDict):
 
 
 class _TileOptions(TypedDict, total=False):
-    unit: Literal["count", "share", "seconds", "time"]
+    unit: Literal["count", "share", "seconds"]
     """How the number is formatted; without it, with three digits."""
     step: int
     """The step that the tile links to."""

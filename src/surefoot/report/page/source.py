@@ -45,7 +45,7 @@ def read_source(folder: str | Path) -> RunFolder:
     """Read a run folder. Raises `UsageError` if it is not one."""
     top = Path(folder)
     if not top.is_dir():
-        raise UsageError(f"no run folder at {top}: expected what `surefoot run --out DIR` or a stabilizer's log wrote.")
+        raise UsageError(f"no run folder at {top}: expected one that `surefoot run` or a stabilizer with `log` wrote.")
     bisected = read_json(top / "bisect.json")
     if bisected is not None and (top / "baseline").is_dir():
         findings = read_json(top / "findings.json")

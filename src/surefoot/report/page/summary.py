@@ -38,11 +38,9 @@ _CARD_TITLES = {
 }
 _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-burst")
 """Kinds that are shown as cards, the most serious first."""
-_LONGEST_FACT = 200
-"""The longest headline, in characters.
-
-A longer sentence is shown below, with the title of its cause as the headline.
-"""
+_SHORT_FACT, _LONGEST_FACT = 110, 200
+"""Lengths of a headline in characters. A longer sentence than the first ends before its explanation, if it has one.
+If it is still longer than the second, the title of its cause is the headline."""
 _MOST_PARTS = 3
 """With more parts than this, the header does not list the losses."""
 _COUNTED = {
@@ -116,9 +114,12 @@ def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFold
 def _fact(finding: FindingCard, source: RunFolder) -> str:
     """The first sentence of a finding, and the step from which the loss is not finite."""
     sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`])", finding["summary"], maxsplit=1)[0].rstrip(".")
-    if len(sentence) > _LONGEST_FACT:  # cut before the explanation
+    if len(sentence) > _SHORT_FACT:  # without remarks in parentheses, and cut before the explanation
+        sentence = re.sub(r" \([^()]*\)", "", sentence)
+    if len(sentence) > _SHORT_FACT:
         ends = [found.start() for found in re.finditer(r"[:;] ", sentence) if found.start() <= _LONGEST_FACT]
-        sentence = sentence[: ends[-1]] if ends else ""
+        short = [end for end in ends if end <= _SHORT_FACT]
+        sentence = sentence[: (short or ends)[-1]] if ends else sentence if len(sentence) <= _LONGEST_FACT else ""
     sentence = sentence or finding["title"]
     step = _first_nonfinite(source)
     if step is None or re.search(r"NaN|\bnan\b|Inf\b|finite", sentence):
@@ -223,7 +224,7 @@ def _loss_tiles(source: RunFolder) -> list[Tile]:
 
 
 def _time_tiles(source: RunFolder, steps: int) -> list[Tile]:
-    """Number of steps, duration, speed and start."""
+    """Number of steps, duration and speed."""
     found: list[Tile] = [{"name": "steps", "value": steps, "unit": "count"}]
     seconds = _seconds(source)
     if seconds is not None:
@@ -231,8 +232,6 @@ def _time_tiles(source: RunFolder, steps: int) -> list[Tile]:
     training = _span(source)
     if training and steps > 1:
         found.append({"name": "steps per second", "value": (steps - 1) / training})
-    if started := str(source.run.get("started") or ""):
-        found.append({"name": "started", "value": started, "unit": "time"})
     return found
 
 

@@ -51,6 +51,16 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24:,}d {hours % 24}h" if hours < 1e6 else "ages"
 
 
+def size(count: int) -> str:
+    """A number of bytes: `71 kB`, `1.4 GB`."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
 def clock(seconds: float, form: str = "%H:%M:%S") -> str:
     """The time of day, local."""
     try:

@@ -117,7 +117,7 @@ def watch(folder: str | Path, once: bool = False) -> None:
     """Show a run until it ends."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; expected a run folder, such as `surefoot run --out DIR` writes.")
+        raise UsageError(f"{path} is a file; expected a run folder, as `surefoot run --out DIR` creates it.")
     if sys.stdout is None:
         raise UsageError("`surefoot watch` cannot write: its standard output is closed.")
     watcher = RunFollowerView(path)
