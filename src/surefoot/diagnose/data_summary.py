@@ -28,6 +28,12 @@ def class_count(loss: LossCall) -> int:
     return (loss.input.shape or [1])[1 if len(loss.input.shape) > 1 else 0]
 
 
+def are_positions(loss: LossCall) -> bool:
+    """Whether each label is the position of its row in the batch, as in a contrastive loss."""
+    labels, count = loss.labels or {}, loss.valid or 0
+    return count > 1 and len(labels) == count and loss.label_range == (0, count - 1)
+
+
 def stream(run: RecordedRun) -> list[StepBatch]:
     """The data of each step, as far as it is known."""
     return run.facts.step_data.batches

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, falling, look, optimizer, parameter, run
 from surefoot.diagnose.rules import adversarial
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def a_pass(model: str, given: list[list[float]], made: list[list[float]], grad: bool = False) -> dict[str, Any]:
@@ -83,3 +86,32 @@ def test_samples_spread_like_the_data_have_not() -> None:
 def test_samples_of_a_generator_that_has_hardly_been_trained_have_not_collapsed() -> None:
     assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True)) is None
     assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True, varied_until=20)) is not None
+
+
+TWO_PLAYERS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+G = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+D = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
+of_g = torch.optim.Adam(G.parameters(), lr=1e-3)
+of_d = torch.optim.Adam(D.parameters(), lr=1e-3)
+for step in range(200):
+    real = torch.randn(32, 2) * 0.3 + 1
+    fake = G(torch.randn(32, 4))
+    judged = nn.functional.softplus(-D(real)).mean() + nn.functional.softplus(D(fake.detach())).mean()
+    of_d.zero_grad(); judged.backward(); of_d.step()
+    fooled = nn.functional.softplus(SIGN * D(fake)).mean()
+    of_g.zero_grad(); fooled.backward(); of_g.step()
+"""
+
+
+def test_a_generator_that_learns_to_be_recognised_has_the_wrong_sign(watch: Nursery) -> None:
+    run = watch(TWO_PLAYERS.replace("SIGN", "1"))
+    assert run.first.cause == "loss.sign-flipped"
+    assert run.first.evidence["same_direction"] == run.first.evidence["steps"]
+
+
+def test_losses_of_opposite_directions_are_what_a_gan_has(watch: Nursery) -> None:
+    assert "loss.sign-flipped" not in watch(TWO_PLAYERS.replace("SIGN", "-1")).causes

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from recorded import SITE, completed, described, facts_of, look, moves, run
 from surefoot.diagnose.rules import data_labels, not_learning
 from surefoot.diagnose.run import RecordedRun
 from surefoot.record.facts import LayerCall
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def class_loss(step: int, labels: dict[str, int], predicted: dict[str, int], value: float = 0.7) -> dict[str, Any]:
@@ -93,3 +98,86 @@ def test_a_recurrent_network_over_long_sequences_may_begin_to_learn_late() -> No
         ]
     at_each_step = RecordedRun(held.facts)
     assert not_learning.not_learning(at_each_step) is not None, "a language model has a target at every step"
+
+
+TOKENS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+following = torch.randint(0, 12, (12, 2))
+text = [0]
+for _ in range(4000):
+    text.append(int(following[text[-1], torch.randint(2, (1,))]))
+text = torch.tensor(text)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.gru, self.head = nn.Embedding(12, 16), nn.GRU(16, 32, batch_first=True), nn.Linear(32, 12)
+
+    def forward(self, ids):
+        return self.head(self.gru(self.table(ids))[0])
+
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(120):
+    start = torch.randint(len(text) - 20, (16, 1)) + torch.arange(16)
+    x, y = text[start], text[start + 1]
+    MIX
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("mix", ["y = y[torch.randperm(16)]", "y = y.t()"])
+def test_labels_that_do_not_belong_to_their_sequences_are_named(watch: Nursery, mix: str) -> None:
+    run = watch(TOKENS.replace("MIX", mix))
+    assert run.first.cause == "data.labels-uninformative"
+    assert abs(run.first.evidence["agreement"] - run.first.evidence["agreement_shuffled"]) < 0.05
+
+
+def test_labels_that_follow_their_ids_are_not(watch: Nursery) -> None:
+    assert watch(TOKENS.replace("MIX", "pass")).causes == []
+
+
+PAIRS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+hidden = torch.randn(600, 6)
+left, right = hidden @ torch.randn(6, 12), torch.tanh(hidden @ torch.randn(6, 10))
+one = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 8))
+two = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 8))
+optimizer = torch.optim.Adam([*one.parameters(), *two.parameters()], lr=3e-3)
+for step in range(150):
+    rows = torch.randint(600, (32,))
+    scores = F.normalize(one(left[rows]), dim=1) @ F.normalize(two(right[PARTNERS]), dim=1).t() / TEMPERATURE
+    loss = F.cross_entropy(scores, torch.arange(32))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_pairs_that_do_not_belong_together_are_named(watch: Nursery) -> None:
+    run = watch(PAIRS.replace("PARTNERS", "torch.randint(600, (32,))").replace("TEMPERATURE", "0.1"))
+    assert run.first.cause == "data.labels-uninformative"
+    assert run.first.evidence["matched_by_chance"] == 1 / 32
+
+
+def test_pairs_that_belong_together_are_not(watch: Nursery) -> None:
+    assert watch(PAIRS.replace("PARTNERS", "rows").replace("TEMPERATURE", "0.1")).causes == []
+
+
+def test_similarities_divided_by_a_large_temperature_have_bounds(watch: Nursery) -> None:
+    run = watch(PAIRS.replace("PARTNERS", "rows").replace("TEMPERATURE", "50.0"))
+    assert run.first.cause == "loss.bounded-output"
+    assert run.first.evidence["bound"] < 0.021

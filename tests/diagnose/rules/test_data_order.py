@@ -212,3 +212,34 @@ def test_one_batch_that_is_trained_on_for_good_is_named_if_other_rows_are_evalua
     assert "20 of 200 rows" in found.summary
     checked = ONE_BATCH.replace("EVALUATE", "print((model(inputs).argmax(1) == labels).float().mean())")
     assert watch(checked).causes == []  # whether a model can learn one batch is a usual check
+
+
+NOISED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+loader = DataLoader(torch.randn(640, 6), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+batches = iter(loader)
+rows = next(batches)
+for step in range(120):
+    NEXT
+    noise = torch.randn(32, 6)
+    loss = F.mse_loss(model(rows + noise), noise)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_one_batch_with_new_noise_at_every_step_is_a_repeated_batch(watch: Nursery) -> None:
+    assert watch(NOISED.replace("NEXT", "")).causes == ["data.repeated-batches"]
+
+
+def test_a_new_batch_with_new_noise_at_every_step_is_not(watch: Nursery) -> None:
+    following = "batches = iter(loader) if step % 19 == 18 else batches; rows = next(batches)"
+    assert "data.repeated-batches" not in watch(NOISED.replace("NEXT", following)).causes

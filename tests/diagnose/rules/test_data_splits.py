@@ -163,3 +163,70 @@ def test_a_graph_that_is_passed_as_a_whole_is_no_leak(other: int) -> None:
     evaluation = a_pass(evaluated, False, 50, block=1, block_passes=1, **whole)
     claim = data_splits.leakage(run(stream=stream, sampled_steps=looks, evaluations=[evaluation]))
     assert (claim is not None) == bool(other), "with other rows in it, those that are shared leak"
+
+
+WINDOWS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+text = torch.randint(0, 20, (3000,))
+splits = {"train": text[:2500], "val": text[2500:]}
+
+
+def batch(split):
+    start = torch.randint(len(splits[split]) - 9, (16, 1)) + torch.arange(8)
+    return splits[split][start], splits[split][start + 1]
+
+
+model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    if step % 10 == 0:
+        with torch.no_grad():
+            for split in splits:
+                for _ in range(3):
+                    x, y = batch(split)
+                    F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    x, y = batch("train")
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_random_windows_of_the_training_text_are_no_leak_when_they_are_evaluated(watch: Nursery) -> None:
+    assert "data.leakage" not in watch(WINDOWS).causes
+
+
+NODES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(200, 8); y = x[:, :3].argmax(1)
+is_training = torch.rand(200) < 0.6
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(80):
+    output = model(x)
+    loss = F.cross_entropy(output[USED], y[USED])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        held = F.cross_entropy(model(x)[~is_training], y[~is_training])
+"""
+
+
+def test_a_training_mask_that_is_not_applied_leaks_the_nodes_that_are_evaluated(watch: Nursery) -> None:
+    run = watch(NODES.replace("USED", ":"))
+    assert run.first.cause == "data.leakage"
+    assert run.first.evidence["trained"] == 200
+
+
+def test_nodes_behind_a_mask_are_not_leaked(watch: Nursery) -> None:
+    assert "data.leakage" not in watch(NODES.replace("USED", "is_training")).causes

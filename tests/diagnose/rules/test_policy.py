@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, look, optimizer, run
 from surefoot.diagnose.rules import policy
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 90)
 
@@ -129,3 +132,70 @@ def test_returns_in_the_thousands_that_drown_the_policy_are_named() -> None:
 def test_returns_near_one_are_fine() -> None:
     held = run(sampled_steps=[look(s, **valued(2.0, 0.6)) for s in STEPS], policy=entropies([0.9] * 100))
     assert policy.reward_scale(held) is None
+
+
+VALUES = """
+import copy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+fixed = copy.deepcopy(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(200):
+    state, later = torch.randn(32, 4), torch.randn(32, 4)
+    action = torch.randint(2, (32, 1))
+    reward = SCALE * state[:, 0] * (2 * action[:, 0] - 1)
+    with torch.no_grad():
+        target = reward + 0.9 * fixed(later).max(1)[0]
+    loss = F.mse_loss(model(state).gather(1, action).squeeze(1), target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 50 == 0:
+        fixed.load_state_dict(model.state_dict())
+"""
+
+
+def test_value_targets_far_from_unit_scale_are_named(watch: Nursery) -> None:
+    run = watch(VALUES.replace("SCALE", "500.0"))
+    assert run.causes == ["rl.reward-scale"]
+    assert run.first.evidence["error"] > 0.5 * run.first.evidence["targets"] > 15
+
+
+def test_value_targets_of_unit_scale_are_fine(watch: Nursery) -> None:
+    assert watch(VALUES.replace("SCALE", "1.0")).causes == []
+
+
+BANDIT = """
+import torch
+from torch import nn
+from torch.distributions import Categorical
+
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+for episode in range(60):
+    terms = []
+    for _ in range(8):
+        chosen = Categorical(logits=policy(torch.randn(1, 3)))
+        action = chosen.sample()
+        reward = torch.tensor(1.0 if action.item() == 2 else -0.2)
+        terms.append(SIGN chosen.log_prob(action) * reward)
+    loss = torch.cat(terms).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_policy_that_makes_low_weights_likely_is_not_called_healthy(watch: Nursery) -> None:
+    run = watch(BANDIT.replace("SIGN", ""))
+    assert run.diagnosis.verdict == "unknown"
+    assert "right if the weights are costs" in run.diagnosis.reason
+
+
+def test_a_policy_that_makes_high_weights_likely_is_healthy(watch: Nursery) -> None:
+    assert watch(BANDIT.replace("SIGN", "-")).diagnosis.verdict == "healthy"

@@ -571,3 +571,41 @@ def test_a_term_of_the_loss_that_is_cut_off_is_named(watch: Nursery) -> None:
     run.names_first("optim.detached-graph", step=0, at="|label = F.cross_entropy", evidence={"cut", "loss", "last"})
     only_logged = CUT_TERM.replace("CUT", ".data").replace("LOSS", "size")
     assert "optim.detached-graph" not in watch(only_logged).causes
+
+
+INNER_LOSS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.table, self.decoder = nn.Linear(8, 4), nn.Linear(4, 4), nn.Linear(4, 8)
+
+    def forward(self, x):
+        code = self.encoder(x)
+        near = self.table(torch.ones_like(code))
+        return self.decoder(code), F.mse_loss(near, code.detach())
+
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    rows = x[torch.randint(200, (32,))]
+    output, inner = model(rows)
+    loss = F.mse_loss(output, rows) + inner
+    optimizer.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        model(x[200:])
+    optimizer.step()
+"""
+
+
+def test_a_loss_inside_the_model_is_not_cut_off_because_the_model_is_evaluated_too(watch: Nursery) -> None:
+    assert "optim.detached-graph" not in watch(INNER_LOSS).causes

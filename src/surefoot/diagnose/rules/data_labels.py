@@ -8,6 +8,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.data_summary import (
+    are_positions,
     at_chance,
     entropy,
     label_batches,
@@ -148,23 +149,23 @@ def _shuffled(each: TokenAlignment) -> float:
 
 
 def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | None:
-    """A contrastive loss that ends where pairs are guessed, although its scores differ and the weights moved."""
+    """A contrastive loss that ends where pairs are guessed, although scores could differ and the weights moved."""
     notes = run.sampled.training_losses(*CLASS_LOSSES)
-    widest = max((n.distribution.max - n.distribution.min for n in notes if n.distribution is not None), default=0.0)
+    largest = max((max(-n.distribution.min, n.distribution.max) for n in notes if n.distribution), default=0.0)
     hits = [n.accuracy for n in notes if n.accuracy is not None]
     guessed = 1.0 / max(1, median(n.valid or 1 for n in notes))
-    if run.curve.end < 0.97 * stuck.level or widest < 0.5 or not hits or median(hits) > 3 * guessed:
+    if run.curve.end < 0.97 * stuck.level or largest < 0.5 or not hits or median(hits) > 3 * guessed:
         return None
     return Claim(
         0.65,
         f"The loss at {stuck.site} ends at {run.curve.end:.4g}, where chance is {stuck.level:.4g} (each row is matched "
-        f"with any other), although the weights moved by about {moved:.1f} times their size and scores differ by up to "
-        f"{widest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
+        f"with any other), although the weights moved by about {moved:.1f} times their size and scores reach "
+        f"{largest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
         "chance: the two sides of a pair do not belong together.",
         step=0,
         where=where_of(stuck.site),
         evidence={"last_loss": run.curve.end, "chance": stuck.level, "weights_moved": moved}
-        | {"matched": median(hits), "matched_by_chance": guessed, "widest_scores": widest},
+        | {"matched": median(hits), "matched_by_chance": guessed, "largest_score": largest},
         fixes=("Check that row i of both sides of a batch comes from the same example: shuffle both with one index.",),
     )
 
@@ -200,12 +201,7 @@ def _never_spread(run: RecordedRun) -> bool:
 def _are_positions(run: RecordedRun) -> bool:
     """Whether each label is the position of its row in the batch, as in contrastive losses: no property of the row."""
     notes = run.sampled.training_losses(*CLASS_LOSSES)
-    return bool(notes) and all(_is_permutation(note) for note in notes)
-
-
-def _is_permutation(note: LossCall) -> bool:
-    labels, count = note.labels or {}, note.valid or 0
-    return count > 1 and len(labels) == count and note.label_range == (0, count - 1)
+    return bool(notes) and all(are_positions(note) for note in notes)
 
 
 def _are_predicted(run: RecordedRun) -> bool:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.diagnose.curves import present
+from surefoot.diagnose.data_summary import are_positions
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import fails_at_its_rate
@@ -126,6 +127,8 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
         if not sure and (len(spread) < 5 or made in ("relu", "relu_", "clamp")):
             continue
         low, high = min(present(n.input.min for n in notes)), max(present(n.input.max for n in notes))
+        if not sure and high - low < 0.5:
+            continue  # logits close to one another may lie anywhere
         return Claim(
             0.97 if sure else 0.8,
             f"`{_maker(notes[0])}` returns values between {low:.3g} and {high:.3g}, never outside (0, 1), and they go "
@@ -335,6 +338,31 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
                 if op in _LIMITED
                 else "Divide the similarities by a temperature, for example 0.07, before cross_entropy.",
             ),
+        )
+    return _tiny_scores(run)
+
+
+def _tiny_scores(run: RecordedRun) -> Claim | None:
+    """A contrastive loss over similarities that were divided by a large number: they use all of their tiny range."""
+    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
+        ranges = [(n.distribution.min, n.distribution.max) for n in notes if n.distribution and are_positions(n)]
+        bound = max((max(-low, high) for low, high in ranges), default=math.inf)
+        if len(ranges) < max(4, len(notes)) or not 0.0 < bound < 0.2:
+            continue
+        low, high = (median(ends) for ends in zip(*ranges[-3:], strict=True))
+        classes = min(n.distribution.classes for n in notes if n.distribution)
+        floor = math.log(1 + (classes - 1) * math.exp(-2 * bound))
+        if low > -0.5 * bound or high < 0.8 * bound or run.curve.end < 0.95 * floor:
+            continue
+        return Claim(
+            0.8,
+            f"The similarities that cross_entropy is given at {site} use all of their range, from {low:.2g} to "
+            f"{high:.2g}, and never exceed {bound:.2g}: with {classes} rows the loss cannot fall below {floor:.4g}. It "
+            f"is at {run.curve.end:.4g}.",
+            step=notes[0].step,
+            where=(site, _source(notes[0])),
+            evidence={"bound": bound, "classes": classes, "floor": floor},
+            fixes=("Divide the similarities by a temperature below 1, for example 0.07, before cross_entropy.",),
         )
     return None
 

@@ -374,7 +374,12 @@ RULES: tuple[Rule, ...] = (
         explains=("rl.kl-blowup", "lr.too-high", "data.bad-batch"),
         from_steps=True,
     ),
-    Rule("rl.reward-scale", "value", bootstrapped_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
+    Rule(
+        "rl.reward-scale",
+        "value",
+        bootstrapped_scale,
+        explains=("loss.term-dominates", "clip.saturated", "lr.*", "data.labels-uninformative"),
+    ),
     Rule("rl.reward-scale", "value", reward_scale, explains=("loss.term-dominates", "clip.saturated", "lr.*")),
     Rule(
         "rl.kl-blowup",

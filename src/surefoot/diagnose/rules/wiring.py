@@ -330,7 +330,10 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     for look in run.sampled.steps:
         cuts = {cut.site: cut for cut in look.breaks if cut.backward_calls and cut.parameters}
         kept = {entry.site for root in look.backward_calls for entry in root.made_from or [] if entry.shape == []}
+        trained = {loss.site for loss in look.calls.losses if loss.trained_on}
         for loss in look.calls.losses:
+            if loss.site in trained:
+                continue  # the model computes it in its forward pass, and was evaluated in the same step
             cut = cuts.get(loss.producer.site if loss.producer is not None else "") or cuts.get(loss.site)
             if cut is not None and not loss.trained_on and loss.reduction != "none" and loss.site in kept:
                 found.append((loss, cut))

@@ -1,0 +1,65 @@
+"""Terms of a loss that are not learned because another one wins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surefoot.diagnose.rules import loss_terms
+from surefoot.diagnose.run import RecordedRun
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+AUTOENCODER = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+codes = torch.randn(512, 3)
+data = torch.sigmoid(3 * codes @ torch.randn(3, 20))
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.decoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 20))
+
+    def forward(self, x):
+        mean, log_variance = self.encoder(x).chunk(2, 1)
+        code = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+        return self.decoder(code), mean, log_variance
+
+
+model = Autoencoder()
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+for step in range(200):
+    rows = data[torch.randint(512, (64,))]
+    output, mean, log_variance = model(rows)
+    divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()
+    loss = RECONSTRUCTION + divergence
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("loss", ["F.mse_loss(output, rows)", "F.binary_cross_entropy_with_logits(output, rows)"])
+def test_a_mean_beside_a_sum_leaves_the_code_unused(watch: Nursery, loss: str) -> None:
+    run = watch(AUTOENCODER.replace("RECONSTRUCTION", loss))
+    assert run.first.cause == "loss.term-dominates"
+    found = loss_terms.unused_code(RecordedRun(*run.loaded))
+    assert found is not None
+    assert run.at("|divergence = -0.5") in found.where
+    assert found.evidence["other_last"] < 0.1 * found.evidence["other_first"]
+    assert found.evidence["reconstruction"] >= 0.95 * found.evidence["best_constant_answer"]
+
+
+def test_two_sums_are_in_balance(watch: Nursery) -> None:
+    summed = 'F.binary_cross_entropy_with_logits(output, rows, reduction="sum")'
+    run = watch(AUTOENCODER.replace("RECONSTRUCTION", summed))
+    assert run.causes == []
+    assert loss_terms.unused_code(RecordedRun(*run.loaded)) is None

@@ -1,0 +1,42 @@
+"""How labels agree where the ids at and before their position are the same."""
+
+from __future__ import annotations
+
+import torch
+
+from surefoot.watch.token_alignment import _agreement
+
+
+def text(count: int, length: int) -> torch.Tensor:
+    """Rows in which each id has one of two followers."""
+    generator = torch.Generator().manual_seed(0)
+    following = torch.randint(0, 9, (9, 2), generator=generator)
+    rows = [torch.randint(0, 9, (count,), generator=generator)]
+    for _ in range(length - 1):
+        rows.append(following[rows[-1], torch.randint(0, 2, (count,), generator=generator)])
+    return torch.stack(rows, 1)
+
+
+def test_labels_that_follow_their_ids_agree_more_often_than_shuffled_ones() -> None:
+    rows = text(64, 17)
+    found, shuffled, spread = _agreement(rows[:, :-1], rows[:, 1:], torch.ones(64, 16, dtype=torch.bool))
+    assert found is not None
+    assert shuffled is not None
+    assert spread is not None
+    assert found > shuffled + 10 * spread
+
+
+def test_labels_of_other_rows_agree_as_often_as_shuffled_ones() -> None:
+    rows = text(64, 60)[:, -17:]
+    others = rows[torch.randperm(64, generator=torch.Generator().manual_seed(1))]
+    found, shuffled, spread = _agreement(rows[:, :-1], others[:, 1:], torch.ones(64, 16, dtype=torch.bool))
+    assert found is not None
+    assert shuffled is not None
+    assert spread is not None
+    assert found < shuffled + 4 * spread
+
+
+def test_labels_that_do_not_count_are_left_out_and_few_labels_say_nothing() -> None:
+    rows = text(64, 17)
+    valid = torch.zeros(64, 16, dtype=torch.bool)
+    assert _agreement(rows[:, :-1], rows[:, 1:], valid) == (None, None, None)
