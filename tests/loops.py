@@ -26,7 +26,7 @@ class TiedTransformer(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(16, 16)
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(16, 16, bias=False)
         self.head.weight = self.embed.weight
 

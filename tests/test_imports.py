@@ -1,6 +1,7 @@
 """Who may import whom, and what importing surefoot costs."""
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -95,19 +96,27 @@ def test_imports_along_the_layers_are_allowed():
     assert against_the_layers("from surefoot.keep.buffers import BufferKeeper", "guard") == []
 
 
-def modules_after(statement):
-    """The top-level modules that are loaded in a fresh interpreter after a statement."""
-    code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    found = patience.run([sys.executable, "-c", code], check=True)
-    return set(found.stdout.split())
+@pytest.fixture(scope="module")
+def first_import():
+    """What a fresh interpreter tells about its first import of surefoot."""
+    code = """
+import json, sys
+import torch, numpy, torch.distributed
+before = sorted(sys.modules)
+import surefoot as sf
+after = sorted(sys.modules)
+names = [sf.build.PreNormMLP.__name__, sf.presets.for_gan.__name__, sf.types.Detector.__name__]
+is_callable = [callable(sf.diagnose)]
+import surefoot.diagnose.engine
+print(json.dumps([before, after, dir(sf), names, [*is_callable, callable(sf.diagnose)]]))
+"""
+    return json.loads(patience.run([sys.executable, "-c", code], check=True).stdout)
 
 
-def test_importing_surefoot_loads_nothing_beyond_torch_and_numpy():
-    loaded = modules_after("import surefoot")
-    assert "surefoot" in loaded
+def test_importing_surefoot_loads_nothing_beyond_torch_and_numpy(first_import):
+    before, loaded = ({name.split(".")[0] for name in modules} for modules in first_import[:2])
     assert not loaded & {"pyarrow", "rich", "typer", "safetensors", "triton", "sklearn", "matplotlib", "pandas"}
-    more = loaded - modules_after("import torch, numpy, torch.distributed") - {"surefoot"}
-    assert {name for name in more if name not in sys.stdlib_module_names} == set()
+    assert {name for name in loaded - before if name not in sys.stdlib_module_names} == {"surefoot"}
 
 
 def test_everything_that_is_exported_is_there_and_sorted():
@@ -137,12 +146,12 @@ def test_the_stub_for_type_checkers_names_what_the_package_exports():
     assert all(getattr(surefoot, name) is not None for name in surefoot.__all__)
 
 
-def test_namespaces_are_reached_from_the_package_and_loaded_when_used():
-    code = "import sys, surefoot as sf; assert 'surefoot.types' not in sys.modules; "
-    code += "assert {'build', 'diagnose', 'presets', 'types'} <= set(dir(sf)); "
-    code += "print(sf.build.PreNormMLP.__name__, sf.presets.for_gan.__name__, sf.types.Detector.__name__); "
-    code += "assert callable(sf.diagnose); import surefoot.diagnose.engine; assert callable(sf.diagnose)"
-    assert patience.run([sys.executable, "-c", code], check=True).stdout == "PreNormMLP for_gan Detector\n"
+def test_namespaces_are_reached_from_the_package_and_loaded_when_used(first_import):
+    _, loaded, listed, names, is_callable = first_import
+    assert "surefoot.types" not in loaded
+    assert {"build", "diagnose", "presets", "types"} <= set(listed)
+    assert names == ["PreNormMLP", "for_gan", "Detector"]
+    assert is_callable == [True, True]
 
 
 def test_help_does_not_import_torch():

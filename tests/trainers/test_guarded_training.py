@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import forked
 import surefoot as sf
 from surefoot.errors import SettingError, UsageError
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements, load_from, save_into
@@ -118,7 +118,7 @@ def test_methods_are_put_back_unless_other_code_has_replaced_them():
 def test_frameworks_are_imported_when_they_are_used():
     code = "import sys, surefoot as sf; sf.trainers; dir(sf.trainers); "
     code += "print({'transformers', 'lightning', 'accelerate', 'ignite', 'ray', 'trl'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert forked.run(["-c", code]).stdout == "set()\n"
     with pytest.raises(AttributeError, match="it has accelerate, ignite"):
         sf.trainers.keras  # noqa: B018
 
