@@ -20,6 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from surefoot.core.settings import is_number, require_module, shown
+from surefoot.errors import require
+
 _MATRICES = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _POSITIONS = frozenset({"pos", "position", "positions", "positional", "pe", "emb", "embs"})
 """Words of a name that make a parameter of a module's own an embedding; `embed` does so anywhere in it."""
@@ -41,8 +44,12 @@ def decay_groups(
         no_decay: Names or patterns of further parameters without decay, such as `"places"` or `"*.temperature"`.
         include_frozen: Whether parameters that require no gradient are in the groups.
     """
-    if weight_decay < 0.0:
-        raise ValueError(f"`weight_decay` must not be negative; got {weight_decay}.")
+    require_module(model)
+    require(
+        is_number(weight_decay) and weight_decay >= 0.0,
+        f"`weight_decay` must be a number, and must not be negative; got {shown(weight_decay)}.",
+    )
+    require(isinstance(no_decay, Iterable), f"`no_decay` must be a name or a list of names; got {shown(no_decay)}.")
     spared = _without_decay(model, [no_decay] if isinstance(no_decay, str) else list(no_decay))
     found: dict[Tensor, None] = {}
     owners = {

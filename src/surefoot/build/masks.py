@@ -11,6 +11,8 @@ because 0 × NaN is NaN.
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import shown
+
 _VERY_NEGATIVE = -9e3
 """An additive mask from here down leaves nothing of a score; the mildest in common use is -1e4."""
 
@@ -26,12 +28,19 @@ def mask_fill_value(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).min) / 2.0
 
 
+def _check_tensors(**tensors: object) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {shown(tensor)}.")
+
+
 def masked_softmax(scores: Tensor, keep: Tensor, dim: int = -1) -> Tensor:
     """Softmax over the entries where `keep` is True; the others are exactly 0, and so is a row with nothing to keep.
 
     The gradient is finite everywhere, and zero wherever `keep` is False, whatever was in the scores there. Half
     precision is computed in float32 and cast back.
     """
+    _check_tensors(scores=scores, keep=keep)
     if keep.dtype != torch.bool:
         raise TypeError(
             f"`keep` must be boolean, True where an entry takes part; got {keep.dtype}. "
@@ -52,6 +61,7 @@ def find_fully_masked(mask: Tensor, dim: int = -1) -> Tensor:
 
     `mask` is boolean with True taking part, or additive (0 for what takes part, very negative for the rest).
     """
+    _check_tensors(mask=mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"`mask` must be boolean (True takes part) or additive floating point; got {mask.dtype}.")
     keep = mask if mask.dtype == torch.bool else mask > _VERY_NEGATIVE

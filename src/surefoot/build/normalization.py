@@ -23,6 +23,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from surefoot.build.blocks import groups_for
+from surefoot.core.settings import is_whole, require_module, shown
+from surefoot.errors import require
 
 FEWEST_BATCH_NORM_SAMPLES = 16
 """Samples per device below which BatchNorm is reported: Wu and He 2018 find that its error grows from there down."""
@@ -65,8 +67,11 @@ def advise_normalization(
     An empty list means no problems. `task="style-transfer"`: each image keeps its own contrast, so norms that mix
     images or channels are reported too.
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, the samples one forward sees; got {batch_size}.")
+    require_module(model)
+    require(
+        is_whole(batch_size) and batch_size >= 1,
+        f"`batch_size` must be at least 1, the samples one forward sees; got {shown(batch_size)}.",
+    )
     if task not in (None, "style-transfer"):
         raise ValueError(f"`task` must be 'style-transfer' or None; got {task!r}.")
     found: list[NormAdvice] = []

@@ -22,6 +22,9 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from surefoot.core.settings import is_number, is_whole, shown
+from surefoot.errors import require
+
 After = Callable[[int], float]
 """The factor by the number of steps since the end of the warm-up."""
 
@@ -55,7 +58,7 @@ def warmup_cosine(
     as the one before.
     """
     _check_decay(warmup_steps, total_steps, floor)
-    if restarts < 0 or cycle_growth <= 0.0:
+    if not is_whole(restarts) or not is_number(cycle_growth) or restarts < 0 or cycle_growth <= 0.0:
         raise ValueError(f"Expected `restarts` >= 0 and `cycle_growth` > 0; got {restarts} and {cycle_growth}.")
     lengths = [cycle_growth**cycle for cycle in range(restarts + 1)]
     span = total_steps - warmup_steps
@@ -72,11 +75,16 @@ def warmup_step(
     start: float | None = None,
 ) -> LRScheduler:
     """Warm up, hold, and multiply by `gamma` at each of `milestones`, counted from the start of training."""
+    _check_warmup(warmup_steps)
+    require(
+        isinstance(milestones, Sequence) and all(map(is_whole, milestones)),
+        f"`milestones` must be a list of steps, such as [3_000, 6_000]; got {shown(milestones)}.",
+    )
     if list(milestones) != sorted(set(milestones)) or any(milestone <= warmup_steps for milestone in milestones):
         raise ValueError(
             f"`milestones` must rise and come after the warm-up of {warmup_steps} steps; got {list(milestones)}."
         )
-    if gamma <= 0.0:
+    if not is_number(gamma) or gamma <= 0.0:
         raise ValueError(f"`gamma` must be positive; got {gamma}. To stop learning, stop training.")
     after = tuple(milestone - warmup_steps for milestone in milestones)
     return _schedule(optimizer, warmup_steps, start, partial(_step, after, gamma))
@@ -87,6 +95,7 @@ def warmup_inverse_sqrt(optimizer: Optimizer, warmup_steps: int, *, start: float
 
     The peak is the optimizer's own learning rate, not a function of the model's width as in that paper.
     """
+    _check_warmup(warmup_steps)
     if warmup_steps < 1:
         raise ValueError(
             f"`warmup_steps` must be at least 1: it sets how fast the rate falls; got {warmup_steps}. "
@@ -112,6 +121,7 @@ def warmup_stable_decay(
     _check_decay(warmup_steps, total_steps, floor)
     if shape not in ("linear", "1-sqrt"):
         raise ValueError(f"`shape` must be 'linear' or '1-sqrt'; got {shape!r}.")
+    require(is_whole(decay_steps), f"`decay_steps` must be a whole number; got {shown(decay_steps)}.")
     hold = total_steps - warmup_steps - decay_steps
     if decay_steps < 1 or hold < 0:
         raise ValueError(
@@ -122,8 +132,11 @@ def warmup_stable_decay(
 
 
 def _schedule(optimizer: Optimizer, warmup_steps: int, start: float | None, after: After) -> LRScheduler:
-    if warmup_steps < 0:
-        raise ValueError(f"`warmup_steps` must not be negative; got {warmup_steps}. 0 means no warm-up.")
+    _check_warmup(warmup_steps)
+    require(
+        hasattr(optimizer, "param_groups"), f"`optimizer` must be a torch optimizer; got {type(optimizer).__name__}."
+    )
+    require(start is None or is_number(start), f"`start` must be a number, or None; got {shown(start)}.")
     first = 1.0 / (warmup_steps + 1) if start is None else start
     if not 0.0 <= first <= 1.0:
         raise ValueError(f"`start` is the fraction of the peak at the first step, from 0 to 1; got {start}.")
@@ -166,7 +179,20 @@ def _stable_decay(hold: int, decay_steps: int, floor: float, shape: str, step: i
     return floor + (1.0 - floor) * left
 
 
+def _check_warmup(warmup_steps: int) -> None:
+    require(
+        is_whole(warmup_steps) and warmup_steps >= 0,
+        f"`warmup_steps` must be a whole number, and must not be negative; got {shown(warmup_steps)}. 0 means no "
+        "warm-up.",
+    )
+
+
 def _check_decay(warmup_steps: int, total_steps: int, floor: float) -> None:
+    _check_warmup(warmup_steps)
+    require(
+        is_whole(total_steps), f"`total_steps` must be a whole number of optimizer steps; got {shown(total_steps)}."
+    )
+    require(is_number(floor), f"`floor` must be a number; got {shown(floor)}.")
     if total_steps <= warmup_steps:
         raise ValueError(
             f"`total_steps` counts the warm-up too and must exceed it; got {total_steps} with {warmup_steps=}. "

@@ -41,6 +41,13 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
+def require_module(model: object) -> None:
+    """Raise `SettingError` unless `model` is a torch module."""
+    from torch import nn  # here: commands that show a run do not import torch
+
+    require(isinstance(model, nn.Module), f"`model` must be a torch.nn.Module; got {shown(model)}.")
+
+
 def check_types(settings: Any) -> None:
     """Raise `SettingError` for a field of a dataclass whose value is not of its annotated type."""
     for each in fields(settings):

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.device_copies import upload
-from surefoot.core.settings import shown
+from surefoot.core.settings import require_module
 from surefoot.core.weak_reference import weak_reference
-from surefoot.errors import require
 from surefoot.types import NamedParameter, format_table
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def named_parameters(models: Sequence[nn.Module]) -> list[NamedParameter]:
     """Every parameter once, in order of registration; prefixed with the number of the model if there are several."""
     found: dict[int, NamedParameter] = {}
     for i, model in enumerate(models):
-        require(isinstance(model, nn.Module), f"`model` must be a torch.nn.Module; got {shown(model)}.")
+        require_module(model)
         prefix = f"{i}." if len(models) > 1 else ""
         for name, parameter in model.named_parameters():
             found.setdefault(id(parameter), NamedParameter(prefix + plain_name(name), parameter))

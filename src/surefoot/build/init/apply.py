@@ -29,6 +29,7 @@ from surefoot.build.init.rules import (
     with_orthogonal_directions,
 )
 from surefoot.build.init.trace import Trace, trace
+from surefoot.core.settings import require_module
 
 Patterns = str | Iterable[str]
 
@@ -119,6 +120,7 @@ def init_for(
         dry_run: Print the table, write nothing, and draw no random number.
         generator: Draws from this instead of the global stream.
     """
+    require_module(model)
     if calibrate and example is None:
         raise ValueError("`calibrate=True` measures layers on real data; got no `example`. Pass a batch.")
     model = getattr(model, "_orig_mod", model)  # look inside torch.compile
