@@ -379,7 +379,7 @@ class RunHistory:
         explain = partial(self._refusals.explain, record, self.history, is_stuck=is_stuck, is_first=is_first)
         summary, evidence = explain() if refused else ("", {})
         decision = self.budgets.escalate(record, refused, summary)
-        if decision.action == "halt" and self._still_trains():
+        if decision.action == "halt" and _was_any_applied(self.history, self.budgets.escalation):
             decision = replace(decision, action="skip")
         if refused:
             kind = record.reasons[0] if record.reasons else "refused"
@@ -391,12 +391,6 @@ class RunHistory:
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision
-
-    def _still_trains(self) -> bool:
-        """Whether any of the last steps was applied, of as many as use up all budgets."""
-        assert self.budgets.escalation is not None
-        least = min(self.budgets.escalation.least_refused, HISTORY_STEPS)
-        return sum(each.skipped for each in list(self.history)[-least:]) < least
 
     def count(self, record: StepRecord) -> None:
         """Add one step to the history and the counts, without a decision."""
@@ -501,6 +495,12 @@ class RunHistory:
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+
+
+def _was_any_applied(history: Iterable[StepRecord], escalation: Escalation | None) -> bool:
+    """Whether any of the last steps was applied, of as many as use up all budgets."""
+    least = min(escalation.least_refused, HISTORY_STEPS) if escalation is not None else 0
+    return sum(each.skipped for each in list(history)[-least:]) < least
 
 
 def _fresh(name: str) -> tuple[Detector, Any]:
