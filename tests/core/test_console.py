@@ -77,3 +77,13 @@ def test_a_message_is_wrapped_between_words_in_a_terminal_only(monkeypatch):
     assert max(len(line) for line in lines if "/" not in line) <= 30
     assert wrapped_for(io.StringIO(), words) == words
     assert wrapped_for(None, words) == words
+
+
+def test_lines_are_wrapped_one_by_one_with_their_indentation(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "a title\n\n  some words that are longer than a line"
+    assert wrapped_for(Terminal(), text) == "a title\n\n  some words that\n  are longer than a\n  line"

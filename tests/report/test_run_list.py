@@ -63,6 +63,14 @@ def test_where_there_is_none(tmp_path):
         list_runs(tmp_path / "nowhere")
 
 
+def test_healthy_ranks_are_not_a_healthy_run_before_they_are_compared(tmp_path):
+    healthy = {"schema": 1, "verdict": "healthy", "steps": 9, "findings": []}
+    for name in ("run/rank0", "run/rank1", "alone"):
+        write(tmp_path / name, "findings.json", healthy)
+        write(tmp_path / name, "run.json", {"schema": 1})
+    assert {run.folder.name: run.verdict for run in list_runs(tmp_path)} == {"run": "not compared", "alone": "healthy"}
+
+
 def test_the_worst_verdict_of_the_ranks_is_that_of_the_run(tmp_path):
     write(tmp_path / "run" / "rank0", "findings.json", {"schema": 1, "verdict": "healthy", "steps": 9, "findings": []})
     write(tmp_path / "run" / "rank1", "findings.json", FINDINGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 
@@ -98,6 +99,7 @@ def _refuse(given: dict[str, object]) -> None:
 
 
 def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:
+    from surefoot.core.console import wrapped_for
     from surefoot.experiments.command import ended_by_signals
     from surefoot.replay.command import replay as run_again
     from surefoot.replay.consent import asking
@@ -116,7 +118,7 @@ def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:
             writable=what.writable,
             ask=asking(),
         )
-    typer.echo(json.dumps(found.as_json(), indent=2) if what.as_json else as_text(found))
+    typer.echo(json.dumps(found.as_json(), indent=2) if what.as_json else wrapped_for(sys.stdout, as_text(found)))
     return found.exit_code
 
 

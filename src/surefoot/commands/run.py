@@ -432,7 +432,7 @@ class RunSession:
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
             command = incidents.replay_command.replace(str(self._folder.chosen), self._folder.shown, 1)
-            say(f"the first bad step was captured; run it again: {command}")
+            say(f"the first bad step was captured; to run it again:\n  {command}")
         if folder is not None and diagnosis.steps:
             say(f"charts and events on one page: surefoot report {self._folder.shown}")
         if folder is not None and self._world_size > 1 and self._rank == 0:

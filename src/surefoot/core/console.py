@@ -26,14 +26,19 @@ def result_console(plain_width: int = 160) -> Console:
 
 
 def wrapped_for(stream: TextIO, words: str) -> str:
-    """The words with line breaks where a terminal's lines end; unchanged if the stream is no terminal."""
+    """Text with line breaks where a terminal's lines end, indented as the line was; unchanged without a terminal."""
     try:
         if not stream.isatty():
             return words
     except (AttributeError, ValueError):  # none at all, or closed
         return words
     width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False))
+    lines: list[str] = []
+    for line in words.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()))
+        fits = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines.extend(fits or [""])
+    return "\n".join(lines)
 
 
 def progress_bar() -> Progress:

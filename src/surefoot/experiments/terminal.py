@@ -49,6 +49,7 @@ def _say_plainly(name: str, words: str) -> None:
 def show(report: Report, folder: str, console: Console) -> None:
     """Print the report."""
     from rich.markup import escape
+    from rich.padding import Padding
     from rich.table import Table
 
     table = Table("change", "outcome", "final loss", "steps", "failed at", "cures it?", box=None, pad_edge=False)
@@ -65,7 +66,7 @@ def show(report: Report, folder: str, console: Console) -> None:
     elif report.guesses:
         console.print(f"This suggests {', '.join(report.guesses[:4])}.", highlight=False)
     for words in _findings(report):
-        console.print(escape(words), highlight=False)
+        console.print(Padding(escape(words.lstrip()), (0, 0, 0, len(words) - len(words.lstrip()))), highlight=False)
     console.print(f"{report.seconds:.0f} s of {report.budget_s:g} s · {escape(folder)}", style="dim", highlight=False)
 
 

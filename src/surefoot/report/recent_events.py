@@ -55,7 +55,7 @@ class RecentEvents:
         self.seen += 1
         self._count(event)
         group = EventGroup(
-            event=event.event,
+            event="incident" if event.cause == "incident" else event.event,  # a captured step is no alarm
             step=event.step,
             summary=one_line(str(event.summary)[:_LONGEST_SUMMARY]),
             time=event.time,

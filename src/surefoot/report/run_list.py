@@ -31,8 +31,8 @@ class ListedRun(NamedTuple):
     last_write: float
     """When something was last written, in seconds since 1970."""
     verdict: str
-    """The verdict of the diagnosis; without one "unfinished" or "not diagnosed"; "not readable" if a file is invalid.
-    """
+    """The verdict of the diagnosis; without one "unfinished" or "not diagnosed"; "not compared" if there are several
+    ranks and each is healthy; "not readable" if a file is invalid."""
     steps: int | None
     cause: str
     """The cause of the first finding above severity `info`; empty if there is none."""
@@ -87,9 +87,14 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
 
 
 def _listed(folder: Path) -> ListedRun:
-    """The entry of a run; for several ranks, that of the rank with the worst verdict."""
+    """The entry of a run; for several ranks, that of the rank with the worst verdict.
+
+    Ranks that are healthy each may still differ from each other, which only `surefoot diagnose` finds out.
+    """
     try:
-        return min((_entry(folder, place) for place in rank_folders(folder) or [folder]), key=_gravity)
+        places = rank_folders(folder) or [folder]
+        found = min((_entry(folder, place) for place in places), key=_gravity)
+        return found._replace(verdict="not compared") if found.verdict == "healthy" and len(places) > 1 else found
     except (OSError, UsageError):  # deleted in the meantime, or written by a newer version
         return ListedRun(folder, _last_write(folder), "not readable", None, "")
 

@@ -62,3 +62,11 @@ def test_a_smoothed_line_does_not_move_before_its_cause(count):
 
 def test_a_handful_of_values_is_not_smoothed():
     assert len(smoothed(np.arange(5), np.arange(5.0))[0]) == 0
+
+
+def test_the_line_begins_to_fall_with_its_values():
+    values = np.linspace(4.0, 1.0, 200)
+    _, line = smoothed(np.arange(200), values)
+    assert line[0] == 4.0
+    assert (np.diff(line) < 0).all()
+    assert (line >= values).all()  # it follows: it never falls first

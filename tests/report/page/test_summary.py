@@ -135,6 +135,12 @@ def test_a_long_sentence_ends_where_its_reasons_begin(tmp_path):
     reasons = "the input of that batch reaches 2e4, " + "and one row more, " * 12
     assert headline(tmp_path, f"At step 63 the loss jumps to 9: {reasons}.") == "At step 63 the loss jumps to 9"
     assert headline(tmp_path / "whole", "word " * 60) == "learning rate too high"
+    remark = "(every row sums to 1 ± 2e-07, and all values are at least 0 in all of the sampled steps)"
+    softmax = f"`net.3` returns probabilities {remark} and they go into cross_entropy: the loss cannot fall below 0.9."
+    assert headline(tmp_path / "remark", softmax) == (
+        "`net.3` returns probabilities and they go into cross_entropy: the loss cannot fall below 0.9"
+    )
+    assert headline(tmp_path / "short", "It falls (from 9 to 2).") == "It falls (from 9 to 2)"
 
 
 def test_the_headline_says_from_when_on_the_loss_is_not_finite(tmp_path):

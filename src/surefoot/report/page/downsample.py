@@ -79,6 +79,6 @@ def _medians(values: Numbers, width: int) -> Numbers:
 
 
 def _over_last(combine: Callable[..., Numbers], values: Numbers, count: int) -> Numbers:
-    """For each value, a number computed from it and the values before it, `count` in total."""
-    padded = np.pad(values, (count - 1, 0), mode="edge")
-    return combine(np.lib.stride_tricks.sliding_window_view(padded, count), axis=1)
+    """For each value, a number computed from it and those before it, `count` in total; fewer at the beginning."""
+    first = [combine(values[:end]) for end in range(1, count)]
+    return np.append(first, combine(np.lib.stride_tricks.sliding_window_view(values, count), axis=1))
