@@ -79,6 +79,13 @@ def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
     assert claim.evidence["spread_ratio"] < 0.1
 
 
+def test_real_samples_may_be_known_from_early_steps_only() -> None:
+    held = gan([1.3] * 100, [0.8] * 100, alike=True)
+    for seen in held.sampled.steps[2:]:
+        seen.model_calls[:] = seen.model_calls[:1]
+    assert adversarial.mode_collapse(held) is not None
+
+
 def test_samples_spread_like_the_data_have_not() -> None:
     assert adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=False)) is None
 

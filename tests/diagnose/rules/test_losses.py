@@ -526,3 +526,15 @@ def test_raw_scores_in_a_ctc_loss_are_named(watch: Nursery) -> None:
         "loss.logits-into-probability-loss"
         not in watch(CLASSES, data, loss_of.replace("LOGS", ".log_softmax(2)"), NET, LOOP).causes
     )
+
+
+def test_logits_close_to_one_another_are_no_probabilities() -> None:
+    def bce(step: int, low: float, high: float) -> dict[str, Any]:
+        given = {"shape": [32, 1], "dtype": "float32", "grad": True, "min": low, "max": high, "mean": low, "std": 0.1}
+        loss = {"op": "binary_cross_entropy_with_logits", "grad": True, "site": SITE, "value": 0.69, "inside_unit": 1.0}
+        return look(step, notes={"losses": [loss | {"input": given, "step": step}]})
+
+    narrow = recorded(sampled_steps=[bce(step, 0.03, 0.3) for step in range(8)])
+    assert losses.sigmoid_before_bce_logits(narrow) is None
+    wide = recorded(sampled_steps=[bce(step, 0.03, 0.9) for step in range(8)])
+    assert losses.sigmoid_before_bce_logits(wide) is not None

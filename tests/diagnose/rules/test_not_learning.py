@@ -123,7 +123,9 @@ def test_shuffled_targets_of_a_squared_error_written_by_hand_are_uninformative(w
 SETTLED = [*falling(40, 2.7, 1.2), *[1.2] * 80]
 
 
-def with_two_terms(last: float = 0.69, custom: tuple[str, ...] = (), classes: int = 2, losses=SETTLED) -> RecordedRun:
+def with_two_terms(
+    last: float = 0.69, custom: tuple[str, ...] = (), classes: int = 2, losses=SETTLED, added=SITE
+) -> RecordedRun:
     """The first term goes from 0.69 to `last`, the second one falls."""
     looks = []
     for step in range(0, 120, 10):
@@ -133,6 +135,7 @@ def with_two_terms(last: float = 0.69, custom: tuple[str, ...] = (), classes: in
         labels = {"op": "cross_entropy", "value": values[0], "labels": counts, "index": 1}
         sizes = {"op": "mse_loss", "value": values[1], "target_variance": 2.0, "index": 2}
         root = {"value": sum(values), "site": SITE, "parameters": [0], "custom": list(custom)}
+        root |= {"made_from": [{"site": added, "shape": []}]}
         looks.append(look(step, roots=[root], notes={"losses": [shared | labels, shared | sizes]}, steps=moves()))
     return recorded(losses, sampled_steps=looks)
 
@@ -151,6 +154,7 @@ def test_one_of_several_terms_that_learns_nothing_is_named() -> None:
         ({"custom": ("ReverseGradient",)}, "a gradient that is reversed on purpose"),
         ({"classes": 1}, "every constant answer is right where all labels are equal, as those of positive pairs"),
         ({"losses": falling(120, 2.7, 1.2)}, "the other term is still being learned"),
+        ({"added": "train.py:99"}, "it is no term of the loss, as that before an adaptation is not"),
     ],
 )
 def test_a_term_is_not_said_to_learn_nothing(settings, why: str) -> None:

@@ -195,7 +195,8 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     if pair is None or discriminator_wins(run) is not None:
         return None
     late = [look for look in run.sampled.steps if look.step >= 0.4 * run.steps] or run.sampled.steps[-2:]
-    real, batches = _samples(late, pair)
+    batches = _samples(late, pair)[1]
+    real = _samples(run.sampled.steps, pair)[0]  # late sampled steps may be of the generator alone
     if len(real) < 24 or not batches or min(map(len, batches)) < 8:
         return None
     # Batch by batch: a generator that switches between modes generates similar samples at any one time.

@@ -175,7 +175,10 @@ def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
     terms: dict[tuple[str, str], list[LossCall]] = {}
     for call in run.sampled.training_losses():
         terms.setdefault((call.op, call.site), []).append(call)
+    added = _added_sites(run)
     for calls in terms.values() if len(terms) > 1 else ():
+        if calls[0].site not in added:
+            continue  # such as the loss before the adaptation, in meta-learning
         late = present(call.value for call in calls[-max(4, len(calls) // 3) :])
         level = level_of(calls)
         if level is None or level < _SMALLEST_LEVEL or len(calls) < _FEWEST_CALLS or len(late) < 4:
@@ -183,6 +186,13 @@ def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
         if mean(late) >= _AT_CONSTANT * level:
             return _StuckTerm(calls, mean(late), level)
     return None
+
+
+def _added_sites(run: RecordedRun) -> set[str]:
+    """The lines of the loss functions that the loss is a sum of: its measured terms, or scalars right before it."""
+    roots = run.sampled.backward_calls
+    measured = {term.loss_site for root in roots for term in root.terms or [] if term.loss_site}
+    return measured or {call.site for root in roots for call in root.made_from or [] if call.shape == []}
 
 
 def term_not_learning(run: RecordedRun) -> Claim | None:
