@@ -30,8 +30,8 @@ class Escalation:
     """Budgets for the response to anomalous steps.
 
     A step that is not applied costs one skip. When the skips are used up, the learning rate is cut and the skips are
-    full again; when the cuts are used up, the run halts. A stabilizer halts only if no step was applied meanwhile
-    (`least_refused`): a run that still applies steps is training, whatever was refused between them.
+    full again; when the cuts are used up, the run halts. A stabilizer halts only if no step was applied meanwhile: a
+    run that still applies steps is training, whatever was refused between them.
 
     Every healthy step shows that the weights are valid, so `refill_steps` of them restore one skip: occasional bad
     batches are skipped indefinitely, and only many refusals within a short time escalate. After `calm_steps`
@@ -59,11 +59,6 @@ class Escalation:
         )
         require(self.refill_steps >= 1, f"`refill_steps` must be at least 1; got {self.refill_steps}.")
         require(self.calm_steps >= 1, f"`calm_steps` must be at least 1; got {self.calm_steps}.")
-
-    @property
-    def least_refused(self) -> int:
-        """The number of refused steps that use up full budgets if no healthy step restores any of them."""
-        return (self.skips + 1) * (self.cuts + 1)
 
     def init(self) -> EscalationState:
         """Full budgets."""

@@ -499,7 +499,7 @@ class RunHistory:
 
 def _was_any_applied(history: Iterable[StepRecord], escalation: Escalation | None) -> bool:
     """Whether any of the last steps was applied, of as many as use up all budgets."""
-    least = min(escalation.least_refused, HISTORY_STEPS) if escalation is not None else 0
+    least = 0 if escalation is None else min((escalation.skips + 1) * (escalation.cuts + 1), HISTORY_STEPS)
     return sum(each.skipped for each in list(history)[-least:]) < least
 
 
