@@ -12,6 +12,7 @@ is free, the host decides immediately. An optimizer that is not fused needs one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial, wraps
@@ -50,7 +51,7 @@ from surefoot.record.messages import CheckpointsExpected
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from os import PathLike
     from pathlib import Path
@@ -368,7 +369,7 @@ class TrainingStabilizer:
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         models = models_of(model)
-        kinds = {
+        kinds: dict[str, tuple[object, type]] = {
             "checker": (checker, StabilityChecker),
             "escalation": (escalation, Escalation),
             "recovery": (recovery, TrainingRecovery),
@@ -376,10 +377,8 @@ class TrainingStabilizer:
             "watch": (watch, LayerMetrics),
             "incidents": (keeper := keeper_for(incidents), IncidentKeeper),
         }
-        check_settings(
-            models, optimizer, scheduler, precision, scaler, accumulate, zero_grad, also_save, lag_steps, decide_on,
-            kinds,
-        )  # fmt: skip
+        kinds |= {"also_save": (also_save, Mapping), "zero_grad": (zero_grad, bool)}
+        check_settings(models, optimizer, scheduler, precision, scaler, accumulate, lag_steps, decide_on, kinds)
         layout = layout_of(models, optimizer)
         if checkpoints is not None:
             checkpoints.claim()

@@ -34,10 +34,14 @@ def models_of(model: Any) -> list[Any]:
     return list(model)
 
 
+_WORDS: dict[type, str] = {Mapping: "a dictionary of objects by name", bool: "True or False"}
+
+
 def check_kinds(parts: Mapping[str, tuple[object, type]]) -> None:
     """Raise `SettingError` for a part that is neither `None` nor of its class; name, part and class are given."""
     for name, (part, kind) in parts.items():
-        require(part is None or isinstance(part, kind), f"`{name}` must be a {kind.__name__}; got {shown(part)}.")
+        words = _WORDS.get(kind, f"a {kind.__name__}")
+        require(part is None or isinstance(part, kind), f"`{name}` must be {words}; got {shown(part)}.")
 
 
 def signal_value(name: str, value: object) -> Scalar:
@@ -57,8 +61,6 @@ def check_settings(
     precision: object,
     scaler: object,
     accumulate: int,
-    zero_grad: object,
-    also_save: object,
     lag_steps: int,
     decide_on: object,
     parts: Mapping[str, tuple[object, type]],
@@ -85,25 +87,24 @@ def check_settings(
         decide_on in ("auto", "host", "device"),
         f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}.",
     )
-    require(isinstance(zero_grad, bool), f"`zero_grad` must be True or False; got {shown(zero_grad)}.")
-    require(
-        also_save is None or isinstance(also_save, Mapping),
-        f"`also_save` must be a dictionary of objects by name, such as {{'average': model}}; got {shown(also_save)}.",
-    )
     check_kinds(parts)
     check_optimizer(optimizer, any(parts.get(name, (None,))[0] is not None for name in ("checkpoints", "recovery")))
     check_hooks([model for model in models if isinstance(model, nn.Module)])
     check_lag(lag_steps)
     if scheduler is not None:
-        require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")
-        require(
-            not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
-            "`ReduceLROnPlateau` needs a metric at each step: call `scheduler.step(metric)` yourself after evaluation.",
-        )
-        require(
-            getattr(scheduler, "optimizer", optimizer) is optimizer,
-            "the scheduler was created for another optimizer; create it for the optimizer that you pass here.",
-        )
+        _check_scheduler(scheduler, optimizer)
+
+
+def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    require(hasattr(scheduler, "step"), f"`scheduler` has no `step`; got {_kind(scheduler)}.")
+    require(
+        not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
+        "`ReduceLROnPlateau` needs a metric at each step: call `scheduler.step(metric)` yourself after evaluation.",
+    )
+    require(
+        getattr(scheduler, "optimizer", optimizer) is optimizer,
+        "the scheduler was created for another optimizer; create it for the optimizer that you pass here.",
+    )
 
 
 def check_lag(lag_steps: object) -> None:
