@@ -16,6 +16,7 @@ from surefoot.report.page.columns import by_part, measured
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
 from surefoot.report.page.downsample import smoothed
 from surefoot.report.page.encode import number
+from surefoot.report.recent_events import is_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,6 @@ _COUNTED = {
     "skip": "steps skipped",
     "overflow": "overflows",
     "rollback": "rollbacks",
-    "alarm": "alarms",
-    "spike": "spikes",
     "checkpoint": "checkpoints",
 }
 """Kinds of events whose number is shown at the top."""
@@ -261,12 +260,13 @@ def _kept_step(source: RunFolder) -> KeptStep | None:
 def _event_tiles(source: RunFolder) -> list[Tile]:
     """Counts of events, without those that did not occur."""
     by_kind: Counter[str] = Counter()
-    events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
-    for (kind, _), count in tally(events).items():
+    for (kind, _), count in tally(source.events).items():
         by_kind[kind] += count
     found: list[Tile] = [
         {"name": name, "value": by_kind[kind], "unit": "count"} for kind, name in _COUNTED.items() if by_kind[kind]
     ]
+    if alarms := tally([event for event in source.events if is_alarm(event)]).total():
+        found.append({"name": "alarms", "value": alarms, "unit": "count"})
     factors = measured(source.scalars, "clip_factor") if source.scalars.num_rows else None
     if factors is not None and (factors[0][factors[1]] < 1).any():
         share = float((factors[0][factors[1]] < 1).mean())
