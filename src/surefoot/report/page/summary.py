@@ -42,6 +42,8 @@ _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-b
 _SHORT_FACT, _LONGEST_FACT = 110, 200
 """Lengths of a headline in characters. A longer sentence than the first ends before its explanation, if it has one.
 If it is still longer than the second, the title of its cause is the headline."""
+_EXPLAINED = re.compile(r"[:;] |, (?:and the|but|which) ")
+"""Where an explanation or a second fact begins."""
 _MOST_PARTS = 3
 """With more parts than this, the header does not list the losses."""
 _COUNTED = {
@@ -112,11 +114,11 @@ def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFold
 
 def _fact(finding: FindingCard, source: RunFolder) -> str:
     """The first sentence of a finding, and the step from which the loss is not finite."""
-    sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`])", finding["summary"], maxsplit=1)[0].rstrip(".")
+    sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`\d])", finding["summary"], maxsplit=1)[0].rstrip(".")
     if len(sentence) > _SHORT_FACT:  # without remarks in parentheses, and cut before the explanation
         sentence = re.sub(r" \([^()]*\)", "", sentence)
     if len(sentence) > _SHORT_FACT:
-        ends = [found.start() for found in re.finditer(r"[:;] ", sentence) if found.start() <= _LONGEST_FACT]
+        ends = [found.start() for found in _EXPLAINED.finditer(sentence) if found.start() <= _LONGEST_FACT]
         short = [end for end in ends if end <= _SHORT_FACT]
         sentence = sentence[: (short or ends)[-1]] if ends else sentence if len(sentence) <= _LONGEST_FACT else ""
     sentence = sentence or finding["title"]
