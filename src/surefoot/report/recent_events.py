@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 MOST_EVENTS = 8
 _LONGEST_SUMMARY = 400
 _COUNTED = {"skip": "skips", "overflow": "skips", "rollback": "rollbacks"}
-_ALARMS = {"alarm", "spike", "clip-burst"}
-"""Events that count as alarms if their severity is `warning` or `error`."""
+_ALARMS = {"alarm", "spike", "clip-burst", "skip", "rollback", "halt"}
+_SKIPPED_AFTER_ALARM = "skip"
+"""The cause of a step that `--guard` skipped: its alarm is another event."""
+
+
+def is_alarm(event: Event) -> bool:
+    """Whether an event counts as an alarm: what `summary()`, the page and the terminal count."""
+    return event.event in _ALARMS and event.severity != "info" and event.cause != _SKIPPED_AFTER_ALARM
 
 
 @dataclass
@@ -72,10 +78,9 @@ class RecentEvents:
         return list(islice(self.groups, max(0, len(self.groups) - count), None))
 
     def _count(self, event: Event) -> None:
+        self.counts["alarms"] += is_alarm(event)
         if event.event in _COUNTED:
             self.counts[_COUNTED[event.event]] += 1
-        elif event.event in _ALARMS and event.severity != "info":
-            self.counts["alarms"] += 1
         elif event.event == "drops":
             dropped = event.evidence.get("dropped")
             self.counts["drops"] += dropped if isinstance(dropped, int) else 1

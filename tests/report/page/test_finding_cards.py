@@ -1,10 +1,13 @@
 """Findings and events in a real browser: lines of the script, the height of the loss chart, the order of events."""
 
+import json
+
 import pytest
 
 import report_runs
 import surefoot
 from surefoot.record.messages import StepRow
+from surefoot.report.page.compare import write_comparison
 from surefoot.report.page.html import write_report
 
 pytestmark = pytest.mark.browser
@@ -70,3 +73,11 @@ def test_events_are_in_the_order_of_their_steps_and_a_captured_step_is_no_alarm(
         "incident 1",
         "end 1",
     ]
+
+
+def test_the_differences_of_compared_runs_have_the_names_of_the_runs(open_page, tmp_path):
+    folders = [report_runs.quiet(tmp_path / name) for name in ("low_rate", "high_rate")]
+    run = json.loads((folders[1] / "run.json").read_text())
+    (folders[1] / "run.json").write_text(json.dumps({**run, "torch": "another"}))
+    page = open_page(write_comparison(folders)).page
+    assert page.locator("#facts td th").all_text_contents() == ["low_rate", "high_rate"]

@@ -40,7 +40,7 @@ def test_it_says_all_that_matters_at_the_usual_widths(width):
     text = "\n".join(lines)
     for words in ("steps 301 / 1,000", "30%", "10 steps/s", "31s elapsed", "1:09 left", "loss 0.01", "smoothed 0.0105"):
         assert words in text
-    for words in ("grad 1.25", "lr 0.0003", "clipped 20%", "skips 1", "alarms 0", "step 300 skip"):
+    for words in ("grad 1.25", "lr 0.0003", "clipped 20%", "skips 1", "alarms 1", "step 300 skip"):
         assert words in text
     assert lines[-1].endswith("…")
     assert len(lines) <= 5

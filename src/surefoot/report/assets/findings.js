@@ -70,9 +70,9 @@ function evidence(finding) {
   );
 }
 
-function evidenceTable(entries) {
+function evidenceTable(entries, asNamed = false) {
   const rows = entries.map(([key, value]) =>
-    make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
+    make("tr", {}, make("th", { scope: "row" }, asNamed ? key : key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
   );
   return make("table", { class: "plain" }, make("tbody", {}, rows));
 }

@@ -132,8 +132,10 @@ function problems(head) {
 }
 
 function drawFacts(data) {
+  // A page that compares runs has the value of each run, by its name.
+  const shownValue = (value) => (data.runs && value && typeof value === "object" ? evidenceTable(Object.entries(value), true) : evidenceValue(real(value)));
   const shown = data.facts.map(([key, value]) =>
-    make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, evidenceValue(real(value)))),
+    make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, shownValue(value))),
   );
   const heading = data.runs ? "Differences" : "Run";
   fill("facts", ...(shown.length ? [make("h2", {}, heading), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));

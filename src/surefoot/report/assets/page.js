@@ -126,7 +126,7 @@ function drawMaps() {
   keepCharts(place, data.maps.map((map) => `map.${map.id}`));
   place.hidden = !data.maps.length;
   if (!data.maps.length) return;
-  if (!place.firstChild) place.append(make("h2", {}, "Layers"));
+  if (!place.firstChild) place.append(make("h2", {}, data.maps.some((map) => map.id.startsWith("rank_")) ? "Ranks and layers" : "Layers"));
   for (const spec of data.maps) {
     const known = view.charts.get(`map.${spec.id}`);
     if (known) known.update(spec);

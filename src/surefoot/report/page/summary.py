@@ -16,6 +16,7 @@ from surefoot.report.page.columns import by_part, measured
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
 from surefoot.report.page.downsample import smoothed
 from surefoot.report.page.encode import number
+from surefoot.report.recent_events import is_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,14 +42,14 @@ _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-b
 _SHORT_FACT, _LONGEST_FACT = 110, 200
 """Lengths of a headline in characters. A longer sentence than the first ends before its explanation, if it has one.
 If it is still longer than the second, the title of its cause is the headline."""
+_EXPLAINED = re.compile(r"[:;] |, (?:and the|but|which) ")
+"""Where an explanation or a second fact begins."""
 _MOST_PARTS = 3
 """With more parts than this, the header does not list the losses."""
 _COUNTED = {
     "skip": "steps skipped",
     "overflow": "overflows",
     "rollback": "rollbacks",
-    "alarm": "alarms",
-    "spike": "spikes",
     "checkpoint": "checkpoints",
 }
 """Kinds of events whose number is shown at the top."""
@@ -113,11 +114,11 @@ def _headline(verdict: str, serious_findings: list[FindingCard], source: RunFold
 
 def _fact(finding: FindingCard, source: RunFolder) -> str:
     """The first sentence of a finding, and the step from which the loss is not finite."""
-    sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`])", finding["summary"], maxsplit=1)[0].rstrip(".")
+    sentence = re.split(r"(?<=[^.])\.\s+(?=[A-Z`\d])", finding["summary"], maxsplit=1)[0].rstrip(".")
     if len(sentence) > _SHORT_FACT:  # without remarks in parentheses, and cut before the explanation
         sentence = re.sub(r" \([^()]*\)", "", sentence)
     if len(sentence) > _SHORT_FACT:
-        ends = [found.start() for found in re.finditer(r"[:;] ", sentence) if found.start() <= _LONGEST_FACT]
+        ends = [found.start() for found in _EXPLAINED.finditer(sentence) if found.start() <= _LONGEST_FACT]
         short = [end for end in ends if end <= _SHORT_FACT]
         sentence = sentence[: (short or ends)[-1]] if ends else sentence if len(sentence) <= _LONGEST_FACT else ""
     sentence = sentence or finding["title"]
@@ -261,12 +262,13 @@ def _kept_step(source: RunFolder) -> KeptStep | None:
 def _event_tiles(source: RunFolder) -> list[Tile]:
     """Counts of events, without those that did not occur."""
     by_kind: Counter[str] = Counter()
-    events = [event for event in source.events if event.severity != "info" or event.event not in ("alarm", "spike")]
-    for (kind, _), count in tally(events).items():
+    for (kind, _), count in tally(source.events).items():
         by_kind[kind] += count
     found: list[Tile] = [
         {"name": name, "value": by_kind[kind], "unit": "count"} for kind, name in _COUNTED.items() if by_kind[kind]
     ]
+    if alarms := tally([event for event in source.events if is_alarm(event)]).total():
+        found.append({"name": "alarms", "value": alarms, "unit": "count"})
     factors = measured(source.scalars, "clip_factor") if source.scalars.num_rows else None
     if factors is not None and (factors[0][factors[1]] < 1).any():
         share = float((factors[0][factors[1]] < 1).mean())
