@@ -299,3 +299,18 @@ def test_rare_words_give_no_level_to_compare_a_loss_with() -> None:
     assert are_too_few({str(word): 1 + 40 // (1 + word) for word in range(400)})
     assert not are_too_few({str(letter): 60 for letter in range(90)})
     assert not are_too_few(dict.fromkeys("abcdefghij", 7))
+
+
+def near_chance(level: float, noise: float) -> RecordedRun:
+    """A loss that wavers around a level from the start, where the best constant answer has 0.693."""
+    labels = {"op": "cross_entropy", "labels": {"0": 32, "1": 32}, "index": 1, "grad": True, "site": SITE}
+    root = {"value": level, "site": SITE, "parameters": [0], "custom": [], "factor": 1.0}
+    root |= {"sign": {"function": "cross_entropy", "site": SITE, "factor": 1.0, "index": 1}}
+    loss = labels | {"reduction": "mean", "value": level}
+    looks = [look(step, roots=[root], notes={"losses": [loss | {"step": step}]}) for step in range(0, 80, 10)]
+    return recorded([level + noise * (-1) ** step for step in range(80)], sampled_steps=looks)
+
+
+def test_a_loss_within_its_noise_of_the_best_constant_answer_is_unknown() -> None:
+    assert "cannot be distinguished" in why_unjudged(near_chance(0.675, 0.03))
+    assert why_unjudged(near_chance(0.675, 0.003)) == ""

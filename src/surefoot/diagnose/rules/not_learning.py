@@ -332,6 +332,12 @@ def why_unjudged(run: RecordedRun) -> str:
             f"The loss was still falling at the end, at {course.last:.4g}, and the loss of the best constant answer is "
             f"{level:.4g}: the run is too short to judge whether it learns."
         )
+    if level is not None and course.last + 2 * course.error >= _AT_CONSTANT * level and not course.fell:
+        return (
+            f"The loss is at {course.last:.4g} ± {course.error:.2g}, which cannot be distinguished from that of the "
+            f"best constant answer ({level:.4g}), and it did not clearly fall: train for more steps, or with larger "
+            "batches."
+        )
     if (term := _stuck_term(run)) is not None:
         return f"{term.words}. The whole loss was still falling: the run is too short to judge whether the term learns."
     if level is None and (not course.fell or run.curve.rose):

@@ -20,7 +20,7 @@ table = (table - table[:700].mean(0)) / table[:700].std(0)
 target = (amount - amount[:700].mean()) / amount[:700].std()
 
 x, y = torch.tensor(table).float(), torch.tensor(target).float()
-model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+model = nn.Sequential(nn.Linear(x.shape[1], 32), nn.ReLU(), nn.Linear(32, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for epoch in range(20):
     for rows in torch.randperm(700).split(50):

@@ -1,0 +1,37 @@
+"""Spikes of the loss that come with a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recorded import run
+from surefoot.diagnose.rules import bad_batch
+
+
+def spike(backward: int) -> dict[str, Any]:
+    base = {"event": "spike", "step": backward - 1, "backward": backward, "value": 900.0, "level": 0.5}
+    return base | {"data": []}
+
+
+def sized(outliers: dict[int, float]) -> dict[str, Any]:
+    held = [
+        {"step": i, "backward": i + 1, "line": 0, "x": i % 25, "y": i % 25, "y_largest": outliers.get(i, 2.0 + i % 3)}
+        for i in range(100)
+    ]
+    return {"notes": held, "rows": {}}
+
+
+def test_a_spike_with_an_outlying_target_is_a_bad_batch() -> None:
+    claim = bad_batch.bad_batch(run(events=[spike(31), spike(71)], stream=sized({30: 900.0, 70: 900.0})))
+    assert claim is not None
+    assert claim.step == 30
+
+
+def test_spikes_with_ordinary_data_in_ever_other_batches_are_not_the_datas() -> None:
+    assert bad_batch.bad_batch(run(events=[spike(31), spike(63), spike(85)], stream=sized({}))) is None
+
+
+def test_a_batch_that_spikes_whenever_it_comes_is_bad() -> None:
+    claim = bad_batch.bad_batch(run(events=[spike(31), spike(56), spike(81)], stream=sized({})))
+    assert claim is not None
+    assert claim.evidence["batch_came_at"] == [30, 55, 80]
