@@ -73,25 +73,44 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, nothing_compi
 
 
 class Sentences(Rows):
-    """Sequences in which each token follows from the one before it."""
+    """Sequences in which each token follows from the one before it, some of them with padding that is trained on."""
+
+    def __init__(self, count: int, padded: bool = False) -> None:
+        super().__init__(count)
+        self._padded = padded
+        self._order = torch.randperm(count, generator=torch.Generator().manual_seed(6)).tolist()
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = (index + 3 * torch.arange(10)) % 17
+        first = self._order[index]
+        tokens = 1 + (first + 3 * torch.arange(10)) % 16
+        if self._padded:
+            tokens[3 + first % 5 :] = 0
         return {"input_ids": tokens, "labels": tokens}
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=17, n_positions=10, n_embd=16, n_layer=1, n_head=2)
+    return transformers.GPT2LMHeadModel(config)  # adds `smart_apply` to the class of all modules
 
 
 def test_a_model_of_the_library_is_observed_in_depth_and_bitwise_the_bare_one(tmp_path, nothing_compiled):
     ends = []
     for callbacks in ([], [StabilizerCallback(tmp_path / "run")]):
-        torch.manual_seed(0)
-        config = transformers.GPT2Config(vocab_size=17, n_positions=10, n_embd=16, n_layer=1, n_head=2)
-        model = transformers.GPT2LMHeadModel(config)  # adds `smart_apply` to the class of all modules
+        model = gpt2()
         train(tmp_path, *callbacks, model=model, rows=Sentences(320))
         ends.append(dict(model.state_dict()))
     assert same(ends[:1], ends[1:])
     assert len(json.loads((tmp_path / "run" / "facts.json").read_text())["sampled_steps"]) >= 4
     found = json.loads((tmp_path / "run" / "findings.json").read_text())
     assert (found["verdict"], [each for each in found["findings"] if each["severity"] != "info"]) == ("healthy", [])
+
+
+def test_padding_that_a_language_model_of_the_library_counts_is_named_with_its_fix(tmp_path, nothing_compiled):
+    train(tmp_path, StabilizerCallback(tmp_path / "run"), model=gpt2(), rows=Sentences(320, padded=True))
+    first = json.loads((tmp_path / "run" / "findings.json").read_text())["findings"][0]
+    assert first["cause"] == "loss.padding-counted"
+    assert "`labels[attention_mask == 0] = -100`" in first["fixes"][0]
 
 
 class Softmax(Classifier):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from surefoot.watch.originals import Originals, _Class, _has_kernels, _is_torchs, _Owner
+from surefoot.watch.originals import Originals, _Class, _has_kernels, _is_torchs, _Owner, names_used_in
 
 
 def test_functions_are_torch_s_by_where_they_were_written():
@@ -28,6 +28,23 @@ def test_modules_with_kernels_keep_their_names():
     assert not _has_kernels(module)
     module.tl = types.ModuleType("triton.language")
     assert _has_kernels(module)
+
+
+def test_names_are_found_in_a_module_that_grows_while_it_is_read():
+    module = types.ModuleType("surefoot.some_lazy_module")
+
+    class Lazy:
+        @property
+        def __module__(self):
+            module.loaded_on_first_use = 1
+            return "elsewhere"
+
+    def own():
+        return torch.relu
+
+    own.__module__ = module.__name__
+    module.lazy, module.own = Lazy(), own
+    assert names_used_in(module) == {"torch", "relu"}
 
 
 def test_only_what_the_script_has_put_in_place_of_a_function_stands_for_it(monkeypatch):

@@ -20,6 +20,7 @@ _TRANSFORMERS = {
     "model.exploding-gradient": f"Set `max_grad_norm=1.0` in {_ARGUMENTS}.",
     "clip.saturated": f"Raise `max_grad_norm` of {_ARGUMENTS}, or lower `learning_rate`.",
     "data.unshuffled": "Shuffle the data set once, `dataset.shuffle(seed=0)`, before the Trainer is given it.",
+    "loss.padding-counted": "Ignore the padding: `labels[attention_mask == 0] = -100` in the data collator.",
     "optim.weight-decay": f"Lower `weight_decay` of {_ARGUMENTS}.",
     "optim.epsilon": f"Set `adam_epsilon=1e-8` in {_ARGUMENTS}.",
     "optim.parameters-missing": "Give the Trainer all parameters in `optimizers=`, or leave `optimizers=` out.",

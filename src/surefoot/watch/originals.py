@@ -352,7 +352,7 @@ def replaced_methods() -> list[str]:
     ]
     if not found:
         return []
-    own = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "surefoot"]
+    own = [module for name, module in list(sys.modules.items()) if name.startswith("surefoot.") and module]
     used = {name for module in own for name in names_used_in(module)}
     classes = {kind: _Class(kind, used) for kind in _CLASSES}
     return [f"{kind.__name__}.{name}" for kind, name in found if classes[kind].matters(name)]
@@ -380,7 +380,8 @@ def names_used_in(module: types.ModuleType) -> frozenset[str]:
 
 def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
     """The code of every function that a module defines."""
-    waiting = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    values = list(vars(module).values())  # asking a value for its module may import more into it
+    waiting = [value for value in values if getattr(value, "__module__", None) == module.__name__]
     while waiting:
         value = waiting.pop()
         kind = type(value)

@@ -3,8 +3,8 @@ padding.
 
 Labels are often flattened, so their rows are found through the ids that embeddings looked up earlier in the same step:
 with the same number of sequences, the rows of labels are as long as those of the ids, or one or two shorter (a model
-that shifts them drops the last ones). Everything is compared by value; large tensors are reduced to their first rows.
-Not covered: ids that are not in a matrix of sequences, and labels of images.
+that shifts them drops the last ones, or appends an ignored one). Everything is compared by value; large tensors are
+reduced to their first rows. Not covered: ids that are not in a matrix of sequences, and labels of images.
 """
 
 from __future__ import annotations
@@ -84,11 +84,14 @@ def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> To
         size = min(width, ids.shape[1] - offset)
         same = (goals[:, :size] == ids[:, offset : offset + size]) & valid[:, :size]
         shares.append(same.sum() / valid[:, :size].sum().clamp_min(1))
-    label = goals[:, -1].mode().values
+    # A model that shifts labels itself may append an ignored one to every row: rows end before it.
+    appended = (goals[:, -1] == ignore).all()
+    label = torch.where(appended, goals[:, -2], goals[:, -1]).mode().values
     is_label = goals == label
-    lengths = is_label.flip(1).long().cumprod(1).sum(1)
     places = torch.arange(width, device=goals.device)
-    inner = places > width - lengths[:, None]
+    is_appended = appended & (places == width - 1)
+    lengths = (is_label | is_appended).flip(1).long().cumprod(1).sum(1) - appended.long()
+    inner = (places > width - appended.long() - lengths[:, None]) & ~is_appended
     constant = ids[:, :width] == ids[:, -1].mode().values
     padded = (constant & inner).sum() / inner.sum().clamp_min(1)
     tail = (lengths.sum() * (label != ignore)) / count

@@ -10,7 +10,7 @@ Nothing is observed, and one line in the log gives the reason, if this could cha
 - `surefoot run` already watches the process;
 - something was compiled before. Compiled code depends on the hooks and modes that are active during compilation, and
   code that was compiled elsewhere cannot be found;
-- a method of torch's classes was replaced before: surefoot's own calls would go through the replacement.
+- a method of torch's classes that surefoot calls was replaced before: its calls would go through the replacement.
 
 Left out: events between the ranks of a distributed run, which the guard watches itself; the copy of the first bad step,
 which `incidents=` keeps; and facts of a process that is killed, whose diagnosis rests on its run log.

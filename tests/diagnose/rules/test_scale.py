@@ -48,6 +48,31 @@ def test_weights_drawn_too_small_are_named_with_their_gain(watch: Nursery) -> No
     assert max(found.evidence["gains"]) < 0.1
 
 
+def test_small_weights_between_norms_do_not_make_activations_vanish(watch: Nursery) -> None:
+    """Layers whose weights have 0.05 times the scale that preserves it; the loss does not fall in either script."""
+    body = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x, y = torch.randn(256, 16), torch.randint(4, (256,))
+layers = [part for _ in range(4) for part in (BETWEEN, nn.Linear(16, 16), nn.GELU())]
+model = nn.Sequential(*layers, nn.Linear(16, 4))
+for layer in model:
+    if isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=0.0125)
+        nn.init.normal_(layer.bias, std=0.02)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+for step in range(60):
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    assert "init.too-small" in watch(body.replace("BETWEEN", "nn.Identity()")).causes
+    assert "init.too-small" not in watch(body.replace("BETWEEN", "nn.LayerNorm(16)")).causes
+
+
 def test_a_head_that_starts_at_zero_does_not_make_the_weights_before_it_too_small(watch: Nursery) -> None:
     run = watch(START, deep(rate="3.0"), "nn.init.zeros_(model[-1].weight)", LOOP)
     assert run.first.cause == "lr.too-high"

@@ -116,6 +116,22 @@ def test_padding_at_the_end_of_the_rows_that_counts_is_named_with_its_share(watc
     assert "`ignore_index=0`" in first.fixes[0]
 
 
+SHIFTED = """
+def loss_of(rows):
+    labels = LABELS
+    goals = F.pad(labels, (0, 1), value=-100)[:, 1:]  # as models of transformers shift them
+    return F.cross_entropy(model(rows).reshape(-1, VOCAB), goals.reshape(-1))
+"""
+
+
+def test_padding_before_the_label_that_a_shift_appends_is_named(watch: Nursery) -> None:
+    run = watch(MODEL, PADDED, SHIFTED.replace("LABELS", "rows"), LOOP)
+    first = run.names_first("loss.padding-counted", step=0, at="|return F.cross_entropy", evidence={"share"})
+    assert 0.4 < float(str(first.evidence["share"])) < 0.8
+    assert first.evidence["tail_label"] == 0
+    assert watch(MODEL, PADDED, SHIFTED.replace("LABELS", "torch.where(rows == 0, -100, rows)"), LOOP).causes == []
+
+
 def test_an_ignore_index_that_matches_nothing_is_named(watch: Nursery) -> None:
     run = watch(MODEL, PADDED, padded_loss("F.cross_entropy(logits, goals, ignore_index=-1)"), LOOP)
     assert run.first.cause == "loss.padding-counted"

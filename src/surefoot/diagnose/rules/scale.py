@@ -124,9 +124,13 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     if any((note.saturated or 0) > 0.6 for note in notes):
         return None  # a closed gate passes nothing, at any scale
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
-    # Only the biases remain, which differ between units; the product of the gains is what passes of the input.
+    # Only the biases remain, which differ between units; the product of the gains is what passes of the input, unless a
+    # norm in between gives a later layer the scale of the first one.
     small = small or (
-        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
+        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0]
+        and last < 0.1 * entering
+        and _passes(gains) < 1e-3
+        and not any((note.in_std or 0.0) > 0.5 * entering for note in chain[1:])
     )
     dies = last < 1e-4 * entering and median(gains) < 0.7
     if not (small or dies):
