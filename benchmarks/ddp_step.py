@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+WARM_UP = 60
+"""Steps before the measurement. In the first steps, replicas are compared often; later in 0.1 % of steps."""
+
+
 def network(width: int) -> nn.Module:
     torch.manual_seed(0)
     return nn.parallel.DistributedDataParallel(
@@ -96,7 +100,7 @@ def work(rank: int, given: argparse.Namespace, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=given.ranks)
     steps = {name: loop(given.width, given.rows, name == "guarded") for name in ("bare", "again", "guarded")}
     for step in steps.values():
-        seconds(step, 3)
+        seconds(step, WARM_UP)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for turn in range(given.rounds):
         names = list(steps)

@@ -131,13 +131,16 @@ def findings(run: Path) -> list[dict[str, Any]]:
     return json.loads((run / "findings.json").read_text())["findings"]
 
 
-def test_rewards_that_are_all_equal_are_named_as_the_cause(tmp_path):
-    trainer = grpo(tmp_path, [sf.trainers.transformers.StabilizerCallback(tmp_path / "run")], one_reward, max_steps=12)
+@pytest.mark.parametrize("probes", [True, False], ids=["observed", "log-only"])
+def test_rewards_that_are_all_equal_are_named_as_the_cause(tmp_path, probes):
+    callback = sf.trainers.transformers.StabilizerCallback(tmp_path / "run", probes=probes)
+    trainer = grpo(tmp_path, [callback], one_reward, max_steps=12)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
     first = findings(tmp_path / "run")[0]
     assert (first["cause"], first["severity"]) == ("rl.zero-advantage", "error")
-    assert first["evidence"]["steps_without"] == 11  # what the last step logged belongs to the next one
+    if not probes:
+        assert first["evidence"]["steps_without"] == 11  # what the last step logged belongs to the next one
 
 
 def test_a_nan_loss_of_one_microbatch_is_left_out(tmp_path):

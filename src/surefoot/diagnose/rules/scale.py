@@ -123,17 +123,15 @@ def init_too_small(run: RecordedRun) -> Claim | None:
         return None  # the units are dead, at any scale
     if any((note.saturated or 0) > 0.6 for note in notes):
         return None  # a closed gate passes nothing, at any scale
+    # A norm in between gives a later layer the scale of the first one: the activations do not vanish.
+    is_restored = any((note.in_std or 0.0) > 0.5 * entering for note in chain[1:])
     small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
-    # Only the biases remain, which differ between units; the product of the gains is what passes of the input, unless a
-    # norm in between gives a later layer the scale of the first one.
+    # Only the biases remain, which differ between units; the product of the gains is what passes of the input.
     small = small or (
-        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0]
-        and last < 0.1 * entering
-        and _passes(gains) < 1e-3
-        and not any((note.in_std or 0.0) > 0.5 * entering for note in chain[1:])
+        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
     )
     dies = last < 1e-4 * entering and median(gains) < 0.7
-    if not (small or dies):
+    if not ((small and not is_restored) or dies):
         return None
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
