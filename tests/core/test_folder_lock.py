@@ -155,7 +155,7 @@ def test_a_log_gives_its_folder_up_when_it_is_closed_and_a_manager_when_it_is_go
 def test_a_folder_that_cannot_be_locked_is_no_reason_to_stop(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("mine")
-    assert not hold(place, "log").stands
+    assert not hold(place, "log").is_held
     stabilizer(nn.Linear(4, 1), checkpoints=sf.CheckpointManager(place))
 
 
@@ -173,7 +173,7 @@ def test_a_lock_that_a_copy_of_the_folder_has_dropped_is_taken_again(tmp_path: P
     assert not is_free(tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert is_free(tmp_path / "run")  # the kernel's rule for such locks
-    assert held.stands
+    assert held.is_held
     assert not is_free(tmp_path / "run")
     held.release()
 
@@ -182,10 +182,10 @@ def test_a_lock_that_another_process_has_got_meanwhile_does_not_stand(tmp_path: 
     held = hold(tmp_path, "log")
     (tmp_path / ".log.lock").read_bytes()  # drops it
     with holder(tmp_path):
-        assert not held.stands
+        assert not held.is_held
         with pytest.raises(sf.FolderInUse):
             hold(tmp_path, "log")
-    assert held.stands
+    assert held.is_held
     held.release()
 
 

@@ -46,7 +46,7 @@ ASK = """
 import json, sys
 from surefoot.diagnose.catalogue import to_markdown
 from surefoot.diagnose.engine import diagnose
-from surefoot.experiments.change_causes import FIXES, speaks_for
+from surefoot.experiments.change_causes import FIXES, causes_of_cures
 from surefoot.record.facts import RunFacts
 from surefoot.zoo import specimens
 
@@ -58,7 +58,7 @@ print(json.dumps({
     "findings": [[each.cause, each.severity] for each in found.findings],
     "page": "### data.too-tidy" in to_markdown(),
     "fixes": FIXES.get("data.too-tidy"),
-    "cured": "data.too-tidy" in speaks_for(["lr-3"], []),
+    "cured": "data.too-tidy" in causes_of_cures(["lr-3"], []),
     "zoo": [each.name for each in specimens() if each.truth == "data.too-tidy"],
 }))
 """

@@ -7,7 +7,7 @@ import pytest
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.errors import UsageError
-from surefoot.experiments.change_causes import FIXES, MUST, speaks_for, weigh
+from surefoot.experiments.change_causes import FIXES, MUST, causes_of_cures, weigh
 from surefoot.experiments.plan import BY_NAME, chosen
 
 
@@ -58,9 +58,9 @@ def test_a_failure_that_came_later_refutes_nothing() -> None:
 
 
 def test_a_cure_speaks_for_causes_that_it_would_fix_and_that_nothing_refutes() -> None:
-    assert speaks_for(["eps"], ["lr-3"]) == ["optim.epsilon"]
-    assert "lr.too-high" not in speaks_for(["clip"], ["lr-10"])
-    assert "model.exploding-gradient" in speaks_for(["clip"], ["lr-10"])
+    assert causes_of_cures(["eps"], ["lr-3"]) == ["optim.epsilon"]
+    assert "lr.too-high" not in causes_of_cures(["clip"], ["lr-10"])
+    assert "model.exploding-gradient" in causes_of_cures(["clip"], ["lr-10"])
 
 
 def test_only_takes_names_of_the_plan_in_its_order() -> None:

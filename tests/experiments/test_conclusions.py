@@ -9,7 +9,7 @@ from surefoot.experiments.baseline import Baseline
 from surefoot.experiments.bisect import _conclude
 from surefoot.experiments.plan import BY_NAME
 from surefoot.experiments.results import Report, Row
-from surefoot.experiments.run_comparison import RunReading, tells
+from surefoot.experiments.run_comparison import RunReading, probe_text
 from surefoot.record.facts import RunFacts
 
 BROKEN = RunReading("non-finite", 30, failed_at=5, losses=[(5, math.nan)])
@@ -66,10 +66,10 @@ def test_a_run_that_learns_from_scaled_noise_alone_points_to_the_scale_of_its_in
 
 
 def test_a_few_rows_are_learned_only_if_their_loss_really_fell() -> None:
-    assert tells("tiny-batch", BROKEN, LEARNED).startswith("a few rows are learned (from 1 to 0.1)")
-    hardly = tells("tiny-batch", BROKEN, RunReading("learned", 200, start=2.3, end=1.9))
+    assert probe_text("tiny-batch", BROKEN, LEARNED).startswith("a few rows are learned (from 1 to 0.1)")
+    hardly = probe_text("tiny-batch", BROKEN, RunReading("learned", 200, start=2.3, end=1.9))
     assert hardly == "a few rows are hardly learned: their loss only falls from 2.3 to 1.9"
-    assert tells("tiny-batch", BROKEN, RunReading("learned", 200, start=1.0, end=-2.0)).startswith(
+    assert probe_text("tiny-batch", BROKEN, RunReading("learned", 200, start=1.0, end=-2.0)).startswith(
         "a few rows are learned"
     )
     found = concluded(tiny_batch=("tells", FELL), synthetic_inputs=("tells", LEARNED))
@@ -79,6 +79,8 @@ def test_a_few_rows_are_learned_only_if_their_loss_really_fell() -> None:
 
 
 def test_noise_that_is_learned_is_distinguished_from_noise_that_merely_does_not_fail() -> None:
-    assert tells("synthetic-inputs", BROKEN, LEARNED).startswith("learns with inputs of mean 0 and deviation 1")
-    assert tells("synthetic-inputs", BROKEN, RunReading("stuck", 200)).startswith("does not fail with inputs of mean 0")
-    assert tells("synthetic-inputs", BROKEN, BROKEN).startswith("also fails on noise")
+    assert probe_text("synthetic-inputs", BROKEN, LEARNED).startswith("learns with inputs of mean 0 and deviation 1")
+    assert probe_text("synthetic-inputs", BROKEN, RunReading("stuck", 200)).startswith(
+        "does not fail with inputs of mean 0"
+    )
+    assert probe_text("synthetic-inputs", BROKEN, BROKEN).startswith("also fails on noise")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recorded import completed, falling, optimizer, parameter
-from surefoot.experiments.run_comparison import RunReading, compare, is_numeric, not_learned, read, tells
+from surefoot.experiments.run_comparison import RunReading, compare, is_numeric, not_learned, probe_text, read
 from surefoot.record.facts import RunDescription, RunFacts
 
 NAN = math.nan
@@ -126,11 +126,11 @@ def reading_of(outcome, start=2.0, end=1.0, words=""):
     ],
 )
 def test_one_line_per_probe(name, baseline, changed, words):
-    assert words in tells(name, reading_of(baseline), reading_of(changed))
+    assert words in probe_text(name, reading_of(baseline), reading_of(changed))
 
 
 def test_a_run_that_is_too_short_only_says_so():
-    assert tells("other-seed", reading_of("diverged"), reading_of("too short", words="3 steps")) == "3 steps"
+    assert probe_text("other-seed", reading_of("diverged"), reading_of("too short", words="3 steps")) == "3 steps"
 
 
 def test_a_few_rows_far_above_noise_are_not_learned():

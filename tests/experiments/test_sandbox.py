@@ -17,6 +17,6 @@ def test_the_command_begins_with_the_folders_that_may_be_written(tmp_path):
 
 
 def test_what_is_not_protected_is_printed_once(capsys):
-    sandbox.tell_if_unconfined()
+    sandbox.warn_if_unconfined()
     said = capsys.readouterr().err
     assert ("cannot confine" in said) == (not sandbox.can_confine())

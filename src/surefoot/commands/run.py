@@ -9,7 +9,7 @@ import time
 
 from surefoot.core.folder_lock import hold
 from surefoot.errors import FolderInUse
-from surefoot.watch.messages import say, stream
+from surefoot.watch.messages import print_line, stream
 from surefoot.watch.process_exit import leave_by
 from surefoot.watch.run_script import Ending, Target, run
 from surefoot.watch.torch_import import when_imported
@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> NoReturn:
         print(f"surefoot run: {request}", file=sys.stderr)
         sys.exit(2)
     if words := misplaced(request.target):
-        say(words)
+        print_line(words)
     RunSession(request).run()
     sys.exit(0)
 
@@ -171,7 +171,7 @@ class OutputFolder:
         try:
             self._held = hold(folder, "log", self._lock_rank)
         except (FolderInUse, OSError) as error:
-            say(f"surefoot run: {error}")
+            print_line(f"surefoot run: {error}")
             sys.exit(2)
 
     def choose(self) -> Path:
@@ -281,7 +281,9 @@ class RunSession:
             if self._world_size > 1:
                 self._ranks = watch_ranks(self.watcher, self._folder.choose())
         except Exception as error:
-            say(f"surefoot: cannot observe this torch ({type(error).__name__}: {error}); the script runs unobserved")
+            print_line(
+                f"surefoot: cannot observe this torch ({type(error).__name__}: {error}); the script runs unobserved"
+            )
 
     def _close(self, flush: bool = True) -> None:
         if self._closed or os.getpid() != self._process:
@@ -295,7 +297,7 @@ class RunSession:
             self._write(self.ending)
         except Exception as error:
             if self.watcher is not None:
-                say(f"surefoot: no diagnosis: {type(error).__name__}: {error}")
+                print_line(f"surefoot: no diagnosis: {type(error).__name__}: {error}")
             if os.environ.get("SUREFOOT_DEBUG"):
                 raise
         interrupted = isinstance(self.ending.error, KeyboardInterrupt)
@@ -359,7 +361,7 @@ class RunSession:
         try:
             self._folder.make()
             if (folder / "telemetry").exists():
-                say(f"surefoot: {folder} already contains a run; this run starts at step 0 and replaces it")
+                print_line(f"surefoot: {folder} already contains a run; this run starts at step 0 and replaces it")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
@@ -406,10 +408,12 @@ class RunSession:
             folder = self._write_facts(facts, run_facts)
         except OSError as error:
             where, why = self._folder.chosen, error.strerror or error
-            say(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
+            print_line(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
         if self.watcher is None or facts is None:
             if "torch" not in sys.modules:
-                say("\nsurefoot: the script did not import torch in this process, so there was nothing to observe")
+                print_line(
+                    "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
+                )
             return
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
@@ -423,21 +427,21 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
-        say(as_text(diagnosis, self._folder.shown))
+        print_line(as_text(diagnosis, self._folder.shown))
         if facts.guard is not None:
             from surefoot.core.console import wrapped_for
             from surefoot.watch.guard import in_words
 
-            say(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
+            print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
             command = incidents.replay_command.replace(str(self._folder.chosen), self._folder.shown, 1)
-            say(f"the first bad step was captured; to run it again:\n  {command}")
+            print_line(f"the first bad step was captured; to run it again:\n  {command}")
         if folder is not None and diagnosis.steps:
-            say(f"charts and events on one page: surefoot report {self._folder.shown}")
+            print_line(f"charts and events on one page: surefoot report {self._folder.shown}")
         if folder is not None and self._world_size > 1 and self._rank == 0:
             whole = os.path.dirname(self._folder.shown)
-            say(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
+            print_line(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace
@@ -471,7 +475,7 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
         options.world_size,
         clock=context.step_clock,
         notify=notify,
-        say=say,
+        say=print_line,
         thread=lambda: state.thread,
     )
     return watch.start()
@@ -490,7 +494,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     if error is not None:
         words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.rank_that_ended()):
-        say(f"surefoot: this rank ends because {lost}")
+        print_line(f"surefoot: this rank ends because {lost}")
         words = f"it was waiting for a rank that has ended: {lost}"
     ranks.end(ending.code, words, where=where, follows=is_left)
 
@@ -502,7 +506,7 @@ def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
     try:
         return sink(*arguments, **settings)
     except (SurefootError, OSError, ImportError, ValueError) as error:
-        say(f"surefoot: {option} is ignored: {' '.join(str(error).split())}")
+        print_line(f"surefoot: {option} is ignored: {' '.join(str(error).split())}")
         return None
 
 

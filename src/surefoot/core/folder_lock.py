@@ -43,7 +43,7 @@ class _Lock:
         self._identity = _identity(os.fstat(descriptor))
 
     @property
-    def stands(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this process holds it, and the file is still the one that others would lock.
 
         The kernel drops the lock when any code in the process closes the file, as copying the folder does. So it is
@@ -81,9 +81,9 @@ class Hold:
         self._lock = lock
 
     @property
-    def stands(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it excludes other processes."""
-        return self._lock is not None and self._lock.stands
+        return self._lock is not None and self._lock.is_held
 
     def release(self) -> None:
         """Release it. May be called again, and in a forked process."""
@@ -107,7 +107,7 @@ def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
     path = os.path.join(os.path.realpath(folder), f".{what}{part}.lock")
     with _guard:
         lock = _locks.get(path)
-        if lock is None or not lock.stands:
+        if lock is None or not lock.is_held:
             lock = _taken(path, os.fspath(folder), what)
             if lock is None:
                 return Hold(None)

@@ -40,20 +40,20 @@ def run_demo(steps: int, seed: int, out: Path) -> None:
     faults = _train(console, runs, steps, seed)
     with console.status("measuring the cost of a guarded step"):
         cost = measure_cost(min(COMPARED_STEPS, steps // 8))
-    _tell(console, runs, faults, cost)
-    _tell_the_cause(console, runs[1], steps, seed)
+    _print_results(console, runs, faults, cost)
+    _print_diagnosis(console, runs[1], steps, seed)
     _head(console, "Next: your own training")
     command = f"{_surefoot()} run train.py"
     width = max(len(command), len(_IN_A_LOOP))
-    _say(console, f"{command:<{width}}  observe your script without changing it", indent=2)
-    _say(console, f"{_IN_A_LOOP:<{width}}  protect your own loop; see the README", indent=2)
+    _print(console, f"{command:<{width}}  observe your script without changing it", indent=2)
+    _print(console, f"{_IN_A_LOOP:<{width}}  protect your own loop; see the README", indent=2)
     _head(console, "Reports of the bare and of the guarded run, to open in a browser")
     for run in runs[1:]:
         print(write_report(run.folder))
 
 
 def _train(console: Console, runs: list[DemoRun], steps: int, seed: int) -> list[Fault]:
-    _say(
+    _print(
         console,
         f"A small transformer learns to write Python from the source of the standard library: three runs of {steps} "
         "steps in parallel, with the same seed and data. The bare and the guarded run have these faults:",
@@ -69,11 +69,11 @@ def _train(console: Console, runs: list[DemoRun], steps: int, seed: int) -> list
     return faults
 
 
-def _tell(console: Console, runs: list[DemoRun], faults: list[Fault], cost: Cost) -> None:
+def _print_results(console: Console, runs: list[DemoRun], faults: list[Fault], cost: Cost) -> None:
     console.print()
     console.print(outcome_table(runs, faults, cost))
-    _say(console, verdict(runs))
-    _say(
+    _print(console, verdict(runs))
+    _print(
         console,
         "Bare: AdamW and clip_grad_norm_ at 1. Guarded: the same, in a TrainingStabilizer with TrainingRecovery. Time "
         f"per step: median processor time of {cost.steps} steps without faults, both loops alternating.",
@@ -83,15 +83,15 @@ def _tell(console: Console, runs: list[DemoRun], faults: list[Fault], cost: Cost
     console.print(fault_table(runs, faults))
     _head(console, "Log of the guarded run")
     for incident in runs[2].results["incidents"]:
-        _say(console, incident["text"], indent=2)
+        _print(console, incident["text"], indent=2)
 
 
-def _tell_the_cause(console: Console, bare: DemoRun, steps: int, seed: int) -> None:
+def _print_diagnosis(console: Console, bare: DemoRun, steps: int, seed: int) -> None:
     _head(console, "Diagnosis of the bare run")
-    _say(console, "The bare run was observed, without changing anything in it, with this command:")
+    _print(console, "The bare run was observed, without changing anything in it, with this command:")
     command = shlex.join(["surefoot", "run", "--out", str(bare.folder), *bare.words(steps, seed)])
     console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)  # to be copied: no line is cut
-    _say(console, "It printed at the end:")
+    _print(console, "It printed at the end:")
     console.print(diagnosis(bare), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -106,7 +106,7 @@ def _surefoot() -> str:
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
-def _say(console: Console, words: str, indent: int = 0, style: str = "") -> None:
+def _print(console: Console, words: str, indent: int = 0, style: str = "") -> None:
     console.print(Padding(Text(words, style), (0, 0, 0, indent)))
 
 

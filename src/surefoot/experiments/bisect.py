@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING
 
 from surefoot.experiments.baseline import Baseline, run_baseline
-from surefoot.experiments.change_causes import confirm, speaks_for, weigh
+from surefoot.experiments.change_causes import causes_of_cures, confirm, weigh
 from surefoot.experiments.plan import in_turn, nothing_to_change, order_for
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row, sentence
-from surefoot.experiments.run_comparison import compare, not_learned, read, tells
+from surefoot.experiments.run_comparison import compare, not_learned, probe_text, read
 from surefoot.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
         found = confirm(found, "data.unscaled-input", "synthetic-inputs")
     report = Report("cured" if cures else "not cured" if failed else "undecided", sentence(rows), rows, found)
     report.confirms = [f.cause for f in found.findings if f.evidence.get("experiments", {}).get("confirmed")]
-    report.speaks_for = speaks_for(cures, unmoved)
+    report.speaks_for = causes_of_cures(cures, unmoved)
     report.conclusions = [*scale, *_chance(rows, report.confirms)]
     return report
 
@@ -142,7 +142,7 @@ class _Bisection:
             fails = row.reading.fails or self.baseline.reading.outcome == "slow"
             row.verdict, row.why = ("fails" if fails else "healthy"), row.reading.words
         elif change.kind == "probe":
-            row.verdict, row.why = "tells", tells(change.name, self.baseline.reading, row.reading)
+            row.verdict, row.why = "tells", probe_text(change.name, self.baseline.reading, row.reading)
         else:
             row.verdict, row.why = compare(self.baseline.reading, row.reading)
 

@@ -100,7 +100,7 @@ def _standing(finding: Finding) -> int:
     return 3 if outcome.get("confirmed") else 1 if outcome.get("refuted") else 2
 
 
-def speaks_for(cures: list[str], failures: list[str]) -> list[str]:
+def causes_of_cures(cures: list[str], failures: list[str]) -> list[str]:
     """Causes that have a fix which cured the run, and no required fix that failed."""
     return [
         code

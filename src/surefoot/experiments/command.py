@@ -20,7 +20,7 @@ from surefoot.errors import UsageError
 from surefoot.experiments import plan, scratch_folder
 from surefoot.experiments.bisect import bisect
 from surefoot.experiments.processes import Subject
-from surefoot.experiments.sandbox import tell_if_unconfined
+from surefoot.experiments.sandbox import warn_if_unconfined
 from surefoot.experiments.terminal import progress, show
 from surefoot.experiments.trials import default_jobs
 
@@ -91,7 +91,7 @@ def run_on_incident(incident: Path, order: Order, options: Options) -> int:
 
 
 def _carry_out(experiment: Callable[..., Report], folder: Path, changes: list[plan.Change], options: Options) -> int:
-    tell_if_unconfined()
+    warn_if_unconfined()
     jobs = options.jobs or default_jobs()
     with ended_by_signals(), progress(len(changes) + 2, options.budget_s) as on_event:
         report = experiment(folder, changes, options.budget_s, jobs, on_event)

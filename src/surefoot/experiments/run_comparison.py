@@ -250,7 +250,7 @@ def not_learned(few: RunReading, noise: RunReading) -> str | None:
     return f"a few rows are not learned: their loss ends at {few.end:.3g}, far above {noise.end:.3g} on noise"
 
 
-def tells(name: str, baseline: RunReading, changed: RunReading) -> str:
+def probe_text(name: str, baseline: RunReading, changed: RunReading) -> str:
     """The text of a probe in the table."""
     if changed.outcome == "too short":
         return changed.words

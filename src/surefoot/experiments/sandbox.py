@@ -2,7 +2,7 @@
 
 On Linux the kernel enforces this (Landlock): the program and its child processes cannot write, create, rename or remove
 anything elsewhere, by any means. If the kernel does not support it, the program is started unrestricted, and
-`tell_if_unconfined` prints a warning. `FOLDERS` is a JSON list; folders that do not exist are ignored. This file is run
+`warn_if_unconfined` prints a warning. `FOLDERS` is a JSON list; folders that do not exist are ignored. This file is run
 as a script and uses only the standard library.
 """
 
@@ -45,7 +45,7 @@ def can_confine() -> bool:
     return sys.platform.startswith("linux") and _version() >= _OLDEST
 
 
-def tell_if_unconfined() -> None:
+def warn_if_unconfined() -> None:
     """Print a warning if the kernel cannot confine the runs."""
     if not can_confine():
         print(

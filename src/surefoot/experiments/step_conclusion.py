@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
-from surefoot.experiments.change_causes import speaks_for, weigh
+from surefoot.experiments.change_causes import causes_of_cures, weigh
 from surefoot.experiments.results import Report, Row, sentence
 from surefoot.experiments.trials import FLAKY, REPEAT
 from surefoot.replay.verdict import fails as fails_in
@@ -49,7 +49,7 @@ def conclude(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis, scrip
     broken = baseline.recorded.state
     report.answer = "cured" if cures else "not cured" if failed or broken else "undecided"
     report.conclusions = [*hidden, *_facts(baseline, by_name, script)]
-    report.speaks_for = _causes(baseline, by_name, speaks_for(cures, unmoved))
+    report.speaks_for = _causes(baseline, by_name, causes_of_cures(cures, unmoved))
     if _names_operation(before, baseline):  # skipping its batch cures that too
         report.speaks_for = [code for code in report.speaks_for if not code.startswith("data.")]
     if len(report.speaks_for) == 1:

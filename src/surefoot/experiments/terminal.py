@@ -23,7 +23,7 @@ _MARKS = {"cures": "bold green", "does not": "red", "fails": "red", "healthy": "
 def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]]:
     """Show the beginning and the end of each run: a live line in a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
-        yield _say_plainly
+        yield _print_line
         return
     with progress_bar() as bar:
         task = bar.add_task("baseline", total=total)
@@ -41,7 +41,7 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
         yield on_event
 
 
-def _say_plainly(name: str, words: str) -> None:
+def _print_line(name: str, words: str) -> None:
     if words:
         print(f"surefoot: {name}: {words}", file=sys.stderr, flush=True)
 

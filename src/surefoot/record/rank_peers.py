@@ -64,7 +64,7 @@ class PeerState:
         return self.beat.movement == "waits" or (self.beat.movement == "busy" and self.beat.on_device)
 
     @property
-    def stands(self) -> bool:
+    def has_stopped(self) -> bool:
         """Whether it does nothing, and does not wait for other ranks."""
         return self.condition == "alive" and self.beat is not None and self.beat.movement == "stands"
 
@@ -168,7 +168,7 @@ def find_hang(seen: Sequence[PeerState], mine: Beat, seconds: float, *, is_long:
         return None
     lost = [each for each in seen if each.is_lost]
     alive = [each for each in seen if not each.is_lost]
-    waiting, standing = [each for each in alive if each.waits], [each for each in alive if each.stands]
+    waiting, standing = [each for each in alive if each.waits], [each for each in alive if each.has_stopped]
     if not waiting or len(waiting) + len(standing) < len(alive):
         return None
     kind, odd = _odd(lost, waiting, standing)

@@ -42,7 +42,7 @@ class Session:
         self._first: dict[str, int] = {}
         _lock(self._file.number)
         try:
-            self._say({"schema": RUN_LOG.version, "pid": os.getpid(), "time": time.time()})
+            self._append({"schema": RUN_LOG.version, "pid": os.getpid(), "time": time.time()})
         except OSError:
             self.withdraw()
             raise
@@ -50,7 +50,7 @@ class Session:
     def began(self, part: str, step: int) -> None:
         """Record the first step of a part; later calls have an effect only for an earlier step."""
         if step < self._first.get(part, step + 1):
-            self._say({"part": part, "first": step})
+            self._append({"part": part, "first": step})
             self._first[part] = step
 
     def vanished(self) -> bool:
@@ -71,7 +71,7 @@ class Session:
         """Release the lock."""
         self._file.close()
 
-    def _say(self, line: dict[str, object]) -> None:
+    def _append(self, line: dict[str, object]) -> None:
         os.write(self._file.number, (json.dumps(line) + "\n").encode())
 
 

@@ -213,7 +213,7 @@ class Writer:
 
     def _cycle(self, closing: bool) -> None:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
-        self._ask_sources(closing)
+        self._read_sources(closing)
         self.layer_rows = 0
         sessions = _by_session(self.waiting.popleft() for _ in range(len(self.waiting)))
         for number, waiting in enumerate(sessions):
@@ -234,7 +234,7 @@ class Writer:
         for done in flushes:
             done.set()
 
-    def _ask_sources(self, closing: bool) -> None:
+    def _read_sources(self, closing: bool) -> None:
         now = time.monotonic()
         for source in list(self.sources):
             if now < source.due and not (closing and now > source.asked + LAST_READING_SECONDS):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.experiments import scratch_folder
-from surefoot.experiments.sandbox import tell_if_unconfined
+from surefoot.experiments.sandbox import warn_if_unconfined
 from surefoot.record.incidents.reading import read_facts
 from surefoot.replay.consent import import_path, order_for, received
 from surefoot.replay.export.folder import usable
@@ -58,7 +58,7 @@ def replay(
         writable=scratch_folder.writable(writable),
         path=tuple(import_path(received(folder))),
     )
-    tell_if_unconfined()
+    warn_if_unconfined()
     with tempfile.TemporaryDirectory(prefix="surefoot-replay-", ignore_cleanup_errors=True) as scratch:
         kept = Path(scratch) / "incident"
         shutil.copytree(folder, kept, symlinks=True, copy_function=_link)

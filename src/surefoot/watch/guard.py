@@ -32,7 +32,7 @@ from surefoot.guard.attach import AttachSettings, attach_with
 from surefoot.guard.step_hooks import keep_hook_order, release_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.measured_steps import MeasuredSteps
-from surefoot.watch.messages import say
+from surefoot.watch.messages import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,8 +209,10 @@ class OptimizerGuard:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             at = f"from step {self._state.steps:,} on"
             self._not_guarded[f"optimizer {record.number + 1} ({record.type}) {at}"] = why
-            say(f"surefoot: --guard no longer checks optimizer {record.number + 1} ({record.type}): {why}. Bad steps")
-            say(f"  reach the weights {at}.")
+            print_line(
+                f"surefoot: --guard no longer checks optimizer {record.number + 1} ({record.type}): {why}. Bad steps"
+            )
+            print_line(f"  reach the weights {at}.")
             return None
 
     def _run(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:
@@ -281,7 +283,7 @@ class OptimizerGuard:
         )
         name = f"optimizer {record.number + 1} ({type(optimizer).__name__})"
         self._not_guarded[name] = why
-        say(f"surefoot: --guard does not guard {name}: {why}")
+        print_line(f"surefoot: --guard does not guard {name}: {why}")
         return True
 
 

@@ -30,7 +30,7 @@ from surefoot.record.incidents.fingerprints import plain_values
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.bad_step import BadStep, BufferVersions, FoundStep, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
-from surefoot.watch.messages import say
+from surefoot.watch.messages import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ class IncidentWriter:
             torch.device("cpu"),
             between_steps=False,
             on_failure=partial(context.probes.switch_off, "incidents"),
-            pauses=DiskPauses(say),
+            pauses=DiskPauses(print_line),
         )
         self._microbatches = MicrobatchFollower(self._notes)
         self._loss: Tensor | None = None

@@ -19,7 +19,7 @@ def stream() -> Any:
     return _stream
 
 
-def say(words: str) -> None:
+def print_line(words: str) -> None:
     """Print a line, if the stream is still open."""
     try:
         _stream.write(words + "\n")

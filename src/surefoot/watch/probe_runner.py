@@ -17,7 +17,7 @@ import torch
 
 from surefoot.core.device import is_capturing, note_failure
 from surefoot.keep.position.workers import worker_died
-from surefoot.watch.messages import say
+from surefoot.watch.messages import print_line
 from surefoot.watch.originals import Originals, Unobservable
 from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
 
@@ -75,7 +75,7 @@ class ProbeRunner:
         except Unobservable as reason:  # it may be possible again later, without other threads
             if SOME_STEPS not in self.problems:
                 self.problems[SOME_STEPS] = str(reason)
-                say(f"surefoot: {SOME_STEPS} are not observed ({reason})")
+                print_line(f"surefoot: {SOME_STEPS} are not observed ({reason})")
             return None
         except Exception as error:
             if worker_died(error):  # torch raises this at any point of the program, and the script must receive it
@@ -116,10 +116,10 @@ class ProbeRunner:
             self._state.stop_sampling()
             return
         if os.environ.get("SUREFOOT_DEBUG"):
-            say("".join(traceback.format_exception(error)))
+            print_line("".join(traceback.format_exception(error)))
         is_known, self.problems[probe] = probe in self.problems, f"{type(error).__name__}: {error}"
         if probe in _SAMPLING_PROBES:  # otherwise nothing would end the sampled step
             self._state.stop_sampling()
         if not is_known:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            say(f"surefoot: stopped watching {probe} ({words}); the script is not affected")
+            print_line(f"surefoot: stopped watching {probe} ({words}); the script is not affected")

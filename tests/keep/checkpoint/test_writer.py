@@ -85,9 +85,9 @@ def test_the_claim_of_a_folder_ends_with_the_last_reference_to_it(tmp_path):
     lock = claim._holds[0]
     claim.hold(0)
     assert claim._holds[0] is lock
-    assert lock.stands
+    assert lock.is_held
     del claim
-    assert not lock.stands
+    assert not lock.is_held
 
 
 def test_a_manager_that_is_dropped_while_it_writes_keeps_its_folder_until_the_state_is_on_the_disk(tmp_path):
@@ -97,10 +97,10 @@ def test_a_manager_that_is_dropped_while_it_writes_keeps_its_folder_until_the_st
     lock = manager._claim._holds[0]
     del manager
     gc.collect()
-    assert lock.stands
+    assert lock.is_held
     staged.may_arrive.set()
     thread.join(HANG_SECONDS)
     del thread
     gc.collect()
-    assert not lock.stands
+    assert not lock.is_held
     assert [each.step for each in list_checkpoints(tmp_path / "checkpoints")] == [1]

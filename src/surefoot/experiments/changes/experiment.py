@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from surefoot.record.facts import ExperimentDevices, ExperimentFacts
-from surefoot.watch.messages import say
+from surefoot.watch.messages import print_line
 from surefoot.watch.patches.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Experiment:
             return call(*args)
         except Exception as error:
             self.problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            say(f"surefoot: could not make the change {self.order.get('change')!r}: {self.problem}")
+            print_line(f"surefoot: could not make the change {self.order.get('change')!r}: {self.problem}")
             return None
 
     # The end of the run

@@ -95,7 +95,7 @@ class FolderClaim:
 
     def hold(self, rank: int) -> None:
         """Lock the folder for the checkpoints of a rank. Raises `FolderInUse`."""
-        if rank not in self._holds or not self._holds[rank].stands:
+        if rank not in self._holds or not self._holds[rank].is_held:
             self._holds[rank] = hold(self._folder, "checkpoints", rank)
 
     def release(self) -> None:

@@ -126,7 +126,7 @@ class SinkRunner:
     # Everything below runs in the sink's own thread.
 
     def _run(self) -> None:
-        self._tell_folder()
+        self._pass_folder()
         while not self.given_up:
             batch = self._next()
             if batch is None:
@@ -134,7 +134,7 @@ class SinkRunner:
             self._queue.delivered(lost=0 if self._deliver(batch) else size_of(batch))
         self._close_sink()
 
-    def _tell_folder(self) -> None:
+    def _pass_folder(self) -> None:
         opened = getattr(self._sink, "opened", None)  # optional: for a sink that names the folder of the run
         try:
             if callable(opened) and self._folder is not None:
