@@ -182,7 +182,7 @@ class EventRecorder:
 
     def logs_outputs(self, step: int) -> bool:
         """Whether histograms of layer outputs are logged at a sampled step."""
-        return self.log is not None and self.log.logs_outputs(step)
+        return self.log is not None and step >= self.log.outputs_from_step
 
     def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
         """Log histograms of weights, gradients and layer outputs at the end of a sampled step."""

@@ -49,7 +49,8 @@ class WatchLog:
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
-        self._outputs_at = 0
+        self.outputs_from_step = 0
+        """The step from which histograms of the outputs of layers are written again: less and less often."""
         """The next step with histograms, for the parameters of each part and for the outputs of layers."""
         self._arriving: list[ArrivingHistograms] = []
         """The histograms of sampled steps that are not on the host yet."""
@@ -100,10 +101,6 @@ class WatchLog:
             self._parts[optimizer] = part_name(optimizer, self._registry)
         return self._parts[optimizer]
 
-    def logs_outputs(self, step: int) -> bool:
-        """Whether histograms of the outputs of layers are written at this sampled step: less and less often."""
-        return step >= self._outputs_at
-
     def sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]] = ()) -> None:
         """Write histograms of weights, gradients and the outputs of layers at the end of a sampled step.
 
@@ -117,7 +114,7 @@ class WatchLog:
         if outputs:
             from surefoot.guard.model_sampling import ArrivingHistograms
 
-            self._outputs_at = max(facts.step + 1, 2 * facts.step)
+            self.outputs_from_step = max(facts.step + 1, 2 * facts.step)
             self._arriving.append(ArrivingHistograms([], facts.step, outputs=outputs))
 
     def sampled_step(self, facts: SampledStep) -> None:

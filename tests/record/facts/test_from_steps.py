@@ -74,3 +74,11 @@ def test_an_optimizer_and_its_scheduler_are_named() -> None:
     facts = steps.facts()
     assert facts.optimizers[0].first_group.values == {"lr": 0.1, "betas": [0.9, 0.99]}
     assert [(each.type, each.optimizer) for each in facts.schedulers] == [("OneCycleLR", 0)]
+
+
+def test_steps_whose_rows_are_missing_are_counted() -> None:
+    steps = FactsFromSteps()
+    for step in [*range(10, 15), *range(20, 30)]:  # five were lost when the run was killed
+        steps.step(StepValues(step=step, loss=1.0))
+    facts = steps.facts()
+    assert (facts.steps, facts.optimizers[0].steps, len(facts.optimizers[0].series.loss)) == (20, 20, 15)

@@ -49,6 +49,10 @@ class _OptimizerSteps:
     setup: OptimizerSetup
     steps: list[StepValues] = field(default_factory=list)
 
+    def count(self) -> int:
+        """The number of steps, including those whose rows are missing: thinned out, or lost when a run was killed."""
+        return self.steps[-1].step - self.steps[0].step + 1
+
 
 class FactsFromSteps:
     """Collects steps and incidents, in any order of optimizers, and makes facts of them."""
@@ -81,8 +85,8 @@ class FactsFromSteps:
         changed = min((each.step for each in self._incidents if each.action in RATE_CHANGES), default=None)
         return RunFacts(
             scope=STEPS_ONLY,
-            steps=max((len(part.steps) for _, part in parts), default=0),
-            backwards=sum(len(part.steps) for _, part in parts),
+            steps=max((part.count() for _, part in parts), default=0),
+            backwards=sum(part.count() for _, part in parts),
             optimizers=[_optimizer(number, part, changed) for number, (_, part) in enumerate(parts)],
             schedulers=[
                 SchedulerFacts(type=part.setup.scheduler, site="", steps=0, last_epoch=0, optimizer=number)
@@ -118,7 +122,7 @@ def _optimizer(number: int, part: _OptimizerSteps, changed: int | None) -> Optim
         number=number,
         type=part.setup.type or "the optimizer",
         settings=list(part.setup.settings),
-        steps=len(steps),
+        steps=part.count(),
         series=StepSeries(
             grad_norm=_column([each.grad_norm for each in steps]),
             skipped=[each.skipped for each in steps] if any(each.skipped for each in steps) else [],
