@@ -49,9 +49,9 @@ class WatchLog:
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
+        """The next step with histograms of the parameters of each part."""
         self.outputs_from_step = 0
         """The step from which histograms of the outputs of layers are written again: less and less often."""
-        """The next step with histograms, for the parameters of each part and for the outputs of layers."""
         self._arriving: list[ArrivingHistograms] = []
         """The histograms of sampled steps that are not on the host yet."""
         self._parts: dict[int, str] = {}
