@@ -58,7 +58,7 @@ def test_it_is_run_on_request_only():
     assert max(each.step for each in plain.checks) == 10
     asked = examine(model, batches, loss_fn, optimizer, seconds=0.2, num_steps=3)
     assert asked["trial run"].step == 11
-    with pytest.raises(ValueError, match="`num_steps` must not be negative"):
+    with pytest.raises(ValueError, match="`num_steps` must be a whole number, and not negative; got -1"):
         examine(model, batches, loss_fn, optimizer, num_steps=-1)
 
 
