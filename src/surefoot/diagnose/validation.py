@@ -53,8 +53,11 @@ class ValidationCurve:
 
     @property
     def learned(self) -> float:
-        """How far the best pass is below the initial training loss."""
-        return self.start - self.best
+        """How far the best pass is below the initial training loss, or below the first pass if that is higher.
+
+        The training loss falls before the first pass, and its median at the beginning may already be below validation.
+        """
+        return max(self.start, self.losses[0]) - self.best
 
     @cached_property
     def jump(self) -> float:

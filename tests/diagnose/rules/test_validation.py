@@ -43,6 +43,13 @@ def test_overfitting_names_the_step_of_the_lowest_validation_loss() -> None:
     assert claim.evidence["share_lost"] > 0.3
 
 
+def test_what_was_learned_before_training_fell_below_validation_counts() -> None:
+    memorised = [0.8 * 0.6**i for i in range(16)]  # below the best validation loss from the first epoch on
+    claim = FIND["fit.overfitting"](trained(U_SHAPED, memorised))
+    assert claim is not None
+    assert claim.evidence["share_lost"] < 1
+
+
 def test_validation_that_follows_training_or_levels_off_is_not_overfitting() -> None:
     assert FIND["fit.overfitting"](trained([1.1 * value for value in FALLING], FALLING)) is None
     level = [max(value, 0.8) + 0.01 * (i % 2) for i, value in enumerate(FALLING)]
