@@ -204,3 +204,10 @@ def test_a_file_with_the_columns_of_another_table_is_reported_and_never_deleted(
     store.close()
     assert load_run(tmp_path).problems == ["layers-000-0-00007.arrows: its columns are not those of `layers`"]
     assert stranger.exists()
+
+
+def test_the_text_of_a_run_is_one_line(tmp_path):
+    session(tmp_path, range(1_200), layers=[7], events=[event(3)])
+    shown = repr(load_run(tmp_path))
+    assert shown.startswith("RunTables('")
+    assert shown.endswith(": not diagnosed, 1,200 steps, 5 layer rows, 1 event)")

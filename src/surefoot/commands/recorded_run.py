@@ -64,10 +64,8 @@ def diagnose(
     diagnosis, description = judge_folder(folder)
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
     if not json and description.exit_code is None:
-        typer.echo(
-            "  the run has not ended (it was killed, or is still running): judged by the state saved at step "
-            f"{diagnosis.steps:,}"
-        )
+        why = "" if diagnosis.verdict == "unknown" else "; the run was killed, or is still running"
+        typer.echo(f"  judged by the state that was saved at step {diagnosis.steps:,}{why}")
 
 
 def watch(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN, Format
 from surefoot.core.notebook_html import heading, page, table, text
+from surefoot.core.wording import count_of
 from surefoot.errors import UsageError
 from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble
@@ -58,6 +59,12 @@ class RunTables:
     """The number of messages that never reached the log: training was faster than the disk, or the disk was full."""
     problems: list[str] = field(default_factory=list)
     """What could not be read. A batch that a killed process left incomplete is the usual case."""
+
+    def __repr__(self) -> str:
+        verdict = "not diagnosed" if self.findings is None else self.findings.get("verdict", "unknown")
+        sizes = {"step": self.scalars.num_rows, "layer row": self.layers.num_rows, "event": len(self.events)}
+        counts = ", ".join(count_of(size, what) for what, size in sizes.items())
+        return f"RunTables({str(self.folder)!r}: {verdict}, {counts})"
 
     def _repr_html_(self) -> str:
         return html_of(self)
