@@ -35,6 +35,16 @@ def optimizer():
         (lambda: sf.init_for(None), r"`model` must be a torch\.nn\.Module; got None"),
         (lambda: build.advise_normalization("model", 4), r"`model` must be a torch\.nn\.Module; got 'model'"),
         (lambda: build.advise_normalization(nn.Linear(1, 1), "4"), "`batch_size` must be at least 1, .*; got '4'"),
+        (lambda: build.PreNormMLP(0), "`features` must be a whole number, at least 1; got 0"),
+        (lambda: build.PreNormMLP("a"), "`features` must be a whole number, at least 1; got 'a'"),
+        (lambda: build.ConvGroupNorm(3, 0), "`channels_out` must be a whole number, at least 1; got 0"),
+        (lambda: build.ScaledResidual(3, 0.5), r"`branch` must be a torch\.nn\.Module; got 3"),
+        (lambda: build.ScaledResidual(nn.Identity(), NAN), "`scale` must be a number; got nan"),
+        (lambda: build.clip_advice(None), "`norms` must be a list or a tensor of norms; got None"),
+        (lambda: build.clip_advice("a"), "`norms` must be a list or a tensor of norms; got 'a'"),
+        (lambda: build.clip_advice([1.0, "a"]), "`norms` must contain numbers only; got 'a' among them"),
+        (lambda: build.clip_advice([-1.0]), "`norms` must not be negative; the smallest is -1"),
+        (lambda: build.Standardizer.fit(3), "`data` must be an array, or an iterable of arrays; got 3"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(call, words):

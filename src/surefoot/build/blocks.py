@@ -9,6 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.settings import is_number, is_whole, require_module, shown
+from surefoot.errors import require
+
 
 class ScaledResidual(nn.Module):
     """`x + scale · branch(x)`: a residual connection whose branch starts small.
@@ -21,6 +24,8 @@ class ScaledResidual(nn.Module):
         self, branch: nn.Module, scale: float, *, learnable_features: int | None = None, feature_axis: int = -1
     ) -> None:
         """Wrap `branch`; `feature_axis` is where the features are: -1 for sequences, 1 for images."""
+        require_module(branch, "branch")
+        require(is_number(scale), f"`scale` must be a number; got {shown(scale)}.")
         super().__init__()
         self.branch = branch
         self.scale = scale
@@ -65,6 +70,7 @@ class PreNormMLP(nn.Module):
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         """Make a block of `features` in and out, `expansion` times as wide inside."""
+        _require_count("features", features)
         super().__init__()
         hidden = max(1, round(features * expansion))
         self.norm = norm(features)
@@ -95,6 +101,8 @@ class ConvGroupNorm(nn.Module):
         activation: Callable[[], nn.Module] = nn.ReLU,
     ) -> None:
         """Make the block; an odd kernel keeps the image's size at stride 1."""
+        _require_count("channels_in", channels_in)
+        _require_count("channels_out", channels_out)
         super().__init__()
         padding = kernel_size // 2
         # The norm subtracts each group's mean and has its own shift: a bias before it would have no effect.
@@ -106,6 +114,10 @@ class ConvGroupNorm(nn.Module):
         """Convolve, normalise, activate."""
         output: Tensor = self.activation(self.norm(self.conv(images)))
         return output
+
+
+def _require_count(name: str, value: object) -> None:
+    require(is_whole(value) and value >= 1, f"`{name}` must be a whole number, at least 1; got {shown(value)}.")  # type: ignore[operator]
 
 
 def groups_for(channels: int, most: int = 8) -> int:

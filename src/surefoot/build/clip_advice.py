@@ -10,10 +10,14 @@ orders of magnitude or stops being finite is a problem that clipping hides rathe
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
+
+from surefoot.core.settings import shown
+from surefoot.errors import require
 
 Verdict = Literal["insufficient_data", "no_limit", "fits", "raise", "lower", "hiding_a_problem"]
 
@@ -72,10 +76,14 @@ def clip_advice(norms: Iterable[float] | Tensor, max_norm: float | None = None) 
     if isinstance(norms, Tensor):
         given: Any = norms.detach().cpu().double()
     else:
+        is_several = isinstance(norms, Iterable) and not isinstance(norms, str)
+        require(is_several, f"`norms` must be a list or a tensor of norms; got {shown(norms)}.")
         given = [norm.item() if isinstance(norm, Tensor) else norm for norm in norms]
+        odd = next((norm for norm in given if not isinstance(norm, Real)), None)
+        require(odd is None, f"`norms` must contain numbers only; got {shown(odd)} among them.")
     values = np.asarray(given, dtype=np.float64).ravel()
     if (values < 0.0).any():
-        raise ValueError(f"A norm cannot be negative; the smallest given is {values.min():.4g}.")
+        raise ValueError(f"`norms` must not be negative; the smallest is {values.min():.4g}.")
     finite = values[np.isfinite(values)]
     broken = len(values) - len(finite)
     if len(finite) < FEWEST_STEPS:

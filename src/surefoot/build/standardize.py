@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from surefoot.core.formats import STANDARDIZER
+from surefoot.core.settings import shown
+from surefoot.errors import require
 
 Array = Tensor | np.ndarray
 NanPolicy = Literal["raise", "ignore", "fill"]
@@ -57,6 +59,8 @@ class Standardizer:
         if nan not in ("raise", "ignore", "fill"):
             raise ValueError(f"`nan` must be 'raise', 'ignore' or 'fill'; got {nan!r}.")
         result: Standardizer | None = None
+        is_several = isinstance(data, Iterable) and not isinstance(data, str)
+        require(is_several, f"`data` must be an array, or an iterable of arrays; got {shown(data)}.")
         for batch in [data] if isinstance(data, Tensor | np.ndarray) else data:
             values = _floating(batch)
             if values.ndim < 2:

@@ -41,11 +41,11 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
-def require_module(model: object) -> None:
-    """Raise `SettingError` unless `model` is a torch module."""
+def require_module(module: object, name: str = "model") -> None:
+    """Raise `SettingError` unless a value is a torch module."""
     from torch import nn  # here: commands that show a run do not import torch
 
-    require(isinstance(model, nn.Module), f"`model` must be a torch.nn.Module; got {shown(model)}.")
+    require(isinstance(module, nn.Module), f"`{name}` must be a torch.nn.Module; got {shown(module)}.")
 
 
 def check_types(settings: Any) -> None:
