@@ -30,7 +30,7 @@ def test_diagnose_prints_the_contract_as_json(command, judged):
 
 def test_a_run_that_did_not_end_is_said_to_be_so(command, judged):
     report_runs.describe(judged, exit_code=None)
-    assert "the run has not ended" in command("diagnose", judged).out
+    assert "the script had not ended" in command("diagnose", judged).out
 
 
 @pytest.mark.parametrize("name", ["diagnose", "report"])
