@@ -48,15 +48,15 @@ def _outlying_data(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
         if len(sizes) < 20:
             continue
         usual = median(v for _, v in sizes)
-        apart = [(s, v) for s, v in sizes if v > 8 * usual]
+        outliers = [(s, v) for s, v in sizes if v > 8 * usual]
         rest = [v for s, v in sizes if v <= 8 * usual]
-        if not apart or len(apart) > 0.25 * len(sizes) or min(v for _, v in apart) < 3 * max(rest):
+        if not outliers or len(outliers) > 0.25 * len(sizes) or min(v for _, v in outliers) < 3 * max(rest):
             continue
-        spiked = [s for s, _ in apart if s in at]
-        early = [s for s, _ in apart if s <= 20]  # no level to judge by yet
-        if not spiked or len(spiked) < 0.6 * (len(apart) - len(early)):
+        spiked = [s for s, _ in outliers if s in at]
+        early = [s for s, _ in outliers if s <= 20]  # no level to judge by yet
+        if not spiked or len(spiked) < 0.6 * (len(outliers) - len(early)):
             continue
-        return _claim_outlier(name, spikes, spiked, usual, max(v for _, v in apart), max(rest))
+        return _claim_outlier(name, spikes, spiked, usual, max(v for _, v in outliers), max(rest))
     return _outlying_row(run, spikes)
 
 
