@@ -69,8 +69,8 @@ def _rate_changes(scheduler: LambdaLR, saved: Mapping[str, Any], name: str) -> I
         now, then = float(base) * function(step), float(then)
         if not math.isclose(now, then, rel_tol=1e-6, abs_tol=1e-12 * float(base)):
             yield (
-                f"the learning rate of {name} at step {step} was {then:.4g} and is {now:.4g}, because the schedule's function "
-                "has changed, and the new one is used"
+                f"the learning rate of {name} at step {step} was {then:.4g} and is {now:.4g}, because the "
+                "schedule's function has changed, and the new one is used"
             )
             return
 
