@@ -1,10 +1,11 @@
 """What the callback costs in `transformers.Trainer` and Lightning: GPT-2 124M on a GPU, with and without it, in turns.
 
-    python benchmarks/trainer_overhead.py [--repeat 5] [--steps 120] [--only transformers|lightning] [--tiny]
+    python benchmarks/trainer_overhead.py [--repeat 5] [--steps 120] [--only transformers|lightning] [--probes] [--tiny]
 
 Prints one line per framework: the median step without and with the callback over all turns, their ratio, and the ratios
 of single turns. A step is measured from one optimizer step to the next, with the device idle at both ends of a block of
-ten, so that nothing is added to the steps themselves. Target: 1.02. `--tiny` is for trying the script on a CPU.
+ten, so that nothing is added to the steps themselves. Target: 1.02. `--probes` adds the probes of the diagnosis, which
+the callback has by default and which cost most in the first steps. `--tiny` is for trying the script on a CPU.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def gpt2(tiny: bool) -> Any:
     return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape))
 
 
-def with_transformers(guarded: bool, steps: int, tiny: bool, folder: Path) -> list[float]:
+def with_transformers(guarded: bool, steps: int, tiny: bool, probes: bool, folder: Path) -> list[float]:
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -86,7 +87,7 @@ def with_transformers(guarded: bool, steps: int, tiny: bool, folder: Path) -> li
     )  # fmt: skip
     callbacks: list[Any] = [Timed()]
     if guarded:
-        callbacks.append(sf.trainers.transformers.StabilizerCallback(folder / "run", diagnose=False))
+        callbacks.append(sf.trainers.transformers.StabilizerCallback(folder / "run", diagnose=probes))
     data = Tokens(BATCH * steps, 32 if tiny else LENGTH, model.config.vocab_size)
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
@@ -94,7 +95,7 @@ def with_transformers(guarded: bool, steps: int, tiny: bool, folder: Path) -> li
     return blocks.times
 
 
-def with_lightning(guarded: bool, steps: int, tiny: bool, folder: Path) -> list[float]:
+def with_lightning(guarded: bool, steps: int, tiny: bool, probes: bool, folder: Path) -> list[float]:
     import lightning as L
     from lightning.pytorch.callbacks import Callback
 
@@ -117,7 +118,7 @@ def with_lightning(guarded: bool, steps: int, tiny: bool, folder: Path) -> list[
 
     callbacks: list[Any] = [Timed()]
     if guarded:
-        callbacks.append(sf.trainers.lightning.StabilizerCallback(folder / "run", diagnose=False))
+        callbacks.append(sf.trainers.lightning.StabilizerCallback(folder / "run", diagnose=probes))
     trainer = L.Trainer(  # without clipping, which Lightning refuses for a fused optimizer under AMP
         default_root_dir=folder, accelerator="cpu" if tiny else "gpu", devices=1, max_steps=steps, logger=False,
         precision="32-true" if tiny else "bf16-mixed", callbacks=callbacks,
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--only", choices=sorted(FRAMEWORKS))
+    parser.add_argument("--probes", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -150,14 +152,19 @@ def main() -> None:
             medians = {}
             for guarded in (False, True) if turn % 2 == 0 else (True, False):
                 with tempfile.TemporaryDirectory() as folder:
-                    found = train(guarded, given.steps, given.tiny, Path(folder))
+                    found = train(guarded, given.steps, given.tiny, given.probes, Path(folder))
                 medians[guarded] = statistics.median(found)
                 if turn:  # the first turn warms everything up
                     times[guarded] += found
             if turn:
                 ratios.append(medians[True] / medians[False])
         bare, guarded_ms = statistics.median(times[False]), statistics.median(times[True])
-        figures = {"framework": name, "bare_ms": round(bare, 3), "guarded_ms": round(guarded_ms, 3)}
+        figures = {
+            "framework": name,
+            "probes": given.probes,
+            "bare_ms": round(bare, 3),
+            "guarded_ms": round(guarded_ms, 3),
+        }
         figures |= {"ratio": round(guarded_ms / bare, 4), "turns": [round(each, 4) for each in ratios], "target": 1.02}
         print(json.dumps(figures), flush=True)
 

@@ -12,6 +12,7 @@ FAILURE = ("AcceleratorError", "CUDA error: device-side assert triggered")
 def test_a_copy_is_read_after_a_failure_if_it_had_arrived_and_else_refused(monkeypatch):
     monkeypatch.setattr(device, "_failure", [FAILURE])
     buffer = device_copies._Buffers().take(64, CPU)
+    buffer.clear()
     memory = buffer.memory
     host = memory[:24].view(torch.float64)
     copy = device_copies.AsyncCopy(host, buffer, CPU)
@@ -31,13 +32,24 @@ def test_memory_for_copies_is_used_again_and_is_never_smaller_than_asked_for():
     buffers = device_copies._Buffers()
     first = buffers.take(300, CPU)
     assert len(first.memory) == 512
-    assert (first.memory == device_copies._ABSENT).all()
     first.memory.zero_()
     buffers.give_back(first, CPU)
     assert buffers.take(200, CPU) is not first
     again = buffers.take(512, CPU)
     assert again is first
+    again.clear()
     assert (again.memory == device_copies._ABSENT).all()
+
+
+def test_views_of_a_buffer_share_its_memory():
+    buffer = device_copies._Buffers().take(64, CPU)
+    numbers = buffer.view(torch.int64, 3)
+    numbers.numpy()[:] = (5, -1, 1 << 40)
+    assert buffer.view(torch.int64, 3) is numbers
+    assert buffer.view(torch.int64, 2).tolist() == [5, -1]
+    assert buffer.memory[:24].view(torch.int64).tolist() == [5, -1, 1 << 40]
+    buffer.clear()
+    assert numbers.view(torch.uint8).tolist() == [device_copies._ABSENT] * 24
 
 
 @pytest.mark.parametrize("dtype", list(device_copies._WORDS))

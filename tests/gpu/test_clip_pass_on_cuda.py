@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.act.clip_pass import WINDOW_STEPS, ClipPass
-from surefoot.core.block_tables import BLOCK
+from surefoot.core.block_tables import BLOCK, BlockTables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +61,18 @@ def test_nothing_is_written_where_nothing_is_clipped_or_the_step_is_skipped(fact
         assert torch.equal(got.view(torch.int32), want.view(torch.int32))
 
 
+def test_tables_that_were_used_for_other_tensors_in_between_are_placed_again():
+    mine, others = gradients(), gradients()
+    tables = BlockTables([each.numel() for each in mine], mine[0].device)
+    tables.place([each.data_ptr() for each in others])
+    before, quotients = [each.clone() for each in others], [each.clone() for each in mine]
+    scale, applied = torch.full((), 4.0, device="cuda"), torch.zeros((), dtype=torch.bool, device="cuda")
+    ClipPass().divide(mine, scale, applied, tables)
+    ClipPass().divide(quotients, scale, applied)
+    for got, want in zip([*mine, *others], [*quotients, *before], strict=True):
+        assert torch.equal(got.contiguous().view(torch.int32), want.contiguous().view(torch.int32))
+
+
 # The first step of SGD with momentum is decided and clipped by the host.
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_a_run_is_bitwise_the_same_whichever_way_it_is_clipped(name):
@@ -73,7 +85,9 @@ def test_a_run_is_bitwise_the_same_whichever_way_it_is_clipped(name):
         watching = None if own_pass else sf.attach(model, optimizer, mode="watch")
         stabilizer = sf.TrainingStabilizer(model, optimizer, clip=sf.ClipByNorm(0.5))
         generator = torch.Generator("cuda").manual_seed(0)
-        sizes = [torch.full((), 0.01 if step % 4 else 100.0, device="cuda") for step in range(100)]
+        sizes = [
+            torch.full((), 0.01 if step % 4 else 100.0, device="cuda") for step in range(104)
+        ]  # the parameters are measured at 100
         x = [torch.randn(16, 32, device="cuda", generator=generator) for _ in sizes]
         torch.cuda.synchronize()
         try:

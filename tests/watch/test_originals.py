@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import sys
 import types
 import weakref
 
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from surefoot.watch.originals import Originals, _Class, _has_kernels, _is_torchs, _Owner, names_used_in
+from surefoot.watch.originals import (
+    LOOK_EVERY_CALLS,
+    Originals,
+    _Class,
+    _has_kernels,
+    _is_torchs,
+    _Owner,
+    names_used_in,
+)
 
 
 def test_functions_are_torch_s_by_where_they_were_written():
@@ -113,3 +122,21 @@ def test_a_check_that_repeats_the_last_one_searches_for_no_subclasses(monkeypatc
     for _ in range(10):
         assert originals.call(lambda: 5) == 5
     assert Own.sum(None) == -1
+
+
+def test_subclasses_of_an_installed_library_stay_as_they_are_and_one_derived_from_them_does_not(monkeypatch):
+    library = types.ModuleType("library_of_test")
+    library.__file__ = "/usr/lib/python3/site-packages/library_of_test/__init__.py"
+    monkeypatch.setitem(sys.modules, "library_of_test", library)
+    made = type("OfLibrary", (Tensor,), {"sum": lambda self: torch.tensor(-1.0), "__module__": "library_of_test"})
+    originals = with_two_methods()
+    originals._has_threads = lambda: False
+    value = torch.ones(3).as_subclass(made)
+    with torch._C.DisableTorchFunctionSubclass():
+        assert originals.call(lambda: float(value.sum())) == -1
+        derived = type("OfScript", (made,), {"sum": lambda self: torch.tensor(-2.0), "__module__": __name__})
+        value = torch.ones(3).as_subclass(derived)
+        for _ in range(LOOK_EVERY_CALLS + 1):
+            originals.call(int)
+        assert originals.call(lambda: float(value.sum())) == -1, "the library's method, not the script's"
+        assert float(value.sum()) == -2

@@ -15,14 +15,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from surefoot.act.apply import is_guarded_twice
 from surefoot.core.block_tables import BlockTables, all_dense
 from surefoot.core.device import runs_triton
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from surefoot.types import StepRecord
 
 WINDOW_STEPS = 16
@@ -58,17 +57,21 @@ class ClipPass:
         self.rate = ClipRate()
         self._tables: BlockTables | None = None
 
-    def serves(self, optimizer: Any, gradients: list[Tensor]) -> bool:
-        """Whether this is the cheaper method now, and gives the same bits as the optimizer's own kernel."""
-        return (
-            self.rate.rare
-            and not is_guarded_twice(optimizer)
-            and all(gradient.dtype is torch.float32 for gradient in gradients)
-            and all_dense(gradients)
-            and (gradients[0].device.type == "cpu" or _load_divide(gradients[0].device) is not None)
+    def serves(self, optimizer: Any, gradients: list[Tensor], tables: BlockTables | None = None) -> bool:
+        """Whether this is the cheaper method now, and gives the same bits as the optimizer's own kernel.
+
+        `tables` are those of the gradients, if they exist: then all gradients are dense and have one dtype.
+        """
+        if not self.rate.rare or is_guarded_twice(optimizer) or gradients[0].dtype is not torch.float32:
+            return False
+        device = gradients[0].device
+        if device.type != "cpu" and _load_divide(device) is None:
+            return False
+        return tables is not None or (
+            all(gradient.dtype is torch.float32 for gradient in gradients) and all_dense(gradients)
         )
 
-    def divide(self, gradients: list[Tensor], divisor: Tensor, skip: Tensor) -> None:
+    def divide(self, gradients: list[Tensor], divisor: Tensor, skip: Tensor, tables: BlockTables | None = None) -> None:
         """Divide by a number on the device, unless `skip` is true there. Does not wait."""
         device = gradients[0].device
         if device.type == "cpu":
@@ -76,11 +79,13 @@ class ClipPass:
                 for gradient in gradients:
                     gradient.div_(divisor)
             return
-        sizes = [gradient.numel() for gradient in gradients]
-        if self._tables is None or self._tables.sizes != sizes or self._tables.device != device:
-            self._tables = BlockTables(sizes, device)
-        self._tables.place([gradient.data_ptr() for gradient in gradients])
-        _load_divide(device)(self._tables, divisor, skip.to(torch.bool).view(torch.uint8))
+        if tables is None:
+            sizes = [gradient.numel() for gradient in gradients]
+            if self._tables is None or self._tables.sizes != sizes or self._tables.device != device:
+                self._tables = BlockTables(sizes, device)
+            tables = self._tables
+        tables.place(list(map(Tensor.data_ptr, gradients)))  # they may have been used for other tensors since
+        _load_divide(device)(tables, divisor, skip.to(torch.bool).view(torch.uint8))
 
 
 def _load_divide(device: torch.device) -> Any:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.act.clip import limit_factor
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,9 +24,18 @@ def norm_and_factor(
 
     The factor is `None` if nothing is clipped (`max_norm` is infinite, as for callers that only need the norm).
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-    return norm, None if not gradients or math.isinf(max_norm) else limit_factor(norm, max_norm)
+    return norm, None if not gradients or math.isinf(max_norm) else _factor(norm, max_norm)
+
+
+def _factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Torch's factor for a norm; that of a norm of 0, which is 1, if it is not finite."""
+    return torch.clamp(max_norm / (_finite(norm) + 1e-6), max=1.0)
+
+
+def _finite(norm: Tensor) -> Tensor:
+    return torch.where(norm < math.inf, norm, 0.0)
 
 
 @torch.no_grad()
@@ -41,9 +48,13 @@ def clip_grad_norm(
     """
     norm, factor = norm_and_factor(parameters, max_norm, norm_type)
     if factor is not None:
-        clipped = [parameter for parameter in parameters if parameter.grad is not None]
-        # A norm of 0 gives the factor 1.
-        torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, torch.where(torch.isfinite(norm), norm, 0.0))
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        kinds = {(type(gradient), gradient.device, gradient.dtype) for gradient in gradients}
+        if len(kinds) == 1 and type(gradients[0]) is Tensor:
+            torch._foreach_mul_(gradients, factor)  # as torch does, which would compute the factor again
+        else:
+            given = [parameter for parameter in parameters if parameter.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(given, max_norm, _finite(norm))
     return norm, factor
 
 

@@ -8,6 +8,8 @@ nothing here waits for the device.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from surefoot.core.device_copies import upload
@@ -51,7 +53,7 @@ class BlockTables:
         for column, own in enumerate(addresses):
             if own != self._addresses[column]:
                 self._addresses[column], self.address_tables[column] = own, upload(own, self.device)
-                self._aligned[column] = all(address % 16 == 0 for address in own)
+                self._aligned[column] = reduce(or_, own, 0) % 16 == 0
 
     @property
     def aligned(self) -> bool:

@@ -43,14 +43,26 @@ def permanent_host_memory(size: int, dtype: torch.dtype, device: torch.device) -
 class _Buffer:
     """Pinned memory, and the event that marks the end of the copy into it. Neither is ever freed."""
 
-    __slots__ = ("arrived", "is_busy", "memory")
+    __slots__ = ("_views", "arrived", "is_busy", "memory")
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.memory = permanent_host_memory(size, torch.uint8, device)
+        self._views: dict[tuple[torch.dtype, int], Tensor] = {}
         self.arrived = new_event(device)
         keep_until_exit(self.arrived)
         self.is_busy = False
-        """Whether a copy into it may still be in progress."""
+        """Whether a copy may still be in progress."""
+
+    def clear(self) -> None:
+        """Mark every number as absent."""
+        self.memory.numpy().fill(_ABSENT)
+
+    def view(self, dtype: torch.dtype, count: int) -> Tensor:
+        """The first `count` numbers of a type."""
+        found = self._views.get((dtype, count))
+        if found is None:
+            found = self._views[dtype, count] = self.memory[: count * dtype.itemsize].view(dtype)
+        return found
 
 
 class _Buffers:
@@ -60,7 +72,7 @@ class _Buffers:
         self._free: dict[tuple[int, torch.device], deque[_Buffer]] = {}
 
     def take(self, count: int, device: torch.device) -> _Buffer:
-        """A buffer for this many bytes of a device, in which every byte is `_ABSENT`."""
+        """A buffer for this many bytes of a device, without a copy in progress."""
         size = max(256, 1 << (count - 1).bit_length())
         free = self._free.setdefault((size, device), deque())
         for _ in range(len(free)):
@@ -71,7 +83,6 @@ class _Buffers:
         else:
             buffer = _Buffer(size, device)
         buffer.is_busy = True
-        buffer.memory.fill_(_ABSENT)
         return buffer
 
     def give_back(self, buffer: _Buffer, device: torch.device) -> None:
@@ -159,7 +170,8 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
     device = vector.device
     if has_streams(device):
         buffer = _buffers.take(max(1, vector.nbytes), device)
-        host = buffer.memory[: vector.nbytes].view(vector.dtype).view(vector.shape)
+        buffer.clear()
+        host = buffer.view(vector.dtype, vector.numel()).view(vector.shape)
         host.copy_(vector.detach(), non_blocking=True)
         buffer.arrived.record(current_stream(device))
         return AsyncCopy(host, buffer, device)
@@ -168,12 +180,12 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
 
 def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A table of numbers on a device, by default integers, copied without waiting."""
-    table = torch.tensor(values, dtype=dtype, device="cpu")
     if not has_streams(device):
-        return table.to(device)
-    buffer = _buffers.take(max(1, table.nbytes), device)
-    host = buffer.memory[: table.nbytes].view(dtype)
-    uploaded = host.copy_(table).to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device="cpu").to(device)
+    buffer = _buffers.take(max(1, len(values) * dtype.itemsize), device)
+    host = buffer.view(dtype, len(values))
+    host.numpy()[:] = values
+    uploaded = host.to(device, non_blocking=True)
     buffer.arrived.record(current_stream(device))
     _buffers.give_back(buffer, device)
     return uploaded

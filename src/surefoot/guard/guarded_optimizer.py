@@ -18,6 +18,7 @@ from torch import Tensor
 from surefoot.act.apply import (
     NOTHING_FOUND,
     LearningRateCut,
+    OuterScaling,
     SettingsOfStep,
     StepCopy,
     can_fold,
@@ -49,9 +50,9 @@ from surefoot.observe.tensors import (
     LayerMetrics,
     TensorMeter,
     TensorStatistics,
+    all_plain,
     combine_shards,
     dense_views,
-    is_plain,
     total_norm,
 )
 from surefoot.observe.updates import UpdateMeter
@@ -59,6 +60,7 @@ from surefoot.observe.updates import UpdateMeter
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from surefoot.core.block_tables import BlockTables
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
@@ -96,6 +98,8 @@ class MeasuredGradients:
     tensors: list[Tensor]
     views: list[Tensor]
     statistics: TensorStatistics
+    tables: BlockTables | None = None
+    """The tables with which a kernel has measured the gradients, if it has read them where they are."""
 
 
 class StepMeasurer:
@@ -112,8 +116,9 @@ class StepMeasurer:
         named, gradients = self.layout.with_gradient()
         if not gradients:
             return None
-        if all(map(is_plain, gradients)):
-            return MeasuredGradients(named, gradients, gradients, self._meter.measure_views(gradients))
+        if all_plain(gradients):
+            statistics = self._meter.measure_views(gradients)
+            return MeasuredGradients(named, gradients, gradients, statistics, self._meter.tables)
         statistics = self._meter.measure(gradients)
         return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
 
@@ -187,10 +192,12 @@ class StepPreparer:
         """Whether the optimizer's kernel clips, unscales and skips."""
         self.clip_pass = ClipPass()
 
-    def prepare(self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision) -> None:
+    def prepare(self, step: OpenStep, optimizer: Any) -> None:
         """Apply the decision to the next step, through the gradients or through arguments of the optimizer's kernel."""
         assert step.given is not None
-        outer = step.given.outer
+        assert step.measured is not None
+        assert step.decision is not None
+        outer, views, decision = step.given.outer, step.measured.views, step.decision
         skip, divide, factor = decision.skip, decision.divide, decision.factor
         if not self._on_device and bool(skip):
             found = outer.found_inf is not None and bool(outer.found_inf > 0)
@@ -210,7 +217,7 @@ class StepPreparer:
                 scale_gradients(views, factor)
                 factor = None
             elif factor is not None and self._on_device:
-                factor = self._left_to_fold(step, optimizer, views, decision)
+                factor = self._left_to_fold(outer, optimizer, step.measured, decision)
             scales = self._policy.scaler is not None
             skipped = skip if self._on_device else None
             fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
@@ -224,15 +231,15 @@ class StepPreparer:
                 scale_gradients(views, factor)
 
     def _left_to_fold(
-        self, step: OpenStep, optimizer: Any, views: list[Tensor], decision: StepDecision
+        self, outer: OuterScaling, optimizer: Any, measured: MeasuredGradients, decision: StepDecision
     ) -> Tensor | None:
         """The clipper's factor if the optimizer's kernel must apply it, which writes all gradients."""
-        assert step.given is not None
         assert decision.factor is not None
-        scaled = decision.divide is not None or step.given.outer.scale is not None  # then all are written anyway
-        if scaled or not self.clip_pass.serves(optimizer, views):
+        scaled = decision.divide is not None or outer.scale is not None  # then all are written anyway
+        tables = None if self._shapes else measured.tables  # shapers may have replaced the gradients
+        if scaled or not self.clip_pass.serves(optimizer, measured.views, tables):
             return decision.factor
-        self.clip_pass.divide(views, (1 / decision.factor).to(torch.float32), decision.skip)
+        self.clip_pass.divide(measured.views, (1 / decision.factor).to(torch.float32), decision.skip, tables)
         return None
 
 
@@ -314,7 +321,7 @@ class GuardedOptimizer:
             try:
                 if facts.lr_factor != 1.0:
                     step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
-                self._preparer.prepare(step, self.optimizer, measured.views, step.decision)
+                self._preparer.prepare(step, self.optimizer)
             except BaseException:
                 step.undo.close()
                 raise

@@ -199,14 +199,13 @@ def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
 def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Pairs of the same kind, as many as fit in a bounded amount of memory."""
     chunk: list[tuple[Tensor, Tensor]] = []
+    kind, entries = None, 0
     for pair in pairs:
-        kind = (pair[0].device, pair[0].dtype)
-        if chunk and (
-            kind != (chunk[0][0].device, chunk[0][0].dtype)
-            or sum(now.numel() for now, _ in chunk) + pair[0].numel() > CHUNK_ENTRIES
-        ):
+        now = pair[0]
+        if chunk and (kind != (now.device, now.dtype) or entries + now.numel() > CHUNK_ENTRIES):
             yield chunk
-            chunk = []
+            chunk, entries = [], 0
+        kind, entries = (now.device, now.dtype), entries + now.numel()
         chunk.append(pair)
     if chunk:
         yield chunk

@@ -86,6 +86,7 @@ class Layout:
         self._name_of = name_of
         self._seen: list[int] = []
         self._present: tuple[int, ...] = ()
+        self._every: tuple[int, ...] = ()
         self._positions: Tensor | None = None
         self.parameters: list[NamedParameter] = []
         self.names: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ class Layout:
         self.parameters = optimizer_parameters(groups, own | names)
         self.names = tuple(name for name, _ in self.parameters)
         self.ranks = tuple(parameter.ndim for _, parameter in self.parameters)
-        self._seen, self._present = seen, ()
+        self._seen, self._present, self._every = seen, (), tuple(range(len(self.parameters)))
         self.known = sum(id(parameter) in names for _, parameter in self.parameters)
         return True
 
@@ -119,12 +120,14 @@ class Layout:
 
     def with_gradient(self) -> tuple[list[NamedParameter], list[Tensor]]:
         """The parameters that currently have a gradient, and the gradients."""
-        found = [parameter.grad for _, parameter in self.parameters]
-        present = tuple([i for i, gradient in enumerate(found) if gradient is not None])
-        gradients = [gradient for gradient in found if gradient is not None]
+        gradients = [gradient for _, parameter in self.parameters if (gradient := parameter.grad) is not None]
+        if len(gradients) == len(self.parameters):
+            present = self._every
+        else:
+            present = tuple([i for i, (_, parameter) in enumerate(self.parameters) if parameter.grad is not None])
         if present != self._present:
             self._present, self._positions = present, None
-        if len(present) == len(self.parameters):
+        if present is self._every:
             return self.parameters, gradients
         return [self.parameters[i] for i in present], gradients
 

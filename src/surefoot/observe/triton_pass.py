@@ -10,19 +10,19 @@ asynchronous copy from pinned memory, so nothing here waits for the device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from surefoot.core.block_tables import LANES, LOOPS, BlockTables, is_dense
+from surefoot.core.block_tables import LANES, LOOPS, BlockTables, all_dense, is_dense
 from surefoot.core.device import device_context
 from surefoot.core.device_copies import upload
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+_dtype = attrgetter("dtype")
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -120,14 +120,16 @@ class TritonPass:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[torch.device, torch.dtype], BlockTables] = {}
+        self.tables: BlockTables | None = None
+        """The tables of the tensors measured last, if all have one dtype and were read where they are."""
 
-    def can_measure(self, views: list[Tensor]) -> bool:
-        """Whether every tensor has a dtype that the kernel supports."""
-        return all(view.dtype in _DTYPES for view in views)
-
-    def measure(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, largest and non-finite count, in the order given."""
-        if len({view.dtype for view in views}) == 1:
+    def measure(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Norm, largest and non-finite count, in the order given; `None` if a dtype is not supported."""
+        self.tables = None
+        dtypes = set(map(_dtype, views))
+        if not dtypes <= _DTYPES.keys():
+            return None
+        if len(dtypes) == 1:
             norm, largest, nonfinite = self._measure_group(views[0].dtype, views).unbind(0)
             return norm, largest, nonfinite
         groups: dict[torch.dtype, list[int]] = {}
@@ -135,18 +137,21 @@ class TritonPass:
             groups.setdefault(view.dtype, []).append(i)
         results = [self._measure_group(dtype, [views[i] for i in members]) for dtype, members in groups.items()]
         order = [i for members in groups.values() for i in members]
-        back = [order.index(i) for i in range(len(order))]
+        self.tables, back = None, [order.index(i) for i in range(len(order))]
         norm, largest, nonfinite = torch.cat(results, dim=1)[:, upload(back, views[0].device)].unbind(0)
         return norm, largest, nonfinite
 
     def _measure_group(self, dtype: torch.dtype, views: list[Tensor]) -> Tensor:
-        views = [view if is_dense(view) else view.contiguous() for view in views]
-        sizes = [view.numel() for view in views]
+        in_place = all(map(Tensor.is_contiguous, views)) or all_dense(views)
+        if not in_place:
+            views = [view if is_dense(view) else view.contiguous() for view in views]
+        sizes = list(map(Tensor.numel, views))
         key = (views[0].device, dtype)
         tables = self._tables.get(key)
         if tables is None or tables.sizes != sizes:
             tables = self._tables[key] = BlockTables(sizes, views[0].device)
-        tables.place([view.data_ptr() for view in views])
+        tables.place(list(map(Tensor.data_ptr, views)))
+        self.tables = tables if in_place else None
         return _launch(tables, dtype)
 
 

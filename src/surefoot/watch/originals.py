@@ -8,8 +8,9 @@ its own calls, and may count, print or draw random numbers: surefoot must not ca
   such as `sys.stderr`, is looked up in the module on access.
 - Methods are found through the class, which is shared. `Originals.call` compares the classes of torch with their
   original state. Normally nothing has changed. Otherwise the original methods are restored during the call, and so are
-  methods that a tensor subclass of the script overrides. Other threads of the script would see that: while any runs,
-  methods of subclasses stay as they are, and with replaced methods of torch's own classes the call is not made at all.
+  methods that a tensor subclass of the script overrides; subclasses of installed libraries stay as they are. Other
+  threads of the script would see that: while any runs, methods of subclasses stay as they are, and with replaced
+  methods of torch's own classes the call is not made at all.
 
 Not covered: attributes set on single objects, and what the libraries that surefoot calls look up themselves.
 """
@@ -28,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from surefoot.core.user_code import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -173,7 +176,8 @@ class Originals:
         """Call a function of surefoot with the original methods of torch's classes."""
         classes_are_same = self._classes_are_same()
         count = len(Tensor.__subclasses__())
-        if classes_are_same and count == self._subclasses:
+        if classes_are_same and count == self._subclasses and self._calls_since < LOOK_EVERY_CALLS:
+            self._calls_since += 1
             return function(*args)
         if not self._seen_before(count, classes_are_same):
             self._changes = list(self._differences())
@@ -222,7 +226,7 @@ class Originals:
         is_same, is_soon = seen == before, self._calls_since < LOOK_EVERY_CALLS
         if is_same and is_soon and all(len(vars(kind)) == size for kind, size in self._sizes):
             return True
-        own = [kind for kind in _below(Tensor) if not kind.__module__.startswith("torch.")]
+        own = [kind for kind in _below(Tensor) if _is_scripts(kind)]
         sizes, self._sizes, self._calls_since = self._sizes, [(kind, len(vars(kind))) for kind in own], 0
         return is_same and self._sizes == sizes
 
@@ -237,7 +241,7 @@ class Originals:
         for held in self._classes:
             yield from held.differences()
         for kind in _below(Tensor):
-            if not kind.__module__.startswith("torch.") and kind is not nn.Parameter:
+            if _is_scripts(kind):
                 for name in list(vars(kind)):
                     if name not in _FREE and (name in self._used or name.startswith("__")) and hasattr(Tensor, name):
                         yield kind, name, _MISSING
@@ -336,6 +340,12 @@ def _is_torchs(value: Any) -> bool:
     The globals of a function show where it was defined: `functools.wraps` copies `__module__`.
     """
     return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
+
+
+def _is_scripts(kind: type) -> bool:
+    """Whether a class belongs to the script: not to torch, nor to an installed library such as torchvision."""
+    filename = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return filename is None or is_users(filename)
 
 
 def replaced_methods() -> list[str]:
