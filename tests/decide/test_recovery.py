@@ -210,6 +210,24 @@ def test_one_healthy_step_settles_a_return():
     assert recovery_actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
 
 
+NOISY = [SETBACK, SETBACK, HEALTHY] * 5
+"""Single rows: even with a wrong model, a third of the losses is low."""
+
+
+def test_where_a_third_of_the_losses_was_low_some_low_ones_after_a_return_prove_nothing():
+    after = [HEALTHY, HEALTHY, SETBACK, HEALTHY, HEALTHY, HEALTHY, SETBACK, HEALTHY, SETBACK]
+    assert recovery_actions(sf.TrainingRecovery(), NOISY[:14] + after) == {13: "roll_back", 22: "take_back"}
+
+
+def test_more_low_losses_than_chance_explains_confirm_such_a_return():
+    assert recovery_actions(sf.TrainingRecovery(), NOISY[:14] + [HEALTHY] * 6 + [SETBACK] * 9) == {13: "roll_back"}
+
+
+def test_low_losses_before_a_confirmed_return_do_not_count_for_the_next_one():
+    stream = NOISY[:14] + [HEALTHY] * 6 + [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 3
+    assert recovery_actions(sf.TrainingRecovery(), stream) == {13: "roll_back", 29: "roll_back"}
+
+
 def test_cuts_compound_over_attempts_and_the_attempts_end():
     bad = [SETBACK] * 10 + [HEALTHY]
     found = recovery_decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)

@@ -147,6 +147,23 @@ def _add_lost_progress(state: Any) -> Any:
     return _within(state, "results", lambda results: _within(results, "history", history))
 
 
+def _count_confirming_steps(state: Any) -> Any:
+    """Version 6 stores how many healthy steps confirm a return, and not only what caused it."""
+
+    def recovery(packed: Any) -> Any:
+        if not isinstance(packed, Mapping):
+            return packed
+        return {key: each for key, each in packed.items() if key != "by_means"} | {
+            "between": 0,
+            "confirm": 12 if packed.get("by_means") else 1,
+        }
+
+    def results(each: Any) -> Any:
+        return _within(each, "history", lambda history: _within(history, "recovery", recovery))
+
+    return _within(state, "results", results)
+
+
 def _rename_facts(facts: Any) -> Any:
     """Version 2 has the names that the fields have in the code, in place of metaphors."""
     optimizer = {
@@ -171,11 +188,11 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    5,  # 1 and 2 were never released
+    6,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
-    migrations={3: _rename_parts_of_stabilizer, 4: _add_lost_progress},
+    migrations={3: _rename_parts_of_stabilizer, 4: _add_lost_progress, 5: _count_confirming_steps},
 )
 DATA_POSITION = Format(
     "data position",

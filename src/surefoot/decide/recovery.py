@@ -6,6 +6,7 @@ step and returns the next state and a `Decision`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -91,7 +92,12 @@ LATE_STEPS = 7
 """The delay of mean losses behind single ones: most losses of a block of `LostProgress` must be high."""
 TRIAL_SETTLED_STEPS = 12
 """The number of consecutive healthy steps that confirm a return caused by mean losses, which take some steps to rise
-again. One is enough for single losses."""
+again."""
+TRIAL_MOST_STEPS = 20
+"""The maximum for a return caused by single losses."""
+BY_CHANCE = 0.005
+"""The probability up to which these healthy steps may be chance, where the losses before the return were not all
+high: single rows have low losses even if the model is wrong."""
 DOUBT_FACTOR = 4
 """The factor for the patience after a return that was declined or had to be undone."""
 
@@ -123,8 +129,10 @@ class RecoveryState(NamedTuple):
     """Returns that were declined or undone, less those forgiven after healthy steps."""
     means: int = 0
     """Unhealthy steps of the current episode that only the mean losses show."""
-    by_means: bool = False
-    """Whether most of the steps that caused the last return were of this kind."""
+    between: int = 0
+    """Healthy steps between the unhealthy ones of the current episode, since the last return."""
+    confirm: int = 1
+    """The number of consecutive healthy steps that confirm the last return."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +250,8 @@ class TrainingRecovery:
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
-        if state.returned and state.by_means and calm < TRIAL_SETTLED_STEPS:
-            state = state._replace(refused=0, trial=TRIAL_STEPS, calm=calm)
+        if state.returned and calm < state.confirm:
+            state = state._replace(refused=0, calm=calm)
             return state, self._decision("none", state)
         if state.onset >= 0 and calm < SETTLED_STEPS:
             state = RecoveryState(
@@ -254,6 +262,7 @@ class TrainingRecovery:
                 calm=calm,
                 doubts=state.doubts,
                 means=state.means,
+                between=0 if state.returned else state.between + 1,
             )
             return state, self._decision("none", state)
         lifted, refilled = calm % self.cut_steps == 0, calm % self.calm_steps == 0
@@ -287,8 +296,9 @@ class TrainingRecovery:
             tried=state.tried + 1,
             returned=state.returned + (not resets),
             by_refusal=broken or state.by_refusal or state.refused >= self.patience_refused,
-            by_means=2 * state.means > state.unhealthy,
+            confirm=_steps_to_confirm(state),
             means=0,
+            between=0,
             trial=TRIAL_STEPS,
             unhealthy=0,
             refused=0,
@@ -328,3 +338,14 @@ class TrainingRecovery:
 
     def _decision(self, action: Action, state: RecoveryState, reason: str = "", before: int | None = None) -> Decision:
         return Decision(action, reason, self.cut(state), before)
+
+
+def _steps_to_confirm(state: RecoveryState) -> int:
+    """The number of consecutive healthy steps that confirm a return after this episode."""
+    if 2 * state.means > state.unhealthy:
+        return TRIAL_SETTLED_STEPS
+    low = state.between + state.means  # the steps whose single losses were not high
+    if low == 0:
+        return 1
+    chance = (low + 1) / (state.between + state.unhealthy + 2)
+    return min(math.ceil(math.log(BY_CHANCE) / math.log(chance)), TRIAL_MOST_STEPS)
