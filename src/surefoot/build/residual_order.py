@@ -46,7 +46,7 @@ def post_norms(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
         if is_torchs or not module._modules or "forward" in vars(module):
             continue
         function = _source_of(type(module).forward)
-        if function is not None and (norms := _Reader(module, function).post_norms()):
+        if function is not None and (norms := _ForwardReader(module, function).post_norms()):
             yield name, [f"{name}.{norm}" if name else norm for norm in norms]
 
 
@@ -88,7 +88,7 @@ class _Value:
         return any(skip in branch.origins - branch.normed for skip in self.addends for branch in self.addends)
 
 
-class _Reader:
+class _ForwardReader:
     """Follows the values of one `forward`."""
 
     def __init__(self, module: nn.Module, function: ast.FunctionDef) -> None:
