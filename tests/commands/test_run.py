@@ -3,12 +3,15 @@
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 
 import forked
 import patience
+import surefoot as sf
 from surefoot.commands.run import Request, misplaced, parse
 
 SCRIPT = """
@@ -55,7 +58,7 @@ def test_wrong_use_is_answered(words, answer, monkeypatch):
 
 
 def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path):
-    pytest.importorskip("tensorboard")
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     bodies = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -77,13 +80,22 @@ def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path
     server.shutdown()
     server.server_close()
     assert ran.returncode == 0, ran.stderr
-    assert list((tmp_path / "curves").glob("events.out.tfevents.*"))
+    curves = event_accumulator.EventAccumulator(str(tmp_path / "curves"))
+    curves.Reload()
+    logged = sf.load_run(tmp_path / "run").scalars
+    assert [point.step for point in curves.Scalars("loss")] == logged["step"].to_pylist()
+    assert np.float32(logged["loss"].to_pylist()[0]) == np.float32(curves.Scalars("loss")[0].value)
+    assert any(tag.startswith("histogram_gradient/") for tag in curves.Tags()["histograms"])
     assert [body["event"] for body in bodies].count("heartbeat") == 1
     alerts = [body for body in bodies if body["event"] != "heartbeat"]
     assert alerts[0]["run"] == "train"
     assert alerts[0]["severity"] == "error"
+    captured = next(body for body in bodies if "incident" in body)
+    assert Path(captured["incident"]).is_dir()
+    assert captured["replay"] == f"surefoot replay {captured['incident']} --script train.py"
     findings = json.loads((tmp_path / "run" / "findings.json").read_text())
     ended = bodies[-1]
+    assert ended["severity"] == "error"
     assert (ended["event"], ended["verdict"]) == ("end", findings["verdict"])
     assert ended["cause"] == findings["findings"][0]["cause"]
     assert ended["command"] == f"surefoot report {tmp_path / 'run'}"

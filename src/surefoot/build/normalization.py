@@ -8,6 +8,8 @@ it from batch 32 down to 2). The other norms do not use the batch at all.
 A deep network without any norm is only an info: it can be on purpose (NFNets, Fixup), and then its initialisation has
 to keep the scale.
 
+Post-norm residuals of a hand-written block are found in the source of its `forward` (`residual_order.py`).
+
 Not covered: what only a forward could show, such as a feature map that shrinks to 1×1 before an InstanceNorm, and norms
 that are called as functions.
 """
@@ -23,6 +25,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from surefoot.build.blocks import groups_for
+from surefoot.build.residual_order import post_norms
 from surefoot.core.settings import is_whole, require_module, shown
 from surefoot.errors import require
 
@@ -134,10 +137,16 @@ def _post_norm(model: nn.Module) -> Iterator[NormAdvice]:
         for name, module in model.named_modules()
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) and not module.norm_first
     ]
+    consequence = "gradients near the output are large at the start."
     if len(layers) >= POST_NORM_LAYERS:
-        problem = f"{len(layers)} post-norm transformer layers: gradients near the output are large at the start."
+        problem = f"{len(layers)} post-norm transformer layers: {consequence}"
         advice = "Make them with `norm_first=True`, or warm the learning rate up (arXiv:2002.04745)."
         yield NormAdvice(layers[0], "warning", problem, advice)
+    norms = [norms for _, norms in post_norms(model)]
+    if len(norms) >= POST_NORM_LAYERS:
+        problem = f"{len(norms)} post-norm layers, `norm(x + branch(x))`: {consequence}"
+        advice = "Make them pre-norm, `x + branch(norm(x))`, or warm the learning rate up (arXiv:2002.04745)."
+        yield NormAdvice(norms[0][0], "warning", problem, advice)
 
 
 def _missing(model: nn.Module, batch_size: int) -> Iterator[NormAdvice]:

@@ -65,7 +65,11 @@ def diagnose(
     typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
     if not json and description.exit_code is None:
         why = "" if diagnosis.verdict == "unknown" else "; the run was killed, or is still running"
-        typer.echo(f"  judged by the state that was saved at step {diagnosis.steps:,}{why}")
+        by_log = diagnosis.saved_steps is not None
+        saved = diagnosis.saved_steps if by_log else diagnosis.steps
+        state = [f"by the state that was saved at step {saved:,}"] if saved or not by_log else []
+        state += [f"by the log up to step {diagnosis.steps:,}"] if by_log else []
+        typer.echo(f"  judged {' and '.join(state)}{why}")
 
 
 def watch(

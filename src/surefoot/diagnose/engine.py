@@ -163,6 +163,11 @@ def judge_folder(folder: str | Path) -> tuple[Diagnosis, RunDescription]:
     ranks = rank_folders(Path(folder))
     if ranks:
         return diagnose_ranks(ranks), _description_of(ranks)
+    if _is_unfinished(Path(folder)):
+        from surefoot.diagnose.unfinished import judge_unfinished
+
+        description = _description(Path(folder), _json(Path(folder) / "run.json"))
+        return judge_unfinished(Path(folder), description), description
     facts, description = load(folder)
     return diagnose(facts, description), description
 
@@ -243,6 +248,13 @@ def _is_of_run(path: Path) -> bool:
         return "exit_code" in json.loads(read_file(path / "run.json"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether `surefoot run` wrote the folder, and has not written the end of the run."""
+    if not (path / "telemetry").is_dir() or not _is_of_run(path):
+        return False
+    return json.loads(read_file(path / "run.json"))["exit_code"] is None
 
 
 def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, int, tuple[Finding, ...]]:

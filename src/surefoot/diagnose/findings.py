@@ -56,6 +56,9 @@ class Diagnosis:
     left_out: str = ""
     """For a run with `--guard`: that steps were skipped, unless a finding says so."""
 
+    saved_steps: int | None = None
+    """For a run that has not ended and was judged by its log: the number of steps whose facts were saved."""
+
     @property
     def summary(self) -> str:
         """The first finding, or else the reason for the verdict; and whether steps were skipped."""

@@ -47,7 +47,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
         return f"surefoot stopped watching {probe}{more} ({why}), so not everything could be judged."
     if failed:
         return _failed_rules(failed)
-    if run.facts.scope == TRAINING and (happened := _what_happened(run)):
+    if run.facts.scope == TRAINING and (happened := what_happened(run)):
         return f"{happened}, and no rule finds the cause."
     if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
@@ -66,7 +66,7 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
     """The same for a run of which only the steps are known: healthy if its loss clearly fell, without events."""
     if not run.steps:
         return "No training step was seen."
-    if happened := _what_happened(run):
+    if happened := what_happened(run):
         return (
             f"{happened}. What caused it cannot be judged: data and operations were not recorded. Run `surefoot "
             "replay` on the incident, or the script under `surefoot run`."
@@ -85,7 +85,7 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
     return ""
 
 
-def _what_happened(run: RecordedRun) -> str:
+def what_happened(run: RecordedRun) -> str:
     """The actions of a run's guard, as a phrase without a period; empty if there were none."""
     happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
     if not happened:

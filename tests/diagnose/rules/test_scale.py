@@ -214,6 +214,13 @@ def test_a_gradient_that_dies_on_its_way_back_is_named_with_both_ends(watch: Nur
     assert found.evidence["layers"] == 10
 
 
+def test_sixteen_sigmoid_layers_that_end_at_the_label_prior_are_not_healthy(watch: Nursery) -> None:
+    run = watch(START, deep("nn.Sigmoid()", layers=17, rate="1e-3"), LOOP)
+    assert run.diagnosis.verdict == "broken"
+    found = run.names_first("model.vanishing-gradient", step=0, at="0.weight", evidence={"ratio", "layers"})
+    assert found.evidence["layers"] == 17
+
+
 def test_a_deep_residual_network_is_fine(watch: Nursery) -> None:
     model = """
     class Block(nn.Module):

@@ -245,9 +245,39 @@ def test_the_message_at_the_end_has_the_verdict_the_command_and_a_picture_of_the
     image = base64.b64decode(body["picture"]["base64"])
     assert image.startswith(b"\x89PNG")
     lines = body["text"].split("\n")
-    assert lines[1] == "[info] end: broken; exit code 0 (cause: lr.too-high)"
+    assert lines[1] == "[error] end: broken; exit code 0 (cause: lr.too-high)"
     assert lines[4].startswith("`█")
     assert lines[5] == "Details: `surefoot report runs/exp1`"
+
+
+@pytest.mark.parametrize(("verdict", "severity"), [("broken", "error"), ("unstable", "warning"), ("healthy", "info")])
+def test_the_severity_of_the_end_is_that_of_its_verdict(server, verdict, severity):
+    hook = sf.WebhookSink(server.url)
+    hook.write(Batch(steps=[step(0, 1.0)], events=[ended(f"{verdict}; exit code 0", evidence={"verdict": verdict})]))
+    hook.close()
+    assert server.bodies[-1]["severity"] == severity
+    assert f"[{severity}] end: {verdict}" in server.bodies[-1]["text"]
+
+
+def test_a_captured_step_is_sent_with_the_alarm_though_its_own_severity_is_info(server):
+    hook = sf.WebhookSink(server.url)
+    kept = {"incident": "run/incidents/7", "replay": "surefoot replay run/incidents/7"}
+    events = [alarm(), event("alarm", 7, "the first bad step was captured", cause="incident", evidence=kept)]
+    hook.write(of(*events))
+    hook.close()
+    (body,) = server.bodies
+    assert (body["severity"], body["incident"], body["replay"]) == ("error", kept["incident"], kept["replay"])
+    assert "replay: surefoot replay run/incidents/7" in body["text"]
+
+
+def test_a_message_about_a_loss_that_stays_nan_names_the_step_since_when(server):
+    hook = sf.WebhookSink(server.url)
+    losses = [2.0, float("nan"), 1.0, *[float("nan")] * 5]
+    hook.write(Batch(steps=[step(number, loss) for number, loss in enumerate(losses)], events=[ended()]))
+    hook.close()
+    body = server.bodies[-1]
+    assert (body["loss"], body["nonfinite_since"]) == (1.0, 3)
+    assert "step 7; loss nan since step 3; last finite loss 1 (at first 2, lowest 1)" in body["text"]
 
 
 def test_a_run_log_that_is_closed_sends_how_the_run_ended_and_what_was_lost(server, tmp_path):

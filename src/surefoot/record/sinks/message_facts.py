@@ -36,6 +36,8 @@ class SummaryFields(TypedDict):
     """From the first to the last step."""
     loss: float | None
     """The last finite loss."""
+    nonfinite_since: int | None
+    """The step since which the loss is NaN or infinite; None if the last loss is finite."""
     first_loss: float | None
     lowest_loss: float | None
     checkpoint_step: int | None
@@ -62,6 +64,7 @@ class MessageFacts:
         self._latest: float | None = None
         self._part: str | None = None
         self._loss: float | None = None
+        self._nonfinite: tuple[int, float] | None = None  # the step since which the loss is not finite, and the loss
         self._first_loss: float | None = None
         self._lowest_loss: float | None = None
         self._checkpoint_step: int | None = None
@@ -87,8 +90,12 @@ class MessageFacts:
         if row.loss is None:
             return
         self._curve.add(row.step, row.loss)
-        if math.isfinite(row.loss) and not row.skipped:
-            self._loss = row.loss
+        if row.skipped:
+            return
+        if not math.isfinite(row.loss):
+            self._nonfinite = self._nonfinite or (row.step, row.loss)
+        else:
+            self._loss, self._nonfinite = row.loss, None
             self._first_loss = row.loss if self._first_loss is None else self._first_loss
             self._lowest_loss = row.loss if self._lowest_loss is None else min(self._lowest_loss, row.loss)
 
@@ -113,6 +120,7 @@ class MessageFacts:
             "steps": self._steps,
             "seconds": round(self._latest - self._began, 3) if known else None,  # type: ignore[operator]
             "loss": self._loss,
+            "nonfinite_since": None if self._nonfinite is None else self._nonfinite[0],
             "first_loss": self._first_loss,
             "lowest_loss": self._lowest_loss,
             "checkpoint_step": self._checkpoint_step,
@@ -125,8 +133,12 @@ class MessageFacts:
         if self._step is None:
             return "no step yet"
         words = [f"step {self._step:,}"]
+        if self._nonfinite is not None:
+            step, loss = self._nonfinite
+            words.append(f"loss {loss:g} since step {step:,}")
         if self._loss is not None and self._first_loss is not None:
-            words.append(f"loss {self._loss:.4g} (at first {self._first_loss:.4g}, lowest {self._lowest_loss:.4g})")
+            last = "last finite loss" if self._nonfinite is not None else "loss"
+            words.append(f"{last} {self._loss:.4g} (at first {self._first_loss:.4g}, lowest {self._lowest_loss:.4g})")
         words += [count_of(count, name) for name, count in self._events.items()]
         if self._checkpoint_step is not None:
             words.append(f"last checkpoint at step {self._checkpoint_step:,}")

@@ -3,7 +3,8 @@
 The body is JSON with a `text` that Slack and compatible services (Mattermost, Discord's `/slack` address) show
 unchanged, and the same as fields for other programs. The first alert is sent immediately; further ones are held back
 until `every_seconds` have passed, then sent together, with their number. At the end of the run, the remaining ones are
-sent in the message about the end. Alarms about the progress of the run (`record/progress_alarms.py`) are always sent.
+sent in the message about the end. Alarms about the progress of the run (`record/progress_alarms.py`) and the place of a
+captured step are always sent.
 
 A heartbeat reports at regular intervals that the run makes steps, so that its absence is an alarm for the receiver: a
 process that was killed, or a machine that is down, sends no message. While a run is stalled, none is sent.
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("surefoot")
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+_SEVERITY_OF: dict[object, Severity] = {"broken": "error", "unstable": "warning"}
+"""The severity of an end with this verdict."""
 MOST_HELD = 100
 MOST_LISTED = 10
 LONGEST_SUMMARY = 500
@@ -147,8 +150,9 @@ class WebhookSink:
         return self._summary.ended is not None and self._summary.ended.event == "end"
 
     def _is_alert(self, event: Event) -> bool:
-        """Whether an event is sent: one of the chosen severities, or an alarm about the progress of the run."""
-        return event.severity in self._severities or (bool(self._severities) and is_progress_alarm(event))
+        """Whether an event is sent: one of the chosen severities, an alarm about the progress, or a captured step."""
+        is_always_sent = is_progress_alarm(event) or event.cause == "incident"
+        return event.severity in self._severities or (bool(self._severities) and is_always_sent)
 
     def _hold(self, event: Event, waits: bool) -> None:
         self._held_back += waits
@@ -213,9 +217,11 @@ class WebhookSink:
         self._overflown = self._held_back = self._failures = 0
 
     def _body(self) -> bytes:
+        kept = next((event for event in self._pending if _incident(event) is not None), None)
         body = {
             "text": self._text(),
             "run": _clean(self._run),
+            **(_place(kept) if kept is not None else {}),
             **(
                 _end_fields(self._ending, self._pending, self._summary)
                 if self._ending is not None
@@ -285,7 +291,7 @@ class EndFields(SummaryFields):
     event: str
     """`end` or `halt`."""
     severity: str
-    """The highest among the end and the alerts that come with it."""
+    """The highest among the end, its verdict and the alerts that come with it."""
     summary: str
     """A description of the end."""
     verdict: str
@@ -304,6 +310,10 @@ def _worst(events: Sequence[Event]) -> Event:
     return max(events, key=lambda event: SEVERITIES.index(event.severity))
 
 
+def _end_severity(ended: Event) -> Severity:
+    return max(ended.severity, _SEVERITY_OF.get(ended.evidence.get("verdict"), "info"), key=SEVERITIES.index)
+
+
 def _end_fields(ended: Event, alerts: Sequence[Event], summary: MessageFacts) -> EndFields:
     image = summary.picture()
     picture: Picture | None = None
@@ -312,7 +322,7 @@ def _end_fields(ended: Event, alerts: Sequence[Event], summary: MessageFacts) ->
     return {
         **summary.fields(),
         "event": ended.event,
-        "severity": _worst([ended, *alerts]).severity,
+        "severity": max([_end_severity(ended), *(each.severity for each in alerts)], key=SEVERITIES.index),
         "summary": _clean(ended.summary),
         "verdict": _clean(ended.evidence.get("verdict") or ""),
         "cause": _clean(ended.evidence.get("cause") or ended.cause),
@@ -326,7 +336,7 @@ def _end_lines(ended: Event, summary: MessageFacts) -> list[str]:
     """How the run ended, for people."""
     cause = ended.evidence.get("cause") or ended.cause
     named = f" (cause: {_escaped(cause)})" if cause else ""
-    lines = [f"[{ended.severity}] {ended.event}: {_escaped(ended.summary)}{named}"]
+    lines = [f"[{_end_severity(ended)}] {ended.event}: {_escaped(ended.summary)}{named}"]
     if why := ended.evidence.get("why"):
         lines.append(_escaped(why))
     lines.append(_escaped(summary.sentence()))
@@ -337,14 +347,16 @@ def _end_lines(ended: Event, summary: MessageFacts) -> list[str]:
     return lines
 
 
-class _AlertOptions(TypedDict, total=False):
+class AlertOptions(TypedDict, total=False):
+    """Where the step of an alert is kept."""
+
     incident: str
     """The folder of the captured step, or the checkpoint that the event is about."""
     replay: str
     """The command that replays the step."""
 
 
-class AlertFields(_AlertOptions):
+class AlertFields(AlertOptions):
     """An alert for programs: plain text, nothing escaped."""
 
     event: str
@@ -368,8 +380,13 @@ def _fields(event: Event) -> AlertFields:
         "part": _clean(event.part),
         "time": event.time,
     }
-    path = _incident(event)
-    if path is not None:
+    return {**fields, **_place(event)}
+
+
+def _place(event: Event) -> AlertOptions:
+    """Where the step of an event is kept, as far as it is."""
+    fields: AlertOptions = {}
+    if (path := _incident(event)) is not None:
         fields["incident"] = path
     if (command := _replay(event)) is not None:
         fields["replay"] = command
