@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from trainers.small_training import LR, AfterSteps, Classifier, Rows, same
+from trainers.small_training import LR, AfterSteps, Classifier, Overflowing, Rows, same
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,14 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 NAN = float("nan")
-
-
-class Overflowing(Classifier):
-    """Its gradients overflow in fp16 until the loss scale is low."""
-
-    def forward(self, x: Any, labels: Any) -> Any:
-        out = super().forward(x, labels)
-        return out | {"loss": 1e3 * out["loss"]}
 
 
 def _transformers(folder: Any, guarded: bool, precision: str, fused: bool, faults: Any, model: Any) -> Any:

@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -56,10 +57,52 @@ def train_transformers(folder: Path, stepped: Callable[[], None]) -> dict[str, A
     model = Classifier()
     trainer = Trainer(model, arguments, train_dataset=Rows(BATCH * STEPS, FAULTS), callbacks=[callback, Stepped()])
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.train(resume_from_checkpoint=_newest_checkpoint(folder))
+    return _ended(model, callback.training)
+
+
+def train_trl(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
+    import torch
+    import transformers
+    from datasets import Dataset, disable_progress_bars
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    import surefoot as sf
+    from trainers.words import WORDS, tokenizer
+
+    class Stepped(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            stepped()
+
+    class Broken(SFTTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            return loss * float("nan") if self.state.global_step in (31, 77) else loss
+
+    disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ids))
+    rows = Dataset.from_list([{"text": " ".join(f"w{(i + j) % 30}" for j in range(8))} for i in range(4 * STEPS)])
+    arguments = SFTConfig(
+        str(folder), per_device_train_batch_size=4, max_steps=STEPS, learning_rate=1e-3, save_steps=SAVE_EVERY, seed=3,
+        report_to=[], use_cpu=True, disable_tqdm=True, bf16=False, gradient_checkpointing=False, logging_steps=50,
+    )  # fmt: skip
+    callback = sf.trainers.transformers.StabilizerCallback(folder / "run", diagnose=False)
+    callbacks = [callback, Stepped()]
+    trainer = Broken(model, arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=callbacks)
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    trainer.train(resume_from_checkpoint=_newest_checkpoint(folder))
+    return _ended(model, callback.training)
+
+
+def _newest_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint of Transformers that is complete; its last file is `trainer_state.json`."""
     saved = [each for each in folder.glob("checkpoint-*") if (each / "trainer_state.json").exists()]
     newest = max(saved, key=lambda each: int(each.name.rpartition("-")[2]), default=None)
-    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-    return _ended(model, callback.training.attachments[0])
+    return None if newest is None else str(newest)
 
 
 def train_lightning(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
@@ -101,7 +144,7 @@ def train_lightning(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]
 
     saved = sorted(folder.glob("*.ckpt"), key=lambda each: each.stat().st_mtime)
     trainer.fit(module, datamodule=Data(), ckpt_path=saved[-1] if saved else None)
-    return _ended(module.model, callback.training.attachments[0])
+    return _ended(module.model, callback.training)
 
 
 def train_accelerate(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
@@ -132,7 +175,7 @@ def train_accelerate(folder: Path, stepped: Callable[[], None]) -> dict[str, Any
             accelerator.save_state(folder / "saving")
             (folder / "saving").rename(folder / f"step-{step}")
         stepped()
-    return _ended(model, adapter.training_of(accelerator).attachments[0])
+    return _ended(model, adapter.training_of(accelerator))
 
 
 def train_ignite(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
@@ -165,21 +208,30 @@ def train_ignite(folder: Path, stepped: Callable[[], None]) -> dict[str, Any]:
         engine.set_data(DataLoader(TensorDataset(rows.x[part], rows.labels[part]), batch_size=BATCH))
 
     first = DataLoader(TensorDataset(rows.x[PASSES[0]], rows.labels[PASSES[0]]), batch_size=BATCH)
-    trainer.run(first, max_epochs=len(PASSES))
-    return _ended(model, handler.training.attachments[0])
+    if trainer.state.epoch < len(PASSES):  # an engine that has ended would begin again
+        trainer.run(first, max_epochs=len(PASSES))
+    return _ended(model, handler.training)
 
 
 PASSES = [range(i, min(i + BATCH * SAVE_EVERY, BATCH * STEPS)) for i in range(0, BATCH * STEPS, BATCH * SAVE_EVERY)]
 """The rows of each epoch, where a framework saves after epochs."""
 
 
-def _ended(model: Any, attachment: Any) -> dict[str, Any]:
-    counts = attachment.counts
+def _ended(model: Any, training: Any) -> dict[str, Any]:
+    """The weights, and the counts of the guard, unless the run was killed after its last step: there is none then."""
+    if training is None:
+        return {"weights": model.state_dict()}
+    counts = training.attachments[0].counts
     return {"weights": model.state_dict(), "steps": counts["steps"], "skipped": counts["skipped"]}
 
 
 def _preload_transformers() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: F401
+
+
+def _preload_trl() -> None:
+    _preload_transformers()
+    from trl import SFTConfig, SFTTrainer  # noqa: F401
 
 
 def _preload_lightning() -> None:
@@ -196,6 +248,7 @@ def _preload_ignite() -> None:
 
 FRAMEWORKS = {
     "transformers": (train_transformers, _preload_transformers),
+    "trl": (train_trl, _preload_trl),
     "lightning": (train_lightning, _preload_lightning),
     "accelerate": (train_accelerate, _preload_accelerate),
     "ignite": (train_ignite, _preload_ignite),
@@ -203,8 +256,18 @@ FRAMEWORKS = {
 """What trains, and what imports the framework before processes are forked."""
 
 
-def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> bool:
-    """Train in a forked process, which is killed after so many steps; returns whether it was."""
+def preload(framework: str) -> Callable[..., Any]:
+    """Import a framework before processes are forked; returns the function that trains with it."""
+    train, imports = FRAMEWORKS[framework]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        imports()
+        import_module(f"surefoot.trainers.{'transformers' if framework == 'trl' else framework}")
+    return train
+
+
+def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None, delay_s: float = 0.0) -> bool:
+    """Train in a forked process, which is killed after so many steps and seconds; returns whether it was."""
     import torch
 
     reading, writing = os.pipe()
@@ -222,6 +285,7 @@ def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> 
     while (kill_after is None or steps < kill_after) and os.read(reading, 1):
         steps += 1
     if steps == kill_after:
+        time.sleep(delay_s)
         os.kill(child, signal.SIGKILL)
     os.close(reading)
     status = os.waitpid(child, 0)[1]
@@ -230,11 +294,7 @@ def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None) -> 
 
 
 def main(framework: str, folder: Path, kills: int) -> None:
-    train, preload = FRAMEWORKS[framework]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        preload()
-        import_module(f"surefoot.trainers.{framework}")
+    train = preload(framework)
     import torch
 
     from trainers.small_training import same

@@ -41,6 +41,20 @@ class Linear(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
+class Overflowing(Classifier):
+    """Its gradients overflow in fp16 until the loss scale is low."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        out = super().forward(x, labels)
+        return out | {"loss": 1e3 * out["loss"]}
+
+
+def use_fp16_on_cpu(accelerator: Any) -> None:
+    """Make an `Accelerator` of a CPU one for fp16 with a loss scaler, which its constructor refuses."""
+    accelerator.state._mixed_precision, accelerator.native_amp = "fp16", True
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=1000)
+
+
 class Rows(Dataset[dict[str, Tensor]]):
     """Rows whose class is their largest entry. A fault multiplies some of them: by NaN, or by a large number."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import warnings
 import weakref
 from functools import partial
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 import surefoot as sf
 from surefoot.errors import SettingError, UsageError
 from trainers import killed
-from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
+from trainers.small_training import LR, AfterSteps, Classifier, Linear, Overflowing, Rows, same, use_fp16_on_cpu
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -35,11 +36,14 @@ class Loop:
     def __init__(
         self, guarded: bool, *, model: Any = None, accumulate: int = 1, clip: float | None = None,
         fused: bool = False, faults: Any = None, precision: str = "no", clipper: Any = None, log: Any = None,
+        fp16: bool = False,
     ) -> None:  # fmt: skip
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         torch.manual_seed(1)
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision)
+        if fp16:
+            use_fp16_on_cpu(self.accelerator)
         model = Classifier() if model is None else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=fused or None)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
@@ -112,6 +116,18 @@ def test_an_exploding_gradient_is_refused_before_the_clip_hides_it(clip):
     assert [i for i, record in enumerate(loop.guard.history) if record.skipped] == [30]
     assert loop.guard.history[30].reasons == ("explosion",)
     assert same(loop.copies.states[29], loop.copies.states[30])
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_an_fp16_overflow_stays_the_scalers_decision_and_is_counted(fused):
+    ended = []
+    for guarded in (False, True):
+        loop = Loop(guarded, fused=fused, fp16=True, accumulate=2, clip=0.5, model=Overflowing()).train()
+        ended.append((loop.copies.states, loop.rates, loop.accelerator.scaler.get_scale()))
+    assert same(*ended)
+    counts = loop.guard.counts
+    assert counts["steps"] == 20
+    assert counts["overflows"] == counts["skipped"] == 20 - math.log2(ended[1][2]) >= 2
 
 
 def test_after_a_rate_that_was_100_times_too_high_the_weights_return_to_earlier_ones():

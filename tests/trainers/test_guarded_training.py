@@ -12,7 +12,7 @@ import torch
 import forked
 import surefoot as sf
 from surefoot.errors import SettingError, UsageError
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements, load_from, save_into
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
 from trainers.small_training import Classifier, Rows
 
 
@@ -94,27 +94,6 @@ def test_a_diagnosis_that_fails_does_not_end_training(tmp_path, caplog):
     assert "surefoot: " in caplog.text
 
 
-def test_methods_are_put_back_unless_other_code_has_replaced_them():
-    class Thing:
-        def method(self) -> int:
-            return 1
-
-    thing, replaced = Thing(), Replacements()
-    ours = lambda: 2  # noqa: E731
-    replaced.put(thing, "method", ours)
-    assert thing.method() == 2
-    replaced.undo()
-    assert vars(thing) == {}
-    thing.method = theirs = lambda: 3  # type: ignore[method-assign]
-    replaced.put(thing, "method", ours)
-    replaced.undo()
-    assert thing.method is theirs
-    replaced.put(thing, "method", ours)
-    thing.method = theirs  # type: ignore[method-assign]
-    replaced.undo()
-    assert thing.method is theirs
-
-
 def test_frameworks_are_imported_when_they_are_used():
     code = "import sys, surefoot as sf; sf.trainers; dir(sf.trainers); "
     code += "print({'transformers', 'lightning', 'accelerate', 'ignite', 'ray', 'trl'} & set(sys.modules))"
@@ -137,21 +116,6 @@ def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
     assert not set(sf.trainers.FRAMEWORKS) & set(dict(inspect.getmembers(sf.trainers)))
 
 
-def test_methods_that_two_have_replaced_are_put_back_in_any_order():
-    class Thing:
-        def method(self) -> int:
-            return 1
-
-    for order in ((0, 1), (1, 0)):
-        thing, both = Thing(), [Replacements(), Replacements()]
-        both[0].put(thing, "method", lambda: 2)
-        both[1].put(thing, "method", lambda: 3)
-        both[order[0]].undo()
-        assert thing.method() == (3, 2)[order[0]]
-        both[order[1]].undo()
-        assert vars(thing) == {}
-
-
 def test_an_optimizer_that_trains_none_of_the_model_is_left_out_with_one_warning(caplog):
     model, other = Classifier(), Classifier()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, model)]
@@ -169,3 +133,21 @@ def test_no_optimizer_stays_guarded_if_another_one_cannot_be():
     guarded.detach()
     training = GuardedTraining(GuardOptions(), [model], optimizers, "the loop")
     assert training.is_attached
+
+
+def test_an_unknown_option_is_one_clear_error():
+    with pytest.raises(SettingError, match=r"unknown option `clip_norm`. The options are mode, clip, checker"):
+        GuardOptions.of(None, {"clip": None, "clip_norm": 1.0})
+
+
+@pytest.mark.parametrize(("options", "warnings"), [({}, 1), ({"recovery": None}, 0), ({"mode": "watch"}, 0)])
+def test_steps_whose_loss_is_not_known_are_one_warning_if_recovery_needs_it(options, warnings, caplog):
+    model, rows = Classifier(), Rows(16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = GuardedTraining(GuardOptions(**options), [model], [optimizer], "the loop", "Call `observe(loss)`.")
+    for _ in range(3):
+        model(rows.x, rows.labels)["loss"].backward()
+        optimizer.step()
+    training.finish()
+    assert caplog.text.count("the loss of the first step is not known") == warnings
+    assert caplog.text.count("Call `observe(loss)`.") == warnings

@@ -85,6 +85,32 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate, fused):
     assert 0.5 < guarded.guard.history[0].signals.loss < 3
 
 
+def test_a_healthy_run_with_an_update_function_that_accumulates_and_clips_is_bitwise_the_bare_run():
+    runs = []
+    for guarded in (False, True):
+        run, norms = Run(guarded), []
+
+        def update(engine: Any, batch: Any, run: Any = run, norms: Any = norms) -> None:
+            loss = F.cross_entropy(run.model(batch[0]), batch[1])
+            if run.handler is not None:
+                run.handler.observe(loss)
+            (loss / 4).backward()
+            if engine.state.iteration % 4 == 0:
+                norms.append(torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.05).item())
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                run.copies(run.optimizer)
+
+        trainer = Engine(update)
+        if run.handler is not None:
+            run.handler.attach(trainer)
+        trainer.run(pairs(), max_epochs=1)
+        runs.append((run.copies.states, norms))
+    assert same(*runs)
+    assert min(norms) > 0.05
+    assert run.guard.counts.items() >= {"steps": 10, "skipped": 0, "alarms": 0}.items()
+
+
 def test_a_nan_batch_is_left_out_bitwise():
     run = Run(True)
     run.trainer.run(pairs({8 * 21: float("nan")}), max_epochs=1)
@@ -93,8 +119,9 @@ def test_a_nan_batch_is_left_out_bitwise():
     assert run.trainer.state.iteration == 40
 
 
-def test_an_exploding_gradient_is_refused():
-    run = Run(True, clip=sf.ClipByNorm(1.0))
+@pytest.mark.parametrize("clip", [None, sf.ClipByNorm(1.0)], ids=["unclipped", "clipped"])
+def test_an_exploding_gradient_is_refused(clip):
+    run = Run(True, clip=clip)
     run.model[1] = torch.nn.Identity()
     run.trainer.run(pairs(dict.fromkeys(range(8 * 30, 8 * 31), 1e5)), max_epochs=1)
     assert run.guard.history[30].reasons == ("explosion",)

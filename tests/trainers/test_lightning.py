@@ -395,3 +395,12 @@ def test_watching_clips_as_lightning_does(tmp_path, algorithm):
         train(tmp_path, *chosen, module=module, **settings)
         states.append({name: value.nan_to_num(7) for name, value in module.state_dict().items()})
     assert same(*states)
+
+
+def test_a_callback_of_two_trainings_says_that_the_rows_of_the_first_are_replaced(tmp_path, caplog):
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, max_steps=6)
+    assert "another training" not in caplog.text
+    train(tmp_path, callback, max_steps=4)
+    assert caplog.text.count("another training of 6 steps, whose rows in") == 1
+    assert len(sf.load_run(tmp_path / "run").scalars) == 4

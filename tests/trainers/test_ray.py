@@ -15,7 +15,7 @@ import forked
 import surefoot as sf
 from surefoot.errors import SettingError
 from trainers import ray_workers
-from trainers.small_training import LR, Classifier, Linear, Rows, same
+from trainers.small_training import LR, AfterSteps, Classifier, Linear, Rows, same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 
@@ -39,7 +39,10 @@ def fit(train: Any, folder: Path) -> Any:
     return TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=settings).fit()
 
 
-def loop(model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1, **options: Any) -> Any:
+def loop(
+    model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1, max_norm: float | None = 5.0,
+    copies: Any = None, **options: Any,
+) -> Any:  # fmt: skip
     """A loop as users write it; returns the worker's guard, or none, the losses, and the optimizer, which lives on."""
     guarded = options.pop("guarded", True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -54,9 +57,11 @@ def loop(model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1
             if guard is not None:
                 guard.observe(loss)
             (loss / accumulate).backward()
-        if options.get("clip") is None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        if options.get("clip") is None and max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
+        if copies is not None:
+            copies(optimizer)
     return guard, losses, optimizer
 
 
@@ -86,9 +91,10 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate):
     def train() -> None:
         for guarded in (False, True):
             model = Classifier()
-            guard, losses, _ = loop(model, guarded=guarded, accumulate=accumulate, steps=10)
+            guard, losses, _ = loop(model, guarded=guarded, accumulate=accumulate, steps=10, max_norm=0.05)
             ended.append(model.state_dict())
         history = guard.training.attachments[0].history
+        assert min(record.signals.grad_norm for record in history) > 0.04  # every step was clipped
         means = [sum(losses[i : i + accumulate]) / accumulate for i in range(0, len(losses), accumulate)]
         assert [record.signals.loss for record in history] == pytest.approx(means, rel=1e-5)
         guard.finish()
@@ -97,15 +103,20 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate):
     assert same(*ended)
 
 
-def test_broken_steps_are_left_out_and_ray_is_given_the_numbers(tmp_path):
+@pytest.mark.parametrize("clip", [None, sf.ClipByNorm(5.0)], ids=["unclipped", "clipped"])
+def test_broken_steps_are_left_out_bitwise_and_ray_is_given_the_numbers(tmp_path, clip):
     def train() -> None:
         faults = {8 * 21: float("nan")} | dict.fromkeys(range(8 * 30, 8 * 31), 1e6)
-        guard, *_ = loop(Linear(), faults=faults, log=tmp_path / "log", clip=sf.ClipByNorm(5.0))
+        model = Linear()
+        copies = AfterSteps(model)
+        guard, *_ = loop(model, faults=faults, log=tmp_path / "log", clip=clip, max_norm=None, copies=copies)
         with guard:
             guard.report({"mine": 1})
         history = guard.training.attachments[0].history
         assert [i for i, record in enumerate(history) if record.skipped] == [21, 30]
         assert [history[step].reasons for step in (21, 30)] == [("nonfinite",), ("explosion",)]
+        assert all(same(copies.states[step - 1], copies.states[step]) for step in (21, 30))
+        assert not same(copies.states[30], copies.states[31])
 
     metrics = fit(train, tmp_path).metrics
     assert metrics["mine"] == 1
@@ -190,3 +201,24 @@ def test_a_checkpoint_that_ray_does_not_upload_gets_the_state_too(tmp_path):
 
     fit(train, tmp_path)
     assert sf.trainers.ray.GuardedWorker is GuardedWorker
+
+
+OUTSIDE = """
+import torch
+import surefoot as sf
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    sf.trainers.ray.GuardedWorker(model, optimizer)
+except RuntimeError as error:
+    print(error)
+sf.attach(model, optimizer)  # an error if the optimizer is guarded
+print("not attached")
+"""
+
+
+def test_outside_of_a_training_function_nothing_is_attached():
+    found = forked.run(["-W", "ignore", "-c", OUTSIDE])
+    assert "outside of a Ray Train training function" in found.stdout
+    assert found.stdout.endswith("not attached\n"), found.stderr

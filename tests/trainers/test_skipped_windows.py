@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import inspect
 import logging
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, Replacements
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -174,22 +173,6 @@ def test_a_prepared_accelerator_is_pickled_and_copied_without_the_guard():
     pickle.dumps(optimizer)
     assert len(training._window) == 0
     adapter.end(accelerator)
-
-
-def test_a_copy_of_an_object_has_the_method_of_its_class():
-    class Thing:
-        def method(self):
-            return self
-
-    thing, calls = Thing(), []
-    replaced = Replacements()
-    replaced.follow(thing, "method", lambda own: calls.append(1) or own())
-    assert thing.method() is thing
-    other = copy.deepcopy(thing)
-    assert other.method() is other
-    assert calls == [1]
-    replaced.undo()
-    assert vars(thing) == {}
 
 
 def test_a_checkpoint_is_loaded_whether_or_not_it_was_saved_with_the_guard(tmp_path, caplog):

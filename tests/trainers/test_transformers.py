@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import socket
@@ -17,7 +18,7 @@ import forked
 import surefoot as sf
 from surefoot.errors import UsageError
 from trainers import killed, on_ranks
-from trainers.small_training import LR, Classifier, Linear, Rows, same
+from trainers.small_training import LR, Classifier, Linear, Overflowing, Rows, same, use_fp16_on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn about is theirs
 IMPORTED = ("transformers.trainer", "surefoot.trainers.transformers")
@@ -183,6 +184,26 @@ def test_an_exploding_gradient_is_refused_before_the_clip_hides_it(tmp_path, max
     assert history[30].reasons == ("explosion",)
     assert history[30].signals.grad_norm > 1e3
     assert same(copies.states[29], copies.states[30])
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_an_fp16_overflow_stays_the_scalers_decision_and_is_counted(tmp_path, monkeypatch, optim, max_grad_norm):
+    create, runs = transformers.Trainer.create_accelerator_and_postprocess, []
+
+    def with_scaler(trainer: Any) -> None:
+        create(trainer)
+        use_fp16_on_cpu(trainer.accelerator)
+
+    monkeypatch.setattr(transformers.Trainer, "create_accelerator_and_postprocess", with_scaler)
+    settings = {"optim": optim, "max_grad_norm": max_grad_norm, "gradient_accumulation_steps": 4, "max_steps": 10}
+    for callbacks in ([], [callback := StabilizerCallback(tmp_path / "run")]):
+        trainer = train(tmp_path, copies := Copies(), *callbacks, model=Overflowing(), **settings)
+        runs.append((copies.states, copies.rates, trainer.accelerator.scaler.get_scale()))
+    assert same(*runs)
+    counts = guard_of(callback).counts
+    assert counts["steps"] == trainer.state.global_step == 10
+    assert counts["overflows"] == counts["skipped"] == 20 - math.log2(runs[1][2]) >= 2
 
 
 def test_the_norm_that_is_logged_is_the_one_before_the_clip(tmp_path):
@@ -432,3 +453,51 @@ def test_a_guard_that_cannot_begin_is_taken_off_again(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, callback, model=model, optimizer=optimizer)
     assert not guard_of(callback).attached
+
+
+def test_several_callbacks_in_one_trainer_are_one_clear_error(tmp_path):
+    with pytest.raises(UsageError, match=r"several `StabilizerCallback`s: remove all but one"):
+        train(tmp_path, StabilizerCallback(tmp_path / "one"), StabilizerCallback(tmp_path / "two"))
+    twice = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, twice, twice, max_steps=5)
+    assert guard_of(twice).counts["steps"] == 5
+
+
+def test_a_callback_that_guards_another_trainer_is_one_clear_error_while_that_one_trains(tmp_path):
+    shared = StabilizerCallback(tmp_path / "run")
+
+    class TrainsAnother(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            train(tmp_path / "other", shared, max_steps=2)
+
+    with pytest.raises(UsageError, match=r"training has not ended.*a callback of its own"):
+        train(tmp_path, shared, TrainsAnother())
+    assert not guard_of(shared).attached
+    train(tmp_path, shared, max_steps=5)  # and it can be used again
+    assert guard_of(shared).counts["steps"] == 5
+
+
+def test_a_callback_of_two_trainings_says_that_the_rows_of_the_first_are_replaced(tmp_path, caplog):
+    callback = StabilizerCallback(tmp_path / "run")
+    trainer = train(tmp_path, callback, max_steps=6)
+    trainer.train()  # the same model: it continues
+    assert "another training" not in caplog.text
+    train(tmp_path, callback, max_steps=4)
+    assert caplog.text.count("another training of 12 steps, whose rows in") == 1
+    assert len(sf.load_run(tmp_path / "run").scalars) == 4
+
+
+def test_a_run_folder_that_cannot_be_written_is_one_line(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    trainer = train(tmp_path, callback := StabilizerCallback(tmp_path / "file" / "run"), max_steps=5)
+    assert trainer.state.global_step == guard_of(callback).counts["steps"] == 5
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("surefoot")]
+    assert len([line for line in said if "cannot be written" in line]) == len(said) == 1
+
+
+def test_evaluation_and_prediction_alone_write_no_run_folder(tmp_path):
+    trainer = InOrder(Classifier(), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True))
+    trainer.add_callback(StabilizerCallback(tmp_path / "run"))
+    trainer.predict(Rows(16))
+    trainer.evaluate(Rows(16))
+    assert not (tmp_path / "run").exists()

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import surefoot as sf
+from trainers import killed
 from trainers.small_training import same
+from trainers.words import WORDS, tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,21 +23,31 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn ab
 @pytest.fixture(scope="module", autouse=True)
 def _framework() -> None:
     """The framework is imported when the first test of this file runs: every worker collects every file."""
-    global transformers, Dataset, Tokenizer, models, pre_tokenizers, GPT2Config, GPT2LMHeadModel
-    global PreTrainedTokenizerFast, DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+    global \
+        transformers, \
+        Copies, \
+        Dataset, \
+        GPT2Config, \
+        GPT2LMHeadModel, \
+        DPOConfig, \
+        DPOTrainer, \
+        GRPOConfig, \
+        GRPOTrainer, \
+        SFTConfig, \
+        SFTTrainer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("trl")
         import transformers
         from datasets import Dataset, disable_progress_bars
-        from tokenizers import Tokenizer, models, pre_tokenizers
-        from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        from transformers import GPT2Config, GPT2LMHeadModel
         from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+        from trainers.transformers_classes import Copies
     disable_progress_bars()
     transformers.logging.set_verbosity_error()
 
 
-WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
 SETTINGS = {
     "per_device_train_batch_size": 4,
     "max_steps": 8,
@@ -50,21 +62,15 @@ SETTINGS = {
 }
 
 
-def tokenizer() -> Any:
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-
-
 def model() -> Any:
     torch.manual_seed(0)
     ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ids))
 
 
-def sft(folder: Path, callbacks: list[Any]) -> Any:
+def sft(folder: Path, callbacks: list[Any], **more: Any) -> Any:
     rows = Dataset.from_list([{"text": " ".join(f"w{(i + j) % 30}" for j in range(12))} for i in range(48)])
-    arguments = SFTConfig(str(folder), gradient_accumulation_steps=4, max_length=32, **SETTINGS)
+    arguments = SFTConfig(str(folder), gradient_accumulation_steps=4, max_length=32, **(SETTINGS | more))
     return SFTTrainer(model(), arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=callbacks)
 
 
@@ -143,17 +149,27 @@ def test_rewards_that_are_all_equal_are_named_as_the_cause(tmp_path, probes):
         assert first["evidence"]["steps_without"] == 11  # what the last step logged belongs to the next one
 
 
-def test_a_nan_loss_of_one_microbatch_is_left_out(tmp_path):
-    trainer = sft(tmp_path, [callback := sf.trainers.transformers.StabilizerCallback(tmp_path / "run")])
+@pytest.mark.parametrize(("factor", "reason"), [(float("nan"), "nonfinite"), (1e6, "explosion")])
+def test_a_broken_microbatch_is_left_out_bitwise(tmp_path, factor, reason):
+    copies, callback = Copies(), sf.trainers.transformers.StabilizerCallback(tmp_path / "run")
+    trainer = sft(tmp_path, [callback, copies], max_steps=40)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     compute_loss, calls = trainer.compute_loss, []
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        return compute_loss(*args, **kwargs) * (float("nan") if len(calls) == 4 * 5 + 2 else 1.0)
+        return compute_loss(*args, **kwargs) * (factor if len(calls) == 4 * 30 + 2 else 1.0)
 
     trainer.compute_loss = broken
     trainer.train()
     guard = callback.training.attachments[0]
-    assert [i for i, record in enumerate(guard.history) if record.skipped] == [5]
-    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+    assert [i for i, record in enumerate(guard.history) if record.skipped] == [30]
+    assert guard.history[30].reasons == (reason,)
+    assert same(copies.states[29], copies.states[30])
+    assert not same(copies.states[30], copies.states[31])
+    assert trainer.state.global_step == 40
+
+
+def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
+    found = killed.report("trl", tmp_path, kills=20)
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}

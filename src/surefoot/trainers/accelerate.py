@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _TRAININGS: weakref.WeakKeyDictionary[Any, GuardedTraining | WatchedEngine] = weakref.WeakKeyDictionary()
 
+LOSS_FROM = "Call `accelerator.backward(loss)` instead of `loss.backward()`."
+
 
 def prepare(
     accelerator: Any,
@@ -51,7 +53,7 @@ def prepare(
         device_placement: as in `accelerator.prepare`.
         options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
     """
-    settings = GuardOptions(log, **options)
+    settings = GuardOptions.of(log, options)
     before = _TRAININGS.get(accelerator)
     if isinstance(before, GuardedTraining) and before.is_attached:
         raise UsageError(
@@ -72,7 +74,7 @@ def prepare(
             f"`prepare` guards an optimizer and its model; got {len(models)} models and {len(optimizers)} optimizers. "
             "Pass both in one call."
         )
-    training = GuardedTraining(settings, models, [_inner(each) for each in optimizers], "the loop")
+    training = GuardedTraining(settings, models, [_inner(each) for each in optimizers], "the loop", LOSS_FROM)
     require_guard(training)
     follow_losses(training, accelerator, is_share=False)
     follow_clipping(training, accelerator)

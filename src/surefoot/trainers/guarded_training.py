@@ -4,18 +4,16 @@ The framework owns the loop. `GuardedTraining` attaches the guard to its optimiz
 passes on what only the framework knows: the loss of every microbatch, its clipping, the location of its checkpoints.
 Two methods of the framework are replaced while it trains, on the one object and not in its class: the method that clips
 (by one with the same bits that does not change broken gradients), and, if there is no callback for it, the one that
-gets the loss. `Replacements` restores them.
+gets the loss (`replacements.py`).
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shutil
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial, wraps
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,7 +23,6 @@ from torch import Tensor
 from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm, norm_and_factor
 from surefoot.core import end_of_run
 from surefoot.core.device import has_streams
-from surefoot.core.weak_reference import weak_reference
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
@@ -33,6 +30,7 @@ from surefoot.guard.attach import AttachSettings, account_of, attach_with
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import bytes_for_copies
 from surefoot.trainers.deep_probes import DeepProbes
+from surefoot.trainers.replacements import Replacements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,81 +86,17 @@ class GuardOptions:
     Needs a `log`, and `diagnose`. Not available with Accelerate and Ray Train, where the loop is the user's.
     """
 
+    @staticmethod
+    def of(log: str | PathLike[str] | RunLog | None, options: Mapping[str, Any]) -> GuardOptions:
+        """The settings that a user has given by name."""
+        names = [each.name for each in fields(GuardOptions) if each.name != "log"]
+        if unknown := [name for name in options if name not in names]:
+            raise SettingError(f"unknown option `{unknown[0]}`. The options are {', '.join(names)}.")
+        return GuardOptions(log, **options)
+
     def __post_init__(self) -> None:
         if self.recovery is not None and self.recovery != "auto" and not isinstance(self.recovery, TrainingRecovery):
             raise SettingError(f"`recovery` must be a TrainingRecovery, 'auto' or None; got {self.recovery!r}.")
-
-
-class _Followed:
-    """A wrapped method of one object. Does not keep the object alive.
-
-    A copied or unpickled object has the method of its class: the loading process may not have surefoot.
-    """
-
-    before: Any = None
-    is_over = False
-
-    def __init__(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
-        self._thing, self._name, self._function = weak_reference(thing), name, function
-
-    @property
-    def own(self) -> Callable[..., Any]:
-        """The method that would be called without surefoot."""
-        if self.before is not None:
-            return self.before  # type: ignore[no-any-return]
-        thing = self._thing()
-        return getattr(type(thing), self._name).__get__(thing)  # type: ignore[no-any-return]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.own)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.own(*args, **kwargs) if self.is_over else self._function(self.own, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.before is not None:
-            return partial, (self.before,)
-        thing = self._thing()
-        return getattr, (nullcontext(), "__exit__") if thing is None else (thing, self._name)
-
-
-class Replacements:
-    """Methods that are replaced on single objects, which are not kept alive, and restored."""
-
-    def __init__(self) -> None:
-        self._done: list[tuple[Callable[[], Any], str, Callable[[], Any]]] = []
-
-    def put(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
-        """Replace a method of one object."""
-        function.before, function.is_over = vars(thing).get(name), False  # type: ignore[attr-defined]
-        self._done.append((weak_reference(thing), name, weak_reference(function)))
-        setattr(thing, name, function)
-
-    def follow(self, thing: Any, name: str, function: Callable[..., Any]) -> None:
-        """Call `function(own, *args, **kwargs)` instead of a method of one object; `own` is the method itself.
-
-        The function must not reference the object, which would then be kept alive by itself.
-        """
-        self.put(thing, name, _Followed(thing, name, function))
-
-    def undo(self) -> None:
-        """Restore the methods, unless other code has replaced them since."""
-        while self._done:
-            thing_now, name, function_now = self._done.pop()
-            thing, function = thing_now(), function_now()
-            if thing is None or function is None:
-                continue
-            function.is_over = True  # below one that is still active, it ends together with that one
-            first = now = vars(thing).get(name)
-            while getattr(now, "is_over", False):
-                now = now.before
-            if now is first:
-                continue
-            if now is None:
-                delattr(thing, name)
-            else:
-                setattr(thing, name, now)
 
 
 class LossWindow:
@@ -204,9 +138,15 @@ class GuardedTraining:
     """The guard of one training run, with one attachment per optimizer."""
 
     def __init__(
-        self, options: GuardOptions, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], framework: str
+        self,
+        options: GuardOptions,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        framework: str,
+        loss_from: str = "",
     ) -> None:
-        self._options, self._framework = options, framework
+        """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning."""
+        self._options, self._framework, self._loss_from = options, framework, loss_from
         self.probes = DeepProbes()
         """The observations at sampled steps, if an adapter sets them; they end with the training."""
         self.watches = options.mode == "watch"
@@ -218,6 +158,7 @@ class GuardedTraining:
         if options.mode == "guard":
             optimizers = _of_the_models(optimizers, models, framework)
         recovery = _recovery(options, models, optimizers, self.ranks)
+        self._needs_loss = recovery is not None and bool(loss_from)
         settings = AttachSettings(
             mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
             recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
@@ -258,6 +199,7 @@ class GuardedTraining:
         Several of them make the loss of the step: their mean, or their sum if each `is_share`, already divided. Losses
         whose gradients were deleted belong to a step that was left out.
         """
+        self._needs_loss = False
         window = self._window
         if self._window_began != self.steps:
             self._window_began = self.steps
@@ -353,6 +295,13 @@ class GuardedTraining:
 
     def _stepped(self, record: StepRecord) -> None:
         self._latest = record
+        if self._needs_loss:
+            self._needs_loss = False
+            logger.warning(
+                "surefoot: the loss of the first step is not known, and without losses the guard does not notice that "
+                "they stay high and does not return to earlier weights. %s",
+                self._loss_from,
+            )
         self._counts["skipped"] += record.skipped
         self._counts["overflows"] += record.overflow
         factor = record.signals.clip_factor
@@ -391,7 +340,7 @@ class GuardedTraining:
         if log is None or log is given:  # the user closes their own log
             return
         log.close()
-        if diagnose and self._options.diagnose:
+        if diagnose and self._options.diagnose and log.folder.is_dir():  # otherwise the log has said why not
             report_diagnosis(log.folder)
 
 
@@ -490,6 +439,17 @@ def require_guard(training: GuardedTraining) -> None:
     """Refuse a model and optimizers of the user that do not belong together."""
     if not training.attachments:
         raise SettingError("no optimizer trains a parameter of the model. Pass the model that it trains.")
+
+
+def warn_of_another_training(before: GuardedTraining | None, options: GuardOptions) -> None:
+    """One callback guards the training of another model: its rows replace those of the first in the run folder."""
+    if before is not None and before.steps and isinstance(options.log, (str, os.PathLike)):
+        logger.warning(
+            "surefoot: the callback has guarded another training of %s steps, whose rows in %s are replaced. Use a "
+            "callback with a folder of its own for each training.",
+            f"{before.steps:,}",
+            options.log,
+        )
 
 
 def observed_by(observe: Callable[[Tensor], None], loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

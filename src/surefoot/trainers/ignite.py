@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from surefoot.record.log import RunLog
 
 
+LOSS_FROM = "Wrap the loss function by `handler.watched(loss_fn)`, or call `handler.observe(loss)` before the step."
+
+
 class StabilizerHandler:
     """Guards the optimizer of an Ignite engine while it runs. Can be saved in a `Checkpoint` like a model.
 
@@ -49,7 +52,7 @@ class StabilizerHandler:
         scaler: Any = None,
         **options: Any,
     ) -> None:
-        self._options = GuardOptions(log, **options)
+        self._options = GuardOptions.of(log, options)
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self.training: GuardedTraining | None = None
         """The guard, from the beginning of the last run on."""
@@ -76,7 +79,9 @@ class StabilizerHandler:
 
     def _begin(self, engine: Any) -> None:
         self._end(engine)
-        self.training = GuardedTraining(self._options, [self._model], [self._optimizer], "the engine's function")
+        self.training = GuardedTraining(
+            self._options, [self._model], [self._optimizer], "the engine's function", LOSS_FROM
+        )
         require_guard(self.training)
         if self._saved is not None:
             self.training.load_state_dict(self._saved)

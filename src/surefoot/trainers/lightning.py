@@ -18,7 +18,7 @@ from lightning.pytorch.plugins import Precision
 
 from surefoot.errors import UsageError
 from surefoot.trainers.deep_probes import DeepProbes
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, warn_of_another_training
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ logger = logging.getLogger("surefoot")
 
 ENGINES = {"DeepSpeedStrategy": "DeepSpeed"}
 """Strategies that run the step themselves, so that there is no torch optimizer to guard."""
+LOSS_FROM = "Call `self.manual_backward(loss)` instead of `loss.backward()`."
 
 
 def _nothing() -> None:
@@ -48,7 +49,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> None:
-        self._options = GuardOptions(log, **options)
+        self._options = GuardOptions.of(log, options)
         self.training: GuardedTraining | WatchedEngine | None = None
         """The guard, from the beginning of the last training on."""
         self._saved: dict[str, Any] | None = None
@@ -78,7 +79,8 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             self.training = WatchedEngine(self._options, engine, trainer.global_step)
             return
         self._refuse_two_clippers(trainer)
-        training = GuardedTraining(self._options, [trainer.strategy.model], trainer.optimizers, "Lightning")
+        before = self.training if isinstance(self.training, GuardedTraining) else None
+        training = GuardedTraining(self._options, [trainer.strategy.model], trainer.optimizers, "Lightning", LOSS_FROM)
         self.training, training.probes = training, self._probes
         self._follow_clipping(training, trainer.precision_plugin)
         if self._saved is not None:
@@ -89,6 +91,8 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             )
         elif trainer.global_step and carried and self._trained() is pl_module:
             training.load_state_dict(carried)  # a second `fit` continues where the first has ended
+        else:
+            warn_of_another_training(before, self._options)
         self._saved, self._trained = None, weakref.ref(pl_module)
         self._probes.follow(training.attachments, [each.scheduler for each in trainer.lr_scheduler_configs])
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("surefoot")
 
+LOSS_FROM = "Wrap the loss function by `guard.watched(loss_fn)`, or call `guard.observe(loss)` before the step."
+
 
 class GuardedWorker:
     """Guards the optimizer of one Ray Train worker, from its construction to the end of the `with` block.
@@ -71,14 +73,14 @@ class GuardedWorker:
         scaler: Any = None,
         **options: Any,
     ) -> None:
-        settings = GuardOptions(log if log is None or isinstance(log, RunLog) else _run_folder(log), **options)
+        checkpoint = ray.train.get_checkpoint()  # raises outside of a training function, where nothing is attached yet
+        settings = GuardOptions.of(log if log is None or isinstance(log, RunLog) else _run_folder(log), options)
         self._workers = Ranks(find_group([model]), home_of([model]))
         """The workers that report together, which may decide separately."""
-        self.training = GuardedTraining(settings, [model], [optimizer], "the training function")
+        self.training = GuardedTraining(settings, [model], [optimizer], "the training function", LOSS_FROM)
         require_guard(self.training)
         if scaler is not None:
             self._follow_scaler(scaler)
-        checkpoint = ray.train.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
                 load_from(self.training, Path(folder))

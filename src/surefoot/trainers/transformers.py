@@ -24,7 +24,13 @@ from surefoot.errors import UsageError
 from surefoot.record.policy_signals import kind_of, logged_name
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
 from surefoot.trainers.deep_probes import DeepProbes
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, save_into
+from surefoot.trainers.guarded_training import (
+    GuardedTraining,
+    GuardOptions,
+    load_from,
+    save_into,
+    warn_of_another_training,
+)
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> None:
-        self._options = GuardOptions(log, **options)
+        self._options = GuardOptions.of(log, options)
         self.training: GuardedTraining | WatchedEngine | None = None
         """The guard, from the beginning of the last training on."""
         self._trainer: Trainer | None = None
@@ -63,10 +69,17 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Attach the guard after the other callbacks have run `on_train_begin`: one of them may raise."""
+        trainer, resumed_from = _find_trainer(self)
+        if self._trainer is not None and _is_running(self._trainer):
+            raise UsageError(
+                "this `StabilizerCallback` guards a Trainer whose training has not ended, and a second Trainer uses it "
+                "too. Give each Trainer a callback of its own."
+            )
         if self.training is not None:
             self.training.finish(diagnose=False)  # a training that raised has not ended it
-        trainer, resumed_from = _find_trainer(self)
         callbacks = trainer.callback_handler.callbacks
+        if len({id(each) for each in callbacks if isinstance(each, StabilizerCallback)}) > 1:
+            raise UsageError("the Trainer has several `StabilizerCallback`s: remove all but one from its `callbacks`.")
         callbacks[:] = [each for each in callbacks if not isinstance(each, _AfterOthers) or each.owner is not self]
         self._begin = partial(self._attach, trainer, resumed_from, args, state)
         callbacks.append(_AfterOthers(self, callbacks))  # the handler calls it last
@@ -100,6 +113,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             follow_losses(self.training, trainer.accelerator, is_share=True)
             return
         self._refuse_two_clippers(args)
+        before = self.training if isinstance(self.training, GuardedTraining) else None
         training = GuardedTraining(self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer")
         self.training, self._trainer = training, trainer
         follow_losses(training, trainer.accelerator, is_share=True)
@@ -111,6 +125,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
         elif self._ended is not None and self._ended[0]() is trainer.model:
             training.load_state_dict(self._ended[1])  # a second `train` continues with the model of the first
+        else:
+            warn_of_another_training(before, self._options)
         self._ended = None
         training.probes = DeepProbes.begin(self._options, [trainer.model_wrapped])
         training.probes.follow(training.attachments, [_schedule(trainer)])
@@ -244,6 +260,14 @@ def policy_signals(logs: dict[str, float]) -> dict[str, float]:
         for name, value in logs.items()
         if isinstance(value, (int, float)) and not name.startswith(("eval_", "surefoot/")) and kind_of(name)
     }
+
+
+def _is_running(trainer: Any) -> bool:
+    """Whether a method of the trainer is being called: the training of another one began within it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is not trainer:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _find_trainer(callback: StabilizerCallback) -> tuple[Any, str | PathLike[str] | None]:

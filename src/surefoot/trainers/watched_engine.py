@@ -18,7 +18,8 @@ from surefoot.core.device_copies import begin_reading_number
 from surefoot.decide.agreement import Ranks
 from surefoot.guard.log_rows import open_log
 from surefoot.record.messages import StepRow
-from surefoot.trainers.guarded_training import LossWindow, Replacements, report_diagnosis
+from surefoot.trainers.guarded_training import LossWindow, report_diagnosis
+from surefoot.trainers.replacements import Replacements
 
 if TYPE_CHECKING:
     from torch import Tensor
