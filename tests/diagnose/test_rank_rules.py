@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranked import NAMES, MadeRank, RankLoader, prints, write_ranks
+from ranked import NAMES, STEPS, MadeRank, RankLoader, prints, write_ranks
 from surefoot.diagnose.rank_comparison import RankComparison, Votes
 from surefoot.diagnose.rank_rules import rank_claims
 from surefoot.record.facts import GroupSettings
@@ -132,7 +132,53 @@ def test_moments_that_each_rank_keeps_a_share_of_are_healthy(tmp_path):
     assert claims(tmp_path, *pair(looks={-1: {"moments": prints(0, 0, 5)}})) == {}
 
 
+def test_ranks_that_take_different_numbers_of_steps_inside_of_join_are_healthy(tmp_path):
+    looks = apart(1, 1, ("parameters", "gradients"))
+    uneven = {step: {"uneven": True} | looks.get(step, {}) for step in STEPS}
+    assert claims(tmp_path, MadeRank(0, looks={-1: {"uneven": True}}), MadeRank(1, looks=uneven)) == {}
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def averaged_by_hand(gradients, communicated=40_000):
+    """Two ranks without DDP that begin equal; `gradients` are those of the second one, by step."""
+    looks = {step: {"gradients": gradients(step), "communicated": communicated} for step in STEPS}
+    for step in STEPS[1:]:
+        looks[step]["parameters"] = prints(step, 7000 + step, step)
+    return MadeRank(0, parallel="none"), MadeRank(1, parallel="none", looks=looks)
+
+
+def test_a_parameter_that_was_forgotten_when_gradients_are_averaged_by_hand_is_named(tmp_path):
+    found = claims(tmp_path, *averaged_by_hand(lambda step: prints(100 + step, 5000 + step, 100 + step)))
+    claim = found["dist.gradients-not-averaged"]
+    assert (claim.severity, claim.step, claim.where[:2]) == ("error", 0, ("rank 1", "0.bias"))
+    assert "averages the gradients of other parameters of the same layer" in claim.summary
+    assert "`0.bias`" in claim.fixes[0]
+
+
+def test_a_layer_that_each_rank_trains_for_itself_is_healthy(tmp_path):
+    """`2.weight` is a layer of its own: the head of each rank, on a body that all share."""
+    assert claims(tmp_path, *averaged_by_hand(lambda step: prints(100 + step, 100 + step, 5000 + step))) == {}
+
+
+def test_local_steps_with_a_parameter_that_has_no_gradient_are_healthy(tmp_path):
+    first, second = averaged_by_hand(lambda step: prints(0, 5000 + step, 6000 + step))
+    first.looks = {-1: {"gradients": prints(0, 100, 100)}}
+    assert claims(tmp_path, first, second) == {}
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_alone_changes_averaged_gradients_is_the_odd_one(tmp_path, who):
+    looks = apart(1, 1, ("parameters", "gradients")) | {0: {"gradients": prints(5, 5, 5), "after": "other"}}
+    ranks = MadeRank(0), MadeRank(1, looks=looks)
+    for each in ranks:
+        for step in STEPS:
+            each.looks[step] = each.looks.get(step, {}) | {"gradients_changed": each.rank == who}
+    claim = claims(tmp_path, *ranks)["dist.gradients-not-averaged"]
+    assert (claim.evidence["rank"], claim.evidence["compared_with_rank"]) == (who, 1 - who)
+    assert f"then they were changed on rank {who} only, between the backward and the step" in claim.summary
+    assert claim.fixes[0].startswith("Clip, scale or mask gradients on every rank in the same way")
 
 
 @pytest.mark.parametrize(
@@ -256,6 +302,12 @@ def test_loss_scales_that_differ_are_named_and_explain_the_rest(tmp_path):
     assert set(found) == {"dist.scale-disagrees"}
     assert found["dist.scale-disagrees"].step == 3
     assert found["dist.scale-disagrees"].evidence["scales"] == {"rank 0": 1024.0, "rank 1": 512.0}
+    assert found["dist.scale-disagrees"].fixes == ()
+
+
+def test_loss_scales_that_differ_from_the_first_step_on_come_from_the_settings_of_the_scaler(tmp_path):
+    found = claims(tmp_path, MadeRank(0, looks={-1: {"scale": 256.0}}), MadeRank(1, looks={-1: {"scale": 1024.0}}))
+    assert "with the same settings on every rank" in found["dist.scale-disagrees"].fixes[0]
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ Facts that separate a fault from healthy differences:
 - Ranks that train separate models on purpose are not reported: the members of an ensemble have other parameters from
   the first step on, and those of a sweep other settings, or the same data.
 - A script that averages parameters at intervals (local SGD) has different gradients, and exchanges as many numbers as
-  the model has. It is not reported, and neither are communication hooks that need not make gradients equal.
+  the model has. It is not reported, and neither are communication hooks that need not make gradients equal. If the
+  gradients of one parameter of a layer are averaged and those of another one are not, one was forgotten.
+- Inside of DDP's `join()`, ranks take different numbers of steps, which are not compared.
 - Shards of FSDP and DTensor are not compared at all (`watch.replica_looks`).
 """
 
@@ -130,21 +132,23 @@ def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) 
     apart = [look for look in later if look.parameters.differ]
     if not (apart or first.after.differ) or (later and not later[-1].parameters.differ):
         return None  # the parameters are made equal again in any case
-    if looks[-1].communicated >= optimizer.facts.elements:
+    forgotten = [] if optimizer.wrapped else _forgotten(ranks, optimizer)
+    if looks[-1].communicated >= optimizer.facts.elements and not forgotten:
         return None  # the script exchanges as much as the model has: local SGD, or its own averaging
-    names = _tensors(ranks, optimizer, first, "gradients")
+    names = forgotten or _tensors(ranks, optimizer, first, "gradients")
     differing = sum(look.gradients.differ for look in looks)
-    why, fix = _why_not_averaged(optimizer, first)
+    why, fix = _partly_averaged(forgotten) if forgotten else _why_not_averaged(optimizer, first)
+    odd = _odd_gradients(first)
     summary = (
-        f"{_capital(_ranks(first.gradients.odd))} stepped at step {first.step:,} with other gradients than rank "
-        f"{first.gradients.reference} in {_first_of(names, optimizer)}: {why}."
+        f"{_capital(_ranks(odd['ranks']))} stepped at step {first.step:,} with other gradients than rank "
+        f"{odd['compared_with_rank']} in {_first_of(names, optimizer)}: {why}."
     )
     return Claim(
         0.97,
         summary,
         first.step,
-        (_ranks(first.gradients.odd), *names[:1], optimizer.facts.site),
-        _odd(first.gradients)
+        (_ranks(odd["ranks"]), *names[:1], optimizer.facts.site),
+        odd
         | {
             "first_step": first.step,
             "first_tensor": names[0] if names else None,
@@ -155,9 +159,41 @@ def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) 
             "wrapped_in_ddp": optimizer.wrapped,
             "forward_of_ddp_ran": None if not optimizer.wrapped else not first.not_called,
             "numbers_exchanged_by_the_script": looks[-1].communicated,
+            "ranks_that_changed_gradients_after_backward": first.changed.ranks_with(True),
         },
-        "error" if optimizer.wrapped else "warning",
+        "error" if optimizer.wrapped or forgotten else "warning",
         fixes=(fix,),
+    )
+
+
+def _odd_gradients(look: ComparedLook) -> dict[str, Any]:
+    """As `_odd`; if a minority of ranks, or half of them, changed their gradients after the backward, it is these."""
+    changed = look.changed.ranks_with(True)
+    others = look.changed.ranks_with(False)
+    if not changed or not others or len(changed) > len(others):
+        return _odd(look.gradients)
+    return {"rank": changed[0], "ranks": changed, "compared_with_rank": others[0]}
+
+
+def _forgotten(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
+    """Parameters whose gradients always differ, in layers of which another parameter's gradients are always equal."""
+    looks = [look for look in _with_gradients(optimizer) if look.gradients.differ]
+    if len(looks) < FEWEST_BATCHES or not looks[-1].communicated:
+        return []
+    differing, equal = set(optimizer.facts.names), set(optimizer.facts.names)
+    for look in (looks[0], looks[len(looks) // 2], looks[-1]):
+        odd, other = look.gradients.odd[0], look.gradients.reference
+        differing &= set(ranks.first_tensors(optimizer.number, look.step, "gradients", odd, other))
+        equal &= set(ranks.equal_tensors(optimizer.number, look.step, "gradients", odd, other))
+    layers = {name.rpartition(".")[0] for name in equal}
+    return [name for name in optimizer.facts.names if name in differing and name.rpartition(".")[0] in layers]
+
+
+def _partly_averaged(names: Sequence[str]) -> tuple[str, str]:
+    return (
+        "the script averages the gradients of other parameters of the same layer, and not these",
+        f"Average every gradient, also that of `{names[0]}`: loop over `model.parameters()`, or wrap the model in "
+        "DistributedDataParallel.",
     )
 
 
@@ -178,6 +214,13 @@ def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple
             "the last forward before the step ran under `no_sync()`, so its backward averaged nothing",
             "Leave `no_sync()` for the last microbatch before `optimizer.step()`.",
         )
+    if look.changed.differ:
+        changed = _ranks(look.changed.ranks_with(True))
+        return (
+            f"DistributedDataParallel averaged them, and then they were changed on {changed} only, between the "
+            "backward and the step",
+            "Clip, scale or mask gradients on every rank in the same way: remove the condition on the rank around it.",
+        )
     return (
         "DistributedDataParallel ran, but did not average the gradients that the optimizer used",
         "Call `backward` on what the wrapped model returned, and keep its parameters: DDP averages only the "
@@ -197,11 +240,11 @@ def replicas_diverged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cl
     moments = first_where([look for look in looks if look.step < first.step], "moments")
     before = next((look for look in reversed(looks) if look.step < first.step and look.parameters.agree), None)
     if moments is not None and not moments.lr.differ:
-        return _diverged(ranks, optimizer, moments, "moments", before, _in_moments(moments))
+        return _diverged(ranks, optimizer, moments, "moments", before, *_in_moments(moments))
     moved = before.moved if before is not None else []
     if before is not None and moved and len(moved) < before.parameters.count:
         return _moved(ranks, optimizer, first, before)
-    return _diverged(ranks, optimizer, first, "parameters", before, _since(first, before))
+    return _diverged(ranks, optimizer, first, "parameters", before, *_since(first, before))
 
 
 def _diverged(
@@ -211,6 +254,7 @@ def _diverged(
     kind: FingerprintKind,
     before: ComparedLook | None,
     why: str,
+    fix: str,
 ) -> Claim:
     votes: Votes = getattr(look, kind)
     names = _tensors(ranks, optimizer, look, kind)
@@ -231,31 +275,46 @@ def _diverged(
             "backwards": look.backwards.by_rank() if look.backwards.differ else None,
             "changed_without_a_step": False,
         },
+        fixes=(fix,),
     )
 
 
-def _in_moments(look: ComparedLook) -> str:
+def _in_moments(look: ComparedLook) -> tuple[str, str]:
     return (
         f"at step {look.step:,}, although the parameters are still equal: the optimizer's state was changed or loaded "
-        "on some ranks only"
+        "on some ranks only",
+        "Load or change the optimizer's state on every rank: remove the condition on the rank around "
+        "`optimizer.load_state_dict`.",
     )
 
 
-def _since(look: ComparedLook, before: ComparedLook | None) -> str:
+def _since(look: ComparedLook, before: ComparedLook | None) -> tuple[str, str]:
+    """Since when ranks hold different parameters and why, as far as is known, and what to change."""
     if before is None:
-        return f"from the first step that was looked at ({look.step:,}): they were never made equal"
+        return (
+            f"from the first step that was looked at ({look.step:,}): they were never made equal",
+            "Load or change the parameters before `DistributedDataParallel(model)` is made, which broadcasts those of "
+            "rank 0, or do it on every rank.",
+        )
     if look.backwards.differ and not before.backwards.differ:
         counts = look.backwards.by_rank()
         said = ", ".join(f"{rank} after {count:,} backwards" for rank, count in counts.items())
-        return f"at step {look.step:,}: they do not take the same steps ({said})"
+        return (
+            f"at step {look.step:,}: they do not take the same steps ({said})",
+            "Let every rank take the same steps: all-reduce the decision to skip one.",
+        )
     if before.after.differ and before.gradients.agree and before.moments.agree and not before.lr.differ:
         return (
             f"after step {before.step:,}, which gave different results for equal parameters, gradients and moments: "
-            "look for a difference between the machines, or a change inside the step"
+            "look for a difference between the machines, or a change inside the step",
+            "Look for code that changes the parameters inside of the optimizer's step or in a hook of it; without any, "
+            "compare the machines.",
         )
     return (
         f"at step {look.step:,}; they were equal before step {before.step:,}, and their gradients are equal: something "
-        "other than the averaged gradients changed them"
+        "other than the averaged gradients changed them",
+        f"Look for code that changes parameters between steps {before.step:,} and {look.step:,} (new random values, "
+        "averages, a loaded state), and broadcast the result from rank 0.",
     )
 
 
@@ -291,6 +350,9 @@ def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLo
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
+_SAME_SCALER = "Create the gradient scaler with the same settings on every rank: the first scales already differ."
+
+
 def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
     """Ranks scale the loss by different numbers, or one skips a step that the others take."""
     if not _together(optimizer):
@@ -319,6 +381,7 @@ def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Clai
                 "scales": look.scale.by_rank() if look.scale.count else None,
                 "skipped_steps": look.skips.by_rank(),
             },
+            fixes=(_SAME_SCALER,) if look is optimizer.shared[0] else (),
         )
     return None
 
