@@ -168,6 +168,18 @@ def test_local_steps_with_a_parameter_that_has_no_gradient_are_healthy(tmp_path)
     assert claims(tmp_path, first, second) == {}
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_steps_between_two_records_that_averaged_nothing_explain_different_parameters(tmp_path, counted):
+    looks = apart(8, 1)
+    for step in looks:
+        looks[step]["unsynchronized_steps"] = 2 * counted
+    found = claims(tmp_path, *pair(looks=looks))
+    assert set(found) == {"dist.gradients-not-averaged" if counted else "dist.replicas-diverged"}
+    (claim,) = found.values()
+    assert (claim.step, claim.evidence["rank"], claim.evidence["last_equal_step"]) == (8, 1, 5)
+    assert ("2 steps in between followed a forward under `no_sync()`" in claim.summary) == counted
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_alone_changes_averaged_gradients_is_the_odd_one(tmp_path, who):
     looks = apart(1, 1, ("parameters", "gradients")) | {0: {"gradients": prints(5, 5, 5), "after": "other"}}

@@ -157,6 +157,17 @@ def test_a_rank_that_alone_changes_gradients_before_the_step_is_named(tmp_path, 
     assert "changed on rank 0 only, between the backward and the step" in first.summary
 
 
+def test_a_last_window_that_steps_under_no_sync_is_found_although_no_record_falls_on_it(tmp_path):
+    assert not RANK_STEPS.due(8)
+    script = tmp_path / "train.py"
+    forward = "    loss = (model(x) - x[:, :1]).pow(2).mean()\n"
+    quiet = f"    with model.no_sync() if step == 8 else torch.enable_grad():\n    {forward}"
+    script.write_text(PRELUDE + CALM + LOOP.replace(forward, quiet))
+    first = diagnose_folder(run_ranks(tmp_path, script)).findings[0]
+    assert (first.cause, first.evidence["rank"], first.step) == ("dist.gradients-not-averaged", 1, 10)
+    assert "1 step in between followed a forward under `no_sync()`" in first.summary
+
+
 def test_a_model_that_all_ranks_clip_has_no_odd_rank(tmp_path):
     script = tmp_path / "train.py"
     clip = "    loss.backward()\n    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"

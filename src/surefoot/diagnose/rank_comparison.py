@@ -110,6 +110,8 @@ class ComparedLook:
     """The number of ranks on which the forward of DDP has never run."""
     not_synchronized: int = 0
     """The number of ranks on which the last forward of DDP did not request averaged gradients."""
+    unsynchronized_steps: int = 0
+    """The number of steps so far whose gradients DDP was not asked to average: the maximum over ranks."""
     communicated: int = 0
     """The number of values that a script has sent through its own collectives: the maximum over ranks."""
 
@@ -137,6 +139,7 @@ class ComparedLook:
         self.not_called += look.wrapper_called is False
         self.not_synchronized += look.synchronized is False
         self.communicated = max(self.communicated, look.communicated)
+        self.unsynchronized_steps = max(self.unsynchronized_steps, look.unsynchronized_steps)
 
 
 @dataclass

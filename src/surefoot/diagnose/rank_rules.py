@@ -123,9 +123,11 @@ def _first_of(names: Sequence[str], optimizer: ComparedOptimizer) -> str:
 def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
     """Ranks step with different gradients, and their parameters diverge."""
     looks = optimizer.shared
-    first = first_where(_with_gradients(optimizer), "gradients")
-    if first is None or optimizer.facts.has_own_hook:
+    if optimizer.facts.has_own_hook:
         return None
+    first = first_where(_with_gradients(optimizer), "gradients")
+    if first is None:
+        return _between_records(ranks, optimizer)
     if not optimizer.wrapped and not _means_together(ranks, optimizer, first):
         return None
     later = [look for look in looks if look.step > first.step]
@@ -163,6 +165,41 @@ def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) 
         },
         "error" if optimizer.wrapped or forgotten else "warning",
         fixes=(fix,),
+    )
+
+
+def _between_records(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """Gradients that were not averaged in steps between two records: only the parameters show it."""
+    looks = optimizer.shared
+    first = first_where(looks, "parameters")
+    before = next(
+        (look for look in reversed(looks) if first and look.step < first.step and look.parameters.agree), None
+    )
+    if first is None or before is None:
+        return None
+    steps = first.unsynchronized_steps - before.unsynchronized_steps
+    if steps <= 0:
+        return None
+    names = _tensors(ranks, optimizer, first, "parameters")
+    taken = "1 step" if steps == 1 else f"{steps:,} steps"
+    return Claim(
+        0.95,
+        f"{_capital(_ranks(first.parameters.odd))} and rank {first.parameters.reference} hold different parameters of "
+        f"{_first_of(names, optimizer)} at step {first.step:,}; they were equal before step {before.step:,}, and "
+        f"{taken} in between followed a forward under `no_sync()`, whose backward averaged nothing.",
+        first.step,
+        (_ranks(first.parameters.odd), *names[:1], optimizer.facts.site),
+        _odd(first.parameters)
+        | {
+            "first_step": first.step,
+            "last_equal_step": before.step,
+            "first_tensor": names[0] if names else None,
+            "steps_without_averaged_gradients": steps,
+        },
+        fixes=(
+            "Leave `no_sync()` for the last microbatch before every `optimizer.step()`, also in a last window with "
+            "fewer microbatches.",
+        ),
     )
 
 

@@ -16,6 +16,7 @@ import hashlib
 import platform
 import sys
 import weakref
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,10 @@ class ReplicaLooks:
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[DistributedDataParallel, _Forwards] = weakref.WeakKeyDictionary()
         self._communicated = 0
+        self._wrapper_of_optimizer: dict[int, weakref.ref[DistributedDataParallel]] = {}
+        """The model of each optimizer by its number, as of the last record."""
+        self._unsynchronized: Counter[int] = Counter()
+        """The number of steps whose last forward did not request averaged gradients, by optimizer."""
         self._next_is_due: dict[int, bool] = {}
         """Whether the next step of an optimizer is recorded, by its number."""
         self._versions: dict[int, int] = {}
@@ -189,6 +194,7 @@ class ReplicaLooks:
             return
         step, open_look = record.series.count, self._open.pop(record.number, None)
         is_due, self._next_is_due[record.number] = RANK_STEPS.due(step), RANK_STEPS.due(step + 1)
+        self._count_unsynchronized(record.number)
         if not is_due and open_look is None:
             return
         with WithoutHooks():
@@ -198,6 +204,12 @@ class ReplicaLooks:
                 self._complete(open_look, later(_total, parameters))
             if is_due and held:
                 self._look(record, optimizer, step, held, parameters)
+
+    def _count_unsynchronized(self, number: int) -> None:
+        known = self._wrapper_of_optimizer.get(number)
+        wrapper = None if known is None else known()
+        forwards = None if wrapper is None else self._forwards.get(wrapper)
+        self._unsynchronized[number] += forwards is not None and not forwards.synchronized
 
     def after_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -230,6 +242,8 @@ class ReplicaLooks:
         before = deferred_so_far()
         state, wrapper = self._context.state, self._wrapper_of(held)
         forwards = self._forwards.get(wrapper) if wrapper is not None else None
+        if wrapper is not None:
+            self._wrapper_of_optimizer[record.number] = weakref.ref(wrapper)
         gradients = _taken([parameter.grad for parameter in held], parameters.device)
         facts = ReplicaLook(
             step=step,
@@ -245,6 +259,7 @@ class ReplicaLooks:
             wrapper_called=None if wrapper is None else forwards is not None,
             synchronized=None if forwards is None else forwards.synchronized,
             communicated=self._communicated,
+            unsynchronized_steps=self._unsynchronized[record.number],
             gradients_changed=self._were_changed(held),
             uneven=wrapper is not None and wrapper._join_config.enable,
         )
