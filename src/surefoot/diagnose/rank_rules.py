@@ -6,9 +6,7 @@ Facts that separate a fault from healthy differences:
   must be equal after averaging, and so must the parameters. Both are equal to the last bit.
 - Ranks that train separate models on purpose are not reported: the members of an ensemble have other parameters from
   the first step on, and those of a sweep other settings, or the same data.
-- A script that averages parameters at intervals (local SGD) has different gradients, and exchanges as many numbers as
-  the model has. It is not reported, and neither are communication hooks that need not make gradients equal. If the
-  gradients of one parameter of a layer are averaged and those of another one are not, one was forgotten.
+- Gradients that differ have a module of their own: `rank_gradients`.
 - Inside of DDP's `join()`, ranks take different numbers of steps, which are not compared.
 - Shards of FSDP and DTensor are not compared at all (`watch.replica_looks`).
 """
@@ -19,10 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.rank_comparison import ComparedLook, first_where
+from surefoot.diagnose.rank_gradients import gradients_not_averaged
+from surefoot.diagnose.rank_words import capital, differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
 from surefoot.diagnose.rule import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from surefoot.diagnose.rank_comparison import ComparedOptimizer, FingerprintKind, RankComparison, Votes
 
@@ -56,213 +56,15 @@ def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
 # ---- what the ranks have in common ----------------------------------------------------------------------------------
 
 
-def _with_gradients(optimizer: ComparedOptimizer) -> list[ComparedLook]:
-    """Records at which the ranks step with the gradients of the same backward, and none has only zeros."""
-    return [look for look in optimizer.shared if not look.without_gradients and not look.backwards.differ]
-
-
 def _averages(optimizer: ComparedOptimizer) -> bool:
     """Whether the ranks step with the same gradients, by DDP or by the script itself."""
-    looks = _with_gradients(optimizer)
+    looks = with_gradients(optimizer)
     return bool(looks) and 2 * sum(look.gradients.agree for look in looks) >= len(looks)
 
 
 def _together(optimizer: ComparedOptimizer) -> bool:
     """Whether the ranks train one model: DDP averages their gradients, or the script does."""
     return optimizer.wrapped or _averages(optimizer)
-
-
-def _means_together(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook) -> bool:
-    """Whether ranks without a common wrapper were meant to train one model, judged by what they have in common.
-
-    They begin with the same parameters and settings, are connected, and share the data. The members of a sweep begin
-    equal too, but use the same data or have other settings, and need no connection.
-    """
-    alike = look.parameters.agree and not look.lr.differ and not optimizer.type.differ and not optimizer.settings.differ
-    return alike and ranks.setups["initialized"].usual is True and look.inputs.differ
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 1`, `ranks 1, 3 and 5`, `ranks 1, 2, 3 and 12 more`."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    shown = [str(number) for number in numbers]
-    if len(shown) > 4:
-        return f"ranks {', '.join(shown[:3])} and {len(shown) - 3} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _odd(votes: Votes) -> dict[str, object]:
-    """Evidence: the ranks that differ from most, and the one that they are compared with."""
-    return {"rank": votes.odd[0], "ranks": votes.odd, "compared_with_rank": votes.reference}
-
-
-def _tensors(
-    ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook, kind: FingerprintKind
-) -> list[str]:
-    """The names of the parameters in which the first odd rank differs."""
-    votes: Votes = getattr(look, kind)
-    return ranks.first_tensors(optimizer.number, look.step, kind, votes.odd[0], votes.reference)
-
-
-def _first_of(names: Sequence[str], optimizer: ComparedOptimizer) -> str:
-    """`` `fc.weight` and 3 more of 8 parameters ``."""
-    if not names:
-        return "the parameters"
-    of = f"of {len(optimizer.facts.names)} parameters"
-    return f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` and {len(names) - 1} more {of}"
-
-
-# ---- gradients ------------------------------------------------------------------------------------------------------
-
-
-def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
-    """Ranks step with different gradients, and their parameters diverge."""
-    looks = optimizer.shared
-    if optimizer.facts.has_own_hook:
-        return None
-    first = first_where(_with_gradients(optimizer), "gradients")
-    if first is None:
-        return _between_records(ranks, optimizer)
-    if not optimizer.wrapped and not _means_together(ranks, optimizer, first):
-        return None
-    later = [look for look in looks if look.step > first.step]
-    apart = [look for look in later if look.parameters.differ]
-    if not (apart or first.after.differ) or (later and not later[-1].parameters.differ):
-        return None  # the parameters are made equal again in any case
-    forgotten = [] if optimizer.wrapped else _forgotten(ranks, optimizer)
-    if looks[-1].communicated >= optimizer.facts.elements and not forgotten:
-        return None  # the script exchanges as much as the model has: local SGD, or its own averaging
-    names = forgotten or _tensors(ranks, optimizer, first, "gradients")
-    differing = sum(look.gradients.differ for look in looks)
-    why, fix = _partly_averaged(forgotten) if forgotten else _why_not_averaged(optimizer, first)
-    odd = _odd_gradients(first)
-    summary = (
-        f"{_capital(_ranks(odd['ranks']))} stepped at step {first.step:,} with other gradients than rank "
-        f"{odd['compared_with_rank']} in {_first_of(names, optimizer)}: {why}."
-    )
-    return Claim(
-        0.97,
-        summary,
-        first.step,
-        (_ranks(odd["ranks"]), *names[:1], optimizer.facts.site),
-        odd
-        | {
-            "first_step": first.step,
-            "first_tensor": names[0] if names else None,
-            "tensors_that_differ": len(names),
-            "tensors": len(optimizer.facts.names),
-            "looks_with_different_gradients": differing,
-            "looks": len(looks),
-            "wrapped_in_ddp": optimizer.wrapped,
-            "forward_of_ddp_ran": None if not optimizer.wrapped else not first.not_called,
-            "numbers_exchanged_by_the_script": looks[-1].communicated,
-            "ranks_that_changed_gradients_after_backward": first.changed.ranks_with(True),
-        },
-        "error" if optimizer.wrapped or forgotten else "warning",
-        fixes=(fix,),
-    )
-
-
-def _between_records(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
-    """Gradients that were not averaged in steps between two records: only the parameters show it."""
-    looks = optimizer.shared
-    first = first_where(looks, "parameters")
-    before = next(
-        (look for look in reversed(looks) if first and look.step < first.step and look.parameters.agree), None
-    )
-    if first is None or before is None:
-        return None
-    steps = first.unsynchronized_steps - before.unsynchronized_steps
-    if steps <= 0:
-        return None
-    names = _tensors(ranks, optimizer, first, "parameters")
-    taken = "1 step" if steps == 1 else f"{steps:,} steps"
-    return Claim(
-        0.95,
-        f"{_capital(_ranks(first.parameters.odd))} and rank {first.parameters.reference} hold different parameters of "
-        f"{_first_of(names, optimizer)} at step {first.step:,}; they were equal before step {before.step:,}, and "
-        f"{taken} in between followed a forward under `no_sync()`, whose backward averaged nothing.",
-        first.step,
-        (_ranks(first.parameters.odd), *names[:1], optimizer.facts.site),
-        _odd(first.parameters)
-        | {
-            "first_step": first.step,
-            "last_equal_step": before.step,
-            "first_tensor": names[0] if names else None,
-            "steps_without_averaged_gradients": steps,
-        },
-        fixes=(
-            "Leave `no_sync()` for the last microbatch before every `optimizer.step()`, also in a last window with "
-            "fewer microbatches.",
-        ),
-    )
-
-
-def _odd_gradients(look: ComparedLook) -> dict[str, Any]:
-    """As `_odd`; if a minority of ranks, or half of them, changed their gradients after the backward, it is these."""
-    changed = look.changed.ranks_with(True)
-    others = look.changed.ranks_with(False)
-    if not changed or not others or len(changed) > len(others):
-        return _odd(look.gradients)
-    return {"rank": changed[0], "ranks": changed, "compared_with_rank": others[0]}
-
-
-def _forgotten(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
-    """Parameters whose gradients always differ, in layers of which another parameter's gradients are always equal."""
-    looks = [look for look in _with_gradients(optimizer) if look.gradients.differ]
-    if len(looks) < FEWEST_BATCHES or not looks[-1].communicated:
-        return []
-    differing, equal = set(optimizer.facts.names), set(optimizer.facts.names)
-    for look in (looks[0], looks[len(looks) // 2], looks[-1]):
-        odd, other = look.gradients.odd[0], look.gradients.reference
-        differing &= set(ranks.first_tensors(optimizer.number, look.step, "gradients", odd, other))
-        equal &= set(ranks.equal_tensors(optimizer.number, look.step, "gradients", odd, other))
-    layers = {name.rpartition(".")[0] for name in equal}
-    return [name for name in optimizer.facts.names if name in differing and name.rpartition(".")[0] in layers]
-
-
-def _partly_averaged(names: Sequence[str]) -> tuple[str, str]:
-    return (
-        "the script averages the gradients of other parameters of the same layer, and not these",
-        f"Average every gradient, also that of `{names[0]}`: loop over `model.parameters()`, or wrap the model in "
-        "DistributedDataParallel.",
-    )
-
-
-def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple[str, str]:
-    """The reason, as far as the wrapper shows it, and what to change."""
-    if not optimizer.wrapped:
-        return (
-            "nothing averages them, since the model is not wrapped in DistributedDataParallel",
-            "Wrap the model before the loop: `model = DistributedDataParallel(model)`.",
-        )
-    if look.not_called:
-        return (
-            "the forward of DistributedDataParallel has never run, so the model inside was called directly",
-            "Call the wrapped model: `model(x)`, not `model.module(x)`.",
-        )
-    if look.not_synchronized:
-        return (
-            "the last forward before the step ran under `no_sync()`, so its backward averaged nothing",
-            "Leave `no_sync()` for the last microbatch before `optimizer.step()`.",
-        )
-    if look.changed.differ:
-        changed = _ranks(look.changed.ranks_with(True))
-        return (
-            f"DistributedDataParallel averaged them, and then they were changed on {changed} only, between the "
-            "backward and the step",
-            "Clip, scale or mask gradients on every rank in the same way: remove the condition on the rank around it.",
-        )
-    return (
-        "DistributedDataParallel ran, but did not average the gradients that the optimizer used",
-        "Call `backward` on what the wrapped model returned, and keep its parameters: DDP averages only the "
-        "gradients of the parameters that it was given.",
-    )
 
 
 # ---- replicas -------------------------------------------------------------------------------------------------------
@@ -294,14 +96,14 @@ def _diverged(
     fix: str,
 ) -> Claim:
     votes: Votes = getattr(look, kind)
-    names = _tensors(ranks, optimizer, look, kind)
+    names = differing_tensors(ranks, optimizer, look, kind)
     return Claim(
         0.95,
-        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} hold different {kind} of "
-        f"{_first_of(names, optimizer)} {why}.",
+        f"{capital(name_ranks(votes.odd))} and rank {votes.reference} hold different {kind} of "
+        f"{first_of(names, optimizer)} {why}.",
         look.step,
-        (_ranks(votes.odd), *names[:1]),
-        _odd(votes)
+        (name_ranks(votes.odd), *names[:1]),
+        odd_ranks(votes)
         | {
             "first_step": look.step,
             "last_equal_step": before.step if before is not None and before.step < look.step else None,
@@ -362,10 +164,10 @@ def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLo
     names = ranks.first_tensors(optimizer.number, look.step, "parameters", odd[0], reference)
     return Claim(
         0.98,
-        f"The parameters of {_ranks(odd)} changed between step {before.step:,} and step {before.step + 1:,} without a "
-        f"step of the optimizer; first in {_first_of(names, optimizer)}. Those of rank {reference} did not.",
+        f"The parameters of {name_ranks(odd)} changed between step {before.step:,} and step {before.step + 1:,} "
+        f"without a step of the optimizer; first in {first_of(names, optimizer)}. Those of rank {reference} did not.",
         before.step + 1,
-        (_ranks(odd), *names[:1]),
+        (name_ranks(odd), *names[:1]),
         {
             "rank": odd[0],
             "ranks": odd,
@@ -378,8 +180,8 @@ def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLo
             "changed_without_a_step": True,
         },
         fixes=(
-            f"Look for code that writes parameters after `optimizer.step()` on {_ranks(odd)} only; if there is none, "
-            "the memory of its device is suspect.",
+            f"Look for code that writes parameters after `optimizer.step()` on {name_ranks(odd)} only; if there is "
+            "none, the memory of its device is suspect.",
         ),
     )
 
@@ -410,8 +212,8 @@ def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Clai
             0.97,
             f"{said}: averaged gradients have no common scale, and a step may be taken on some ranks only.",
             look.step,
-            (_ranks(votes.odd), *first),
-            _odd(votes)
+            (name_ranks(votes.odd), *first),
+            odd_ranks(votes)
             | {
                 "first_step": look.step,
                 "first_tensor": first[0] if first else None,
@@ -436,11 +238,11 @@ def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
     first = _first_difference(ranks, optimizer)
     return Claim(
         0.97,
-        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
+        f"{capital(name_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
         f"{other}. They train one model.",
         step,
-        (_ranks(votes.odd), *first, optimizer.facts.site),
-        _odd(votes)
+        (name_ranks(votes.odd), *first, optimizer.facts.site),
+        odd_ranks(votes)
         | {"what": what, "first_step": step, "first_tensor": first[0] if first else None}
         | {f"rank {votes.odd[0]}": mine, f"rank {votes.reference}": other},
         "error" if is_error else "warning",
@@ -483,7 +285,7 @@ def _versions(ranks: RankComparison) -> _Difference | None:
 def _first_difference(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
     """The first parameter that differed between ranks; empty if there is none."""
     look = first_where(optimizer.shared, "parameters")
-    return [] if look is None else _tensors(ranks, optimizer, look, "parameters")[:1]
+    return [] if look is None else differing_tensors(ranks, optimizer, look, "parameters")[:1]
 
 
 def _both(votes: Votes) -> tuple[str, str]:
@@ -528,9 +330,9 @@ def not_sharded(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | 
         return Claim(
             0.96,
             f"All {whole} ranks were trained on the same batches: at all {len(votes)} steps that were compared, from "
-            f"step {looks[0].step:,} on, {_ranks(others)} had the {said} of rank {min(ranks.folders)}.",
+            f"step {looks[0].step:,} on, {name_ranks(others)} had the {said} of rank {min(ranks.folders)}.",
             looks[0].step,
-            (_ranks(others), "inputs" if kind == "inputs" else "targets"),
+            (name_ranks(others), "inputs" if kind == "inputs" else "targets"),
             {
                 "rank": others[0],
                 "ranks": others[:64],
