@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.diagnose.rank_comparison import RankComparison
+from surefoot.diagnose.rank_rules import rank_claims
 from surefoot.record.facts import Fingerprints, GroupSettings, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.rank_file import RankFile
 
@@ -96,4 +98,24 @@ def write_run(folder: Path, facts: dict[str, Any] | Any, exit_code: int | None =
     return folder
 
 
-__all__ = ["NAMES", "STEPS", "MadeRank", "RankLoader", "prints", "write_ranks", "write_run"]
+def claims(tmp_path, *ranks):
+    """The claims about these ranks by their code, without those that another one explains."""
+    comparison = RankComparison(write_ranks(tmp_path, *ranks))
+    found = rank_claims(comparison)
+    explained = {code for rule, _ in found for code in rule.explains}
+    return {rule.code: claim for rule, claim in found if rule.code not in explained}
+
+
+def pair(**second):
+    """Two ranks of DDP, the second with something of its own."""
+    return MadeRank(0), MadeRank(1, **second)
+
+
+def apart(since, rank, kinds=("parameters",)):
+    """Looks of a rank whose parameters differ from a step on, in the last tensor."""
+    steps = [step for step in (0, 1, 2, 3, 5, 8, 12) if step >= since]
+    base = {"parameters": 0, "gradients": 100, "moments": 200}
+    return {step: {kind: prints(base[kind] + step, base[kind] + step, 7000 + rank) for kind in kinds} for step in steps}
+
+
+__all__ = ["NAMES", "STEPS", "MadeRank", "RankLoader", "apart", "claims", "pair", "prints", "write_ranks", "write_run"]

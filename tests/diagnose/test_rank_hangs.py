@@ -9,7 +9,7 @@ import pytest
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.merged import RankDiagnosis, merge
-from surefoot.diagnose.rank_hangs import hang_claims
+from surefoot.diagnose.rank_hangs import HangRule, hang_claims
 from surefoot.record.heartbeat import Beat, BeatFile, ended, mark_end
 from surefoot.record.rank_peers import Hang, write_hang
 
@@ -94,8 +94,18 @@ def test_a_rank_that_ended_first_in_a_healthy_run_is_nothing(tmp_path):
 def test_a_rank_that_never_came_to_its_end_was_killed(tmp_path):
     killed = Beat(1, 2, step=38, where="train.py:9", process=77, host="node3")
     found = claim(tmp_path, {0: LEFT}, Beat(0, 2, **ENDED), killed)
-    assert (found.evidence["kind"], found.evidence["rank"], found.step) == ("gone", 1, 38)
+    assert (found.evidence["kind"], found.evidence["rank"], found.evidence["last_reported_step"]) == ("gone", 1, 38)
+    assert found.step == 40, "where the collective of the other rank failed: the report of this one is seconds old"
     assert "process 77 on node3" in found.summary
+    assert "failed after 40 steps; the last report of rank 1 is from step 38, in train.py:9" in found.summary
+
+
+def test_the_steps_of_a_run_are_those_that_the_hang_names_if_the_facts_are_older(tmp_path):
+    write_hang(tmp_path, HANG)
+    hang = claim(tmp_path, {}, Beat(0, 2, step=40), Beat(1, 2, step=40))
+    ranks = [RankDiagnosis(rank, Diagnosis("unknown", 1, ())) for rank in range(2)]
+    merged = merge(ranks, [(HangRule(), hang)], 2)
+    assert (merged.verdict, merged.steps) == ("broken", 40)
 
 
 def test_ranks_that_still_run_or_left_no_files_are_nothing(tmp_path):

@@ -4,29 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ranked import NAMES, MadeRank, RankLoader, prints, write_ranks
-from surefoot.diagnose.rank_comparison import RankComparison, Votes
-from surefoot.diagnose.rank_rules import rank_claims
+from ranked import NAMES, STEPS, MadeRank, RankLoader, apart, claims, pair, prints
+from surefoot.diagnose.rank_comparison import Votes
 from surefoot.record.facts import GroupSettings
-
-
-def claims(tmp_path, *ranks):
-    comparison = RankComparison(write_ranks(tmp_path, *ranks))
-    found = rank_claims(comparison)
-    explained = {code for rule, _ in found for code in rule.explains}
-    return {rule.code: claim for rule, claim in found if rule.code not in explained}
-
-
-def pair(**second):
-    return MadeRank(0), MadeRank(1, **second)
-
-
-def apart(since, rank, kinds=("parameters",)):
-    """Looks of a rank whose parameters differ from a step on, in the last tensor."""
-    steps = [step for step in (0, 1, 2, 3, 5, 8, 12) if step >= since]
-    base = {"parameters": 0, "gradients": 100, "moments": 200}
-    return {step: {kind: prints(base[kind] + step, base[kind] + step, 7000 + rank) for kind in kinds} for step in steps}
-
 
 # ---- votes ----------------------------------------------------------------------------------------------------------
 
@@ -132,30 +112,10 @@ def test_moments_that_each_rank_keeps_a_share_of_are_healthy(tmp_path):
     assert claims(tmp_path, *pair(looks={-1: {"moments": prints(0, 0, 5)}})) == {}
 
 
-# ---- gradients ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("parallel", "look", "words"),
-    [
-        ("ddp", {"wrapper_called": False, "synchronized": None}, "was called directly"),
-        ("ddp", {"synchronized": False}, "`no_sync()`"),
-        ("ddp", {}, "did not average"),
-        ("none", {}, "not wrapped in DistributedDataParallel"),
-    ],
-)
-def test_gradients_that_are_not_averaged_are_named_with_the_reason(tmp_path, parallel, look, words):
-    looks = apart(1, 1) | {0: {}}
-    looks = {step: each | look | {"gradients": prints(100 + step, 9, 9)} for step, each in looks.items()}
-    looks[0]["after"] = prints(4, 4, 4).total
-    looks[0]["next"] = looks[0]["after"]
-    found = claims(tmp_path, MadeRank(0, parallel=parallel), MadeRank(1, parallel=parallel, looks=looks))
-    (claim,) = found.values()
-    assert set(found) == {"dist.gradients-not-averaged"}
-    assert words in claim.summary
-    assert claim.severity == ("error" if parallel == "ddp" else "warning")
-    assert (claim.step, claim.evidence["rank"], claim.evidence["first_tensor"]) == (0, 1, "0.bias")
-    assert claim.where[:2] == ("rank 1", "0.bias")
+def test_ranks_that_take_different_numbers_of_steps_inside_of_join_are_healthy(tmp_path):
+    looks = apart(1, 1, ("parameters", "gradients"))
+    uneven = {step: {"uneven": True} | looks.get(step, {}) for step in STEPS}
+    assert claims(tmp_path, MadeRank(0, looks={-1: {"uneven": True}}), MadeRank(1, looks=uneven)) == {}
 
 
 # ---- replicas -------------------------------------------------------------------------------------------------------
@@ -256,6 +216,12 @@ def test_loss_scales_that_differ_are_named_and_explain_the_rest(tmp_path):
     assert set(found) == {"dist.scale-disagrees"}
     assert found["dist.scale-disagrees"].step == 3
     assert found["dist.scale-disagrees"].evidence["scales"] == {"rank 0": 1024.0, "rank 1": 512.0}
+    assert found["dist.scale-disagrees"].fixes == ()
+
+
+def test_loss_scales_that_differ_from_the_first_step_on_come_from_the_settings_of_the_scaler(tmp_path):
+    found = claims(tmp_path, MadeRank(0, looks={-1: {"scale": 256.0}}), MadeRank(1, looks={-1: {"scale": 1024.0}}))
+    assert "with the same settings on every rank" in found["dist.scale-disagrees"].fixes[0]
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------

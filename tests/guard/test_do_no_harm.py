@@ -63,14 +63,15 @@ def test_watching_everything_changes_nothing():
     assert bool((ratios > 0).all())
 
 
-def test_a_clip_limit_that_is_reached_gives_the_bits_of_clip_grad_norm():
+@pytest.mark.parametrize("optimizer", ["adamw", "fused adamw"])
+def test_a_clip_limit_that_is_reached_gives_the_bits_of_clip_grad_norm(optimizer):
     from torch.nn import functional as F
 
     import surefoot as sf
     from loops import batches, built
 
     def train(guard: bool) -> dict[str, torch.Tensor]:
-        net, opt = built("mlp", "adamw")
+        net, opt = built("mlp", optimizer)
         stabilizer = sf.TrainingStabilizer(net, opt, clip=sf.ClipByNorm(0.05)) if guard else None
         for x, y in batches(100):
             loss = F.cross_entropy(net(x), y)

@@ -142,6 +142,52 @@ def test_a_nan_of_one_rank_is_not_blamed_on_another(tmp_path):
     assert [each.cause for each in diagnosis.serious] == ["data.nonfinite-input"]
 
 
+CALM = "def spoil(step):\n    return False\n"
+
+
+@pytest.mark.parametrize(
+    "changed", ["nn.utils.clip_grad_norm_(model.parameters(), 0.01)", "model.module[0].weight.grad.mul_(3)"]
+)
+def test_a_rank_that_alone_changes_gradients_before_the_step_is_named(tmp_path, changed):
+    script = tmp_path / "train.py"
+    loop = LOOP.replace("    loss.backward()\n", f"    loss.backward()\n    if rank == 0:\n        {changed}\n")
+    script.write_text(PRELUDE + CALM + loop)
+    first = diagnose_folder(run_ranks(tmp_path, script)).findings[0]
+    assert (first.cause, first.evidence["rank"], first.step) == ("dist.gradients-not-averaged", 0, 0)
+    assert "changed on rank 0 only, between the backward and the step" in first.summary
+
+
+def test_a_last_window_that_steps_under_no_sync_is_found_although_no_record_falls_on_it(tmp_path):
+    assert not RANK_STEPS.due(8)
+    script = tmp_path / "train.py"
+    forward = "    loss = (model(x) - x[:, :1]).pow(2).mean()\n"
+    quiet = f"    with model.no_sync() if step == 8 else torch.enable_grad():\n    {forward}"
+    script.write_text(PRELUDE + CALM + LOOP.replace(forward, quiet))
+    first = diagnose_folder(run_ranks(tmp_path, script)).findings[0]
+    assert (first.cause, first.evidence["rank"], first.step) == ("dist.gradients-not-averaged", 1, 10)
+    assert "1 step in between followed a forward under `no_sync()`" in first.summary
+
+
+def test_a_model_that_all_ranks_clip_has_no_odd_rank(tmp_path):
+    script = tmp_path / "train.py"
+    clip = "    loss.backward()\n    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"
+    script.write_text(PRELUDE + CALM + LOOP.replace("    loss.backward()\n", clip))
+    run = run_ranks(tmp_path, script)
+    assert diagnose_folder(run).serious == ()
+    looks = [entry for entry in read_rank(run / "rank1") if isinstance(entry, ReplicaLook)]
+    assert {look.gradients_changed for look in looks} == {True}
+
+
+def test_ranks_with_different_numbers_of_batches_inside_of_join_are_healthy(tmp_path):
+    script = tmp_path / "train.py"
+    epochs = LOOP.replace("for step in range(60):", "for step in range(30 - 7 * rank):")
+    body, end = textwrap.indent(epochs, " " * 8).rsplit("        dist.destroy", 1)
+    script.write_text(f"{PRELUDE}{CALM}for epoch in range(3):\n    with model.join():\n{body}dist.destroy{end}")
+    run = run_ranks(tmp_path, script)
+    assert diagnose_folder(run).findings == ()
+    assert all(entry.uneven for entry in read_rank(run / "rank0") if isinstance(entry, ReplicaLook))
+
+
 def test_a_run_of_one_process_writes_no_file_of_a_rank(watch):
     run = watch("import torch\nw = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(w.parameters(), lr=0.1)\n"
                 "for _ in range(3):\n    w(torch.randn(4, 2)).sum().backward()\n    opt.step()\n")  # fmt: skip

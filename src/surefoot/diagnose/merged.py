@@ -82,7 +82,8 @@ def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> 
     findings = tuple(sorted(every, key=lambda each: (each.severity == "info", each.severity != "error")))
     worst = {finding.severity for finding in findings}
     verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
-    steps = max((each.diagnosis.steps for each in ranks), default=0)
+    # The facts of a rank that was killed may be older than its last report of where it is.
+    steps = max([0, *(each.diagnosis.steps for each in ranks), *(claim.step or 0 for _, claim in claims)])
     merged = Diagnosis(verdict, steps, findings)
     if merged.serious:
         return merged

@@ -57,6 +57,10 @@ class Votes:
         """Whether several ranks have the same value, and none has another."""
         return len(self._counts) == 1 and self.count > 1
 
+    def ranks_with(self, value: Hashable) -> list[int]:
+        """The ranks that have a value, in order."""
+        return sorted(self._ranks.get(value, []))
+
     @property
     def usual(self) -> Hashable:
         """The value of most ranks; if there are several, that of the lowest rank."""
@@ -96,6 +100,8 @@ class ComparedLook:
     skips: Votes = field(default_factory=Votes)
     inputs: Votes = field(default_factory=Votes)
     targets: Votes = field(default_factory=Votes)
+    changed: Votes = field(default_factory=Votes)
+    """Whether averaged gradients were changed between the backward and the step."""
     moved: list[int] = field(default_factory=list)
     """Ranks whose parameters changed between this step and the next one."""
     without_gradients: int = 0
@@ -104,6 +110,8 @@ class ComparedLook:
     """The number of ranks on which the forward of DDP has never run."""
     not_synchronized: int = 0
     """The number of ranks on which the last forward of DDP did not request averaged gradients."""
+    unsynchronized_steps: int = 0
+    """The number of steps so far whose gradients DDP was not asked to average: the maximum over ranks."""
     communicated: int = 0
     """The number of values that a script has sent through its own collectives: the maximum over ranks."""
 
@@ -121,6 +129,7 @@ class ComparedLook:
             (self.scale, look.scale),
             (self.inputs, look.inputs),
             (self.targets, look.targets),
+            (self.changed, look.gradients_changed),
         ):
             if value is not None:
                 votes.add(value, rank)
@@ -130,6 +139,7 @@ class ComparedLook:
         self.not_called += look.wrapper_called is False
         self.not_synchronized += look.synchronized is False
         self.communicated = max(self.communicated, look.communicated)
+        self.unsynchronized_steps = max(self.unsynchronized_steps, look.unsynchronized_steps)
 
 
 @dataclass
@@ -188,7 +198,7 @@ class RankComparison:
                 self._take_setup(rank, entry)
             elif isinstance(entry, RankOptimizer):
                 mine[entry.number] = self._take_optimizer(rank, entry)
-            elif entry.optimizer in mine:
+            elif entry.optimizer in mine and not entry.uneven:  # inside `join()`, equal numbers are not equal steps
                 looks = mine[entry.optimizer].looks
                 looks.setdefault(entry.step, ComparedLook(entry.step)).add(entry, rank)
 
@@ -211,11 +221,19 @@ class RankComparison:
 
     def first_tensors(self, optimizer: int, step: int, kind: FingerprintKind, one: int, other: int) -> list[str]:
         """The names of the parameters that differ between two ranks, in their order."""
+        return [name for name, here, there in self._pairs(optimizer, step, kind, one, other) if here != there]
+
+    def equal_tensors(self, optimizer: int, step: int, kind: FingerprintKind, one: int, other: int) -> list[str]:
+        """The names of the parameters that are equal on two ranks, and not all zeros."""
+        pairs = self._pairs(optimizer, step, kind, one, other)
+        return [name for name, here, there in pairs if here == there and any(here)]
+
+    def _pairs(
+        self, optimizer: int, step: int, kind: FingerprintKind, one: int, other: int
+    ) -> list[tuple[str, bytes, bytes]]:
+        """Each parameter with its fingerprints on two ranks."""
         mine, theirs = (self._each(rank, optimizer, step, kind) for rank in (one, other))
-        if mine is None or theirs is None:
-            return []
-        pairs = zip(mine[0], mine[1], theirs[1], strict=False)
-        return [name for name, here, there in pairs if here != there]
+        return [] if mine is None or theirs is None else list(zip(mine[0], mine[1], theirs[1], strict=False))
 
     def _each(
         self, rank: int, optimizer: int, step: int, kind: FingerprintKind

@@ -147,14 +147,23 @@ def _of_killed(beats: Mapping[int, Beat], ranks: Mapping[int, Diagnosis]) -> Cla
     gone = [rank for rank, beat in beats.items() if beat.movement not in ("ended", "unwatched")]
     if not left or not gone or set(gone) & set(left) or len(gone) + len(left) < len(beats):
         return None
-    beat = beats[gone[0]]
+    beat, other = beats[gone[0]], beats.get(left[0])
+    step = beat.step if other is None else max(beat.step, other.step)
     return Claim(
         0.9,
-        f"Rank {beat.rank} did not come to an end: its process {beat.process} on {beat.host} was killed after "
-        f"{beat.step:,} steps or more, last seen in {beat.place}. Collectives of the others failed.",
-        beat.step,
+        f"Rank {beat.rank} did not come to an end: its process {beat.process} on {beat.host} was killed. A collective "
+        f"of rank {left[0]} failed after {step:,} steps; the last report of rank {beat.rank} is from step "
+        f"{beat.step:,}, in {beat.place}.",
+        step,
         _where(beat.rank, beat.where),
-        {"rank": beat.rank, "ranks": gone[:64], "kind": "gone", "step": beat.step, "waiting_ranks": len(left)},
+        {
+            "rank": beat.rank,
+            "ranks": gone[:64],
+            "kind": "gone",
+            "step": step,
+            "last_reported_step": beat.step,
+            "waiting_ranks": len(left),
+        },
         fixes=(
             f"Find out who killed the process of rank {beat.rank}: the kernel's log names processes that took too much "
             "memory.",

@@ -6,8 +6,8 @@ Facts that separate a fault from healthy differences:
   must be equal after averaging, and so must the parameters. Both are equal to the last bit.
 - Ranks that train separate models on purpose are not reported: the members of an ensemble have other parameters from
   the first step on, and those of a sweep other settings, or the same data.
-- A script that averages parameters at intervals (local SGD) has different gradients, and exchanges as many numbers as
-  the model has. It is not reported, and neither are communication hooks that need not make gradients equal.
+- Gradients that differ have a module of their own: `rank_gradients`.
+- Inside of DDP's `join()`, ranks take different numbers of steps, which are not compared.
 - Shards of FSDP and DTensor are not compared at all (`watch.replica_looks`).
 """
 
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.rank_comparison import ComparedLook, first_where
+from surefoot.diagnose.rank_gradients import gradients_not_averaged
+from surefoot.diagnose.rank_words import capital, differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
 from surefoot.diagnose.rule import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from surefoot.diagnose.rank_comparison import ComparedOptimizer, FingerprintKind, RankComparison, Votes
 
@@ -54,135 +56,15 @@ def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
 # ---- what the ranks have in common ----------------------------------------------------------------------------------
 
 
-def _with_gradients(optimizer: ComparedOptimizer) -> list[ComparedLook]:
-    """Records at which the ranks step with the gradients of the same backward, and none has only zeros."""
-    return [look for look in optimizer.shared if not look.without_gradients and not look.backwards.differ]
-
-
 def _averages(optimizer: ComparedOptimizer) -> bool:
     """Whether the ranks step with the same gradients, by DDP or by the script itself."""
-    looks = _with_gradients(optimizer)
+    looks = with_gradients(optimizer)
     return bool(looks) and 2 * sum(look.gradients.agree for look in looks) >= len(looks)
 
 
 def _together(optimizer: ComparedOptimizer) -> bool:
     """Whether the ranks train one model: DDP averages their gradients, or the script does."""
     return optimizer.wrapped or _averages(optimizer)
-
-
-def _means_together(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook) -> bool:
-    """Whether ranks without a common wrapper were meant to train one model, judged by what they have in common.
-
-    They begin with the same parameters and settings, are connected, and share the data. The members of a sweep begin
-    equal too, but use the same data or have other settings, and need no connection.
-    """
-    alike = look.parameters.agree and not look.lr.differ and not optimizer.type.differ and not optimizer.settings.differ
-    return alike and ranks.setups["initialized"].usual is True and look.inputs.differ
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 1`, `ranks 1, 3 and 5`, `ranks 1, 2, 3 and 12 more`."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    shown = [str(number) for number in numbers]
-    if len(shown) > 4:
-        return f"ranks {', '.join(shown[:3])} and {len(shown) - 3} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _odd(votes: Votes) -> dict[str, object]:
-    """Evidence: the ranks that differ from most, and the one that they are compared with."""
-    return {"rank": votes.odd[0], "ranks": votes.odd, "compared_with_rank": votes.reference}
-
-
-def _tensors(
-    ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLook, kind: FingerprintKind
-) -> list[str]:
-    """The names of the parameters in which the first odd rank differs."""
-    votes: Votes = getattr(look, kind)
-    return ranks.first_tensors(optimizer.number, look.step, kind, votes.odd[0], votes.reference)
-
-
-def _first_of(names: Sequence[str], optimizer: ComparedOptimizer) -> str:
-    """`` `fc.weight` and 3 more of 8 parameters ``."""
-    if not names:
-        return "the parameters"
-    of = f"of {len(optimizer.facts.names)} parameters"
-    return f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` and {len(names) - 1} more {of}"
-
-
-# ---- gradients ------------------------------------------------------------------------------------------------------
-
-
-def gradients_not_averaged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
-    """Ranks step with different gradients, and their parameters diverge."""
-    looks = optimizer.shared
-    first = first_where(_with_gradients(optimizer), "gradients")
-    if first is None or optimizer.facts.has_own_hook:
-        return None
-    if not optimizer.wrapped and not _means_together(ranks, optimizer, first):
-        return None
-    later = [look for look in looks if look.step > first.step]
-    apart = [look for look in later if look.parameters.differ]
-    if not (apart or first.after.differ) or (later and not later[-1].parameters.differ):
-        return None  # the parameters are made equal again in any case
-    if looks[-1].communicated >= optimizer.facts.elements:
-        return None  # the script exchanges as much as the model has: local SGD, or its own averaging
-    names = _tensors(ranks, optimizer, first, "gradients")
-    differing = sum(look.gradients.differ for look in looks)
-    why, fix = _why_not_averaged(optimizer, first)
-    summary = (
-        f"{_capital(_ranks(first.gradients.odd))} stepped at step {first.step:,} with other gradients than rank "
-        f"{first.gradients.reference} in {_first_of(names, optimizer)}: {why}."
-    )
-    return Claim(
-        0.97,
-        summary,
-        first.step,
-        (_ranks(first.gradients.odd), *names[:1], optimizer.facts.site),
-        _odd(first.gradients)
-        | {
-            "first_step": first.step,
-            "first_tensor": names[0] if names else None,
-            "tensors_that_differ": len(names),
-            "tensors": len(optimizer.facts.names),
-            "looks_with_different_gradients": differing,
-            "looks": len(looks),
-            "wrapped_in_ddp": optimizer.wrapped,
-            "forward_of_ddp_ran": None if not optimizer.wrapped else not first.not_called,
-            "numbers_exchanged_by_the_script": looks[-1].communicated,
-        },
-        "error" if optimizer.wrapped else "warning",
-        fixes=(fix,),
-    )
-
-
-def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple[str, str]:
-    """The reason, as far as the wrapper shows it, and what to change."""
-    if not optimizer.wrapped:
-        return (
-            "nothing averages them, since the model is not wrapped in DistributedDataParallel",
-            "Wrap the model before the loop: `model = DistributedDataParallel(model)`.",
-        )
-    if look.not_called:
-        return (
-            "the forward of DistributedDataParallel has never run, so the model inside was called directly",
-            "Call the wrapped model: `model(x)`, not `model.module(x)`.",
-        )
-    if look.not_synchronized:
-        return (
-            "the last forward before the step ran under `no_sync()`, so its backward averaged nothing",
-            "Leave `no_sync()` for the last microbatch before `optimizer.step()`.",
-        )
-    return (
-        "DistributedDataParallel ran, but did not average the gradients that the optimizer used",
-        "Call `backward` on what the wrapped model returned, and keep its parameters: DDP averages only the "
-        "gradients of the parameters that it was given.",
-    )
 
 
 # ---- replicas -------------------------------------------------------------------------------------------------------
@@ -197,11 +79,11 @@ def replicas_diverged(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cl
     moments = first_where([look for look in looks if look.step < first.step], "moments")
     before = next((look for look in reversed(looks) if look.step < first.step and look.parameters.agree), None)
     if moments is not None and not moments.lr.differ:
-        return _diverged(ranks, optimizer, moments, "moments", before, _in_moments(moments))
+        return _diverged(ranks, optimizer, moments, "moments", before, *_in_moments(moments))
     moved = before.moved if before is not None else []
     if before is not None and moved and len(moved) < before.parameters.count:
         return _moved(ranks, optimizer, first, before)
-    return _diverged(ranks, optimizer, first, "parameters", before, _since(first, before))
+    return _diverged(ranks, optimizer, first, "parameters", before, *_since(first, before))
 
 
 def _diverged(
@@ -211,16 +93,17 @@ def _diverged(
     kind: FingerprintKind,
     before: ComparedLook | None,
     why: str,
+    fix: str,
 ) -> Claim:
     votes: Votes = getattr(look, kind)
-    names = _tensors(ranks, optimizer, look, kind)
+    names = differing_tensors(ranks, optimizer, look, kind)
     return Claim(
         0.95,
-        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} hold different {kind} of "
-        f"{_first_of(names, optimizer)} {why}.",
+        f"{capital(name_ranks(votes.odd))} and rank {votes.reference} hold different {kind} of "
+        f"{first_of(names, optimizer)} {why}.",
         look.step,
-        (_ranks(votes.odd), *names[:1]),
-        _odd(votes)
+        (name_ranks(votes.odd), *names[:1]),
+        odd_ranks(votes)
         | {
             "first_step": look.step,
             "last_equal_step": before.step if before is not None and before.step < look.step else None,
@@ -231,31 +114,46 @@ def _diverged(
             "backwards": look.backwards.by_rank() if look.backwards.differ else None,
             "changed_without_a_step": False,
         },
+        fixes=(fix,),
     )
 
 
-def _in_moments(look: ComparedLook) -> str:
+def _in_moments(look: ComparedLook) -> tuple[str, str]:
     return (
         f"at step {look.step:,}, although the parameters are still equal: the optimizer's state was changed or loaded "
-        "on some ranks only"
+        "on some ranks only",
+        "Load or change the optimizer's state on every rank: remove the condition on the rank around "
+        "`optimizer.load_state_dict`.",
     )
 
 
-def _since(look: ComparedLook, before: ComparedLook | None) -> str:
+def _since(look: ComparedLook, before: ComparedLook | None) -> tuple[str, str]:
+    """Since when ranks hold different parameters and why, as far as is known, and what to change."""
     if before is None:
-        return f"from the first step that was looked at ({look.step:,}): they were never made equal"
+        return (
+            f"from the first step that was looked at ({look.step:,}): they were never made equal",
+            "Load or change the parameters before `DistributedDataParallel(model)` is made, which broadcasts those of "
+            "rank 0, or do it on every rank.",
+        )
     if look.backwards.differ and not before.backwards.differ:
         counts = look.backwards.by_rank()
         said = ", ".join(f"{rank} after {count:,} backwards" for rank, count in counts.items())
-        return f"at step {look.step:,}: they do not take the same steps ({said})"
+        return (
+            f"at step {look.step:,}: they do not take the same steps ({said})",
+            "Let every rank take the same steps: all-reduce the decision to skip one.",
+        )
     if before.after.differ and before.gradients.agree and before.moments.agree and not before.lr.differ:
         return (
             f"after step {before.step:,}, which gave different results for equal parameters, gradients and moments: "
-            "look for a difference between the machines, or a change inside the step"
+            "look for a difference between the machines, or a change inside the step",
+            "Look for code that changes the parameters inside of the optimizer's step or in a hook of it; without any, "
+            "compare the machines.",
         )
     return (
         f"at step {look.step:,}; they were equal before step {before.step:,}, and their gradients are equal: something "
-        "other than the averaged gradients changed them"
+        "other than the averaged gradients changed them",
+        f"Look for code that changes parameters between steps {before.step:,} and {look.step:,} (new random values, "
+        "averages, a loaded state), and broadcast the result from rank 0.",
     )
 
 
@@ -266,10 +164,10 @@ def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLo
     names = ranks.first_tensors(optimizer.number, look.step, "parameters", odd[0], reference)
     return Claim(
         0.98,
-        f"The parameters of {_ranks(odd)} changed between step {before.step:,} and step {before.step + 1:,} without a "
-        f"step of the optimizer; first in {_first_of(names, optimizer)}. Those of rank {reference} did not.",
+        f"The parameters of {name_ranks(odd)} changed between step {before.step:,} and step {before.step + 1:,} "
+        f"without a step of the optimizer; first in {first_of(names, optimizer)}. Those of rank {reference} did not.",
         before.step + 1,
-        (_ranks(odd), *names[:1]),
+        (name_ranks(odd), *names[:1]),
         {
             "rank": odd[0],
             "ranks": odd,
@@ -282,13 +180,16 @@ def _moved(ranks: RankComparison, optimizer: ComparedOptimizer, look: ComparedLo
             "changed_without_a_step": True,
         },
         fixes=(
-            f"Look for code that writes parameters after `optimizer.step()` on {_ranks(odd)} only; if there is none, "
-            "the memory of its device is suspect.",
+            f"Look for code that writes parameters after `optimizer.step()` on {name_ranks(odd)} only; if there is "
+            "none, the memory of its device is suspect.",
         ),
     )
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
+
+
+_SAME_SCALER = "Create the gradient scaler with the same settings on every rank: the first scales already differ."
 
 
 def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
@@ -311,14 +212,15 @@ def scale_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Clai
             0.97,
             f"{said}: averaged gradients have no common scale, and a step may be taken on some ranks only.",
             look.step,
-            (_ranks(votes.odd), *first),
-            _odd(votes)
+            (name_ranks(votes.odd), *first),
+            odd_ranks(votes)
             | {
                 "first_step": look.step,
                 "first_tensor": first[0] if first else None,
                 "scales": look.scale.by_rank() if look.scale.count else None,
                 "skipped_steps": look.skips.by_rank(),
             },
+            fixes=(_SAME_SCALER,) if look is optimizer.shared[0] else (),
         )
     return None
 
@@ -336,11 +238,11 @@ def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
     first = _first_difference(ranks, optimizer)
     return Claim(
         0.97,
-        f"{_capital(_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
+        f"{capital(name_ranks(votes.odd))} and rank {votes.reference} differ in {what} at step {step:,}: {mine} and "
         f"{other}. They train one model.",
         step,
-        (_ranks(votes.odd), *first, optimizer.facts.site),
-        _odd(votes)
+        (name_ranks(votes.odd), *first, optimizer.facts.site),
+        odd_ranks(votes)
         | {"what": what, "first_step": step, "first_tensor": first[0] if first else None}
         | {f"rank {votes.odd[0]}": mine, f"rank {votes.reference}": other},
         "error" if is_error else "warning",
@@ -383,7 +285,7 @@ def _versions(ranks: RankComparison) -> _Difference | None:
 def _first_difference(ranks: RankComparison, optimizer: ComparedOptimizer) -> list[str]:
     """The first parameter that differed between ranks; empty if there is none."""
     look = first_where(optimizer.shared, "parameters")
-    return [] if look is None else _tensors(ranks, optimizer, look, "parameters")[:1]
+    return [] if look is None else differing_tensors(ranks, optimizer, look, "parameters")[:1]
 
 
 def _both(votes: Votes) -> tuple[str, str]:
@@ -428,9 +330,9 @@ def not_sharded(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | 
         return Claim(
             0.96,
             f"All {whole} ranks were trained on the same batches: at all {len(votes)} steps that were compared, from "
-            f"step {looks[0].step:,} on, {_ranks(others)} had the {said} of rank {min(ranks.folders)}.",
+            f"step {looks[0].step:,} on, {name_ranks(others)} had the {said} of rank {min(ranks.folders)}.",
             looks[0].step,
-            (_ranks(others), "inputs" if kind == "inputs" else "targets"),
+            (name_ranks(others), "inputs" if kind == "inputs" else "targets"),
             {
                 "rank": others[0],
                 "ranks": others[:64],

@@ -213,7 +213,9 @@ class StepPreparer:
             scale_gradients(views, torch.where(torch.as_tensor(skip), 1.0, 1 / divide))
             divide = None
         if self.folds and not (self._on_device and lacks_momentum(optimizer)):
-            if factor is not None and factor.ndim:
+            # The kernel would divide by 1 / factor, which rounds differently from `clip_grad_norm_`.
+            exactly = not self._on_device and divide is None and outer.scale is None
+            if factor is not None and (factor.ndim or exactly):
                 scale_gradients(views, factor)
                 factor = None
             elif factor is not None and self._on_device:

@@ -22,6 +22,7 @@ from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.measuring_budget import SPIKES_FOLLOWED
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
+from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.retained_graphs import RetainedGraphCounter
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_recording import BackwardPlace, StepRecording
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext
     from surefoot.watch.incidents import IncidentWriter
     from surefoot.watch.parameter_registry import ParameterRegistry
+    from surefoot.watch.replica_looks import ReplicaLooks
     from surefoot.watch.step_sampler import StepSampler
 
 
@@ -49,9 +51,10 @@ class BackwardObserver:
         sampler: StepSampler,
         incidents: IncidentWriter | None,
         compiled_inputs: CompiledInputs,
+        ranks: ReplicaLooks,
     ) -> None:
         self._context, self._sampler, self._incidents = context, sampler, incidents
-        self._compiled_inputs = compiled_inputs
+        self._compiled_inputs, self._ranks = compiled_inputs, ranks
         self._state, self._safely = context.state, context.probes.safely
         self.series = StepRows()
         """One row per backward, until the first step of an optimizer."""
@@ -174,6 +177,7 @@ class BackwardObserver:
             is_repeated, in_closure = state.is_repeated_evaluation(), state.backwards_at_closure is not None
             self._safely("incidents", self._incidents.after_backward, is_repeated, in_closure)
         self._sampler.after_backward()
+        self._safely(RANKS, self._ranks.after_backward)
         if not self._context.optimizers.all:
             self._after_manual_backward(gradients)
 

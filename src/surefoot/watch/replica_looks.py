@@ -16,6 +16,7 @@ import hashlib
 import platform
 import sys
 import weakref
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ WHY_COLLECTIVES = "with several ranks: how much data the script itself exchanges
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
 _GROUPS = 8
 _MOST_FILES = 200
+_VERSIONS = 4
+"""The number of gradients of a model whose versions are compared: code that clips changes all of them."""
 _AVERAGING_HOOKS = ("allreduce", "compress", "powersgd", "quantization", "noop_pg")
 """Communication hooks of torch whose name contains one of these leave equal gradients on all ranks."""
 
@@ -141,6 +144,14 @@ class ReplicaLooks:
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[DistributedDataParallel, _Forwards] = weakref.WeakKeyDictionary()
         self._communicated = 0
+        self._wrapper_of_optimizer: dict[int, weakref.ref[DistributedDataParallel]] = {}
+        """The model of each optimizer by its number, as of the last record."""
+        self._unsynchronized: Counter[int] = Counter()
+        """The number of steps whose last forward did not request averaged gradients, by optimizer."""
+        self._next_is_due: dict[int, bool] = {}
+        """Whether the next step of an optimizer is recorded, by its number."""
+        self._versions: dict[int, int] = {}
+        """The version counters of some averaged gradients after the last backward, by the `id` of the parameter."""
         self._open: dict[int, _OpenLook] = {}
         self._described: dict[int, RankOptimizer] = {}
         self._arriving: ArrivalQueue[ReplicaLook] = ArrivalQueue(self._notes.write_look)
@@ -169,12 +180,21 @@ class ReplicaLooks:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
+    def after_backward(self) -> None:
+        """A backward has finished: note the versions of a few gradients, if the next step is recorded."""
+        if not self._is_on or (self._next_is_due and not any(self._next_is_due.values())):
+            return
+        with WithoutHooks():
+            few = [each for wrapper in self._wrappers for each in _averaged(wrapper)[:_VERSIONS]]
+            self._versions = {id(each): each.grad._version for each in few if each.grad is not None}
+
     def before_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; its gradients are complete."""
         if not self._is_on:
             return
         step, open_look = record.series.count, self._open.pop(record.number, None)
-        is_due = RANK_STEPS.due(step)
+        is_due, self._next_is_due[record.number] = RANK_STEPS.due(step), RANK_STEPS.due(step + 1)
+        self._count_unsynchronized(record.number)
         if not is_due and open_look is None:
             return
         with WithoutHooks():
@@ -184,6 +204,12 @@ class ReplicaLooks:
                 self._complete(open_look, later(_total, parameters))
             if is_due and held:
                 self._look(record, optimizer, step, held, parameters)
+
+    def _count_unsynchronized(self, number: int) -> None:
+        known = self._wrapper_of_optimizer.get(number)
+        wrapper = None if known is None else known()
+        forwards = None if wrapper is None else self._forwards.get(wrapper)
+        self._unsynchronized[number] += forwards is not None and not forwards.synchronized
 
     def after_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -216,6 +242,8 @@ class ReplicaLooks:
         before = deferred_so_far()
         state, wrapper = self._context.state, self._wrapper_of(held)
         forwards = self._forwards.get(wrapper) if wrapper is not None else None
+        if wrapper is not None:
+            self._wrapper_of_optimizer[record.number] = weakref.ref(wrapper)
         gradients = _taken([parameter.grad for parameter in held], parameters.device)
         facts = ReplicaLook(
             step=step,
@@ -231,8 +259,16 @@ class ReplicaLooks:
             wrapper_called=None if wrapper is None else forwards is not None,
             synchronized=None if forwards is None else forwards.synchronized,
             communicated=self._communicated,
+            unsynchronized_steps=self._unsynchronized[record.number],
+            gradients_changed=self._were_changed(held),
+            uneven=wrapper is not None and wrapper._join_config.enable,
         )
         self._open[record.number] = _OpenLook(facts, before)
+
+    def _were_changed(self, held: list[Tensor]) -> bool | None:
+        """Whether gradients were changed since the last backward, as far as their versions were noted."""
+        known = [(self._versions[id(each)], each.grad) for each in held if id(each) in self._versions]
+        return any(now is None or now._version != before for before, now in known) if known else None
 
     def _scale(self) -> float | None:
         """The loss scale of this step, which may be on a device."""

@@ -22,7 +22,6 @@ from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
-from surefoot.watch.replica_looks import ReplicaLooks
 from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import real
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from surefoot.watch.collected_facts import FactsSaver
     from surefoot.watch.context import WatchContext
     from surefoot.watch.incidents import IncidentWriter
+    from surefoot.watch.replica_looks import ReplicaLooks
     from surefoot.watch.step_rows import SeriesRow
     from surefoot.watch.step_sampler import StepSampler
 
@@ -53,15 +53,15 @@ class StepObserver:
         incidents: IncidentWriter | None,
         backward: BackwardObserver,
         saver: FactsSaver,
+        ranks: ReplicaLooks,
     ) -> None:
         self._context, self._sampler, self._incidents = context, sampler, incidents
-        self._backward, self._saver = backward, saver
+        self._backward, self._saver, self._ranks = backward, saver, ranks
         self._state, self._safely, self._registry = context.state, context.probes.safely, context.registry
         self._backwards_at_zero = -1
         self._zero_site = ""
         self._nonfinite = NonFiniteGradients(context)
         self._unmeasured = UnmeasuredSteps(context, self._nonfinite)
-        self.ranks = ReplicaLooks(context)
         self.guard = OptimizerGuard(context, self._found_nonfinite, self._step_arrived, self._await_numbers)
 
     # ---- optimizers
@@ -117,7 +117,7 @@ class StepObserver:
             record.zero_site = self._zero_site
         record.row = {}
         if not has_closure:
-            self._safely(RANKS, self.ranks.before_step, record, optimizer)
+            self._safely(RANKS, self._ranks.before_step, record, optimizer)
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
     def _give_to_guard(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
@@ -159,7 +159,7 @@ class StepObserver:
         state = self._state
         record = self.record_of(optimizer)
         state.backwards_at_closure = None
-        self._safely(RANKS, self.ranks.after_step, record, optimizer)
+        self._safely(RANKS, self._ranks.after_step, record, optimizer)
         row, record.row = record.row, {}
         evaluations = state.backwards - record.backwards_at_start
         self._sampler.leave_step(record, evaluations)

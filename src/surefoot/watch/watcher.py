@@ -19,6 +19,7 @@ from surefoot.watch.incidents import IncidentWriter
 from surefoot.watch.indexed_calls import IndexedCalls
 from surefoot.watch.loss_scale import LossScale
 from surefoot.watch.replica_looks import PROBE as RANKS
+from surefoot.watch.replica_looks import ReplicaLooks
 from surefoot.watch.step_observer import StepObserver
 from surefoot.watch.step_sampler import StepSampler
 
@@ -40,9 +41,10 @@ class Watcher:
         self.sampler = StepSampler(context)
         self.incidents = IncidentWriter(context) if context.options.folder is not None else None
         self.compiled_inputs = CompiledInputs(context)
-        self.backward = BackwardObserver(context, self.sampler, self.incidents, self.compiled_inputs)
+        self.ranks = ReplicaLooks(context)
+        self.backward = BackwardObserver(context, self.sampler, self.incidents, self.compiled_inputs, self.ranks)
         self.saver = FactsSaver(context, self.as_facts)
-        self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver)
+        self.steps = StepObserver(context, self.sampler, self.incidents, self.backward, self.saver, self.ranks)
         self.evaluations = Evaluations(context)
         self.evaluation_losses = EvaluationLosses(context.state, self.evaluations)
         self.loss_scale = LossScale(context)
@@ -70,7 +72,7 @@ class Watcher:
         self.probes.safely("backward", self.backward.settle)
         self.sampler.settle(wait=True)
         if at_end:
-            self.probes.safely(RANKS, self.steps.ranks.settle)
+            self.probes.safely(RANKS, self.ranks.settle)
         self.probes.safely("series", self.steps.guard.settle)
         self.probes.safely("scaler", self.loss_scale.read)
         for record in self.optimizers.all:

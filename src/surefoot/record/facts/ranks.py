@@ -122,5 +122,11 @@ class ReplicaLook(Facts):
     """Whether the forward of DDP has ever run; `None` without DDP."""
     synchronized: bool | None = None
     """Whether the last forward of DDP asked for gradients to be averaged; `None` without DDP."""
+    unsynchronized_steps: int = 0
+    """How many steps so far, up to this one, followed a forward of DDP that did not ask for averaged gradients."""
+    gradients_changed: bool | None = None
+    """Whether averaged gradients were changed in place between the backward and the step; `None` if not known."""
+    uneven: bool = False
+    """Whether ranks may take different numbers of steps, inside of DDP's `join()`."""
     communicated: int = 0
     """How many numbers the script itself has sent through collectives so far."""

@@ -61,7 +61,7 @@ def install(watcher: Watcher, later: tuple[str, ...] = ()) -> Hooks:
     wrap_compiling(watcher, wrapping)
     wrap_policies(watcher, wrapping)
     watcher.steps.guard.install(wrapping)
-    watcher.steps.ranks.install(wrapping)
+    watcher.ranks.install(wrapping)
     for name in (*_LATER, *later):
         import_module(name)
     watcher.probes.originals.bind()
