@@ -477,6 +477,10 @@ def test_similarities_without_a_temperature_cannot_reach_a_low_loss() -> None:
     assert losses.bounded_output(new) is None, "scores that never come close to 1 have only not grown yet"
     wrong = run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.02)])
     assert losses.bounded_output(wrong) is None, "predictions that are wrong have another reason"
+    assert claim.severity == "error"
+    done = losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.97)]))
+    assert done is not None
+    assert done.severity == "info", "the bounds did no harm"
 
 
 def test_raw_scores_in_a_ctc_loss_are_named(watch: Nursery) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.diagnose.curves import present
@@ -305,6 +305,7 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             step=seen[0].step,
             where=(site, _source(seen[0])),
             evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
+            severity="info" if op not in _LIMITED and _are_right(seen) else "error",
             fixes=(
                 f"Remove the {op} at {_source(seen[0])}."
                 if op in _LIMITED
@@ -312,6 +313,12 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             ),
         )
     return _tiny_scores(run)
+
+
+def _are_right(losses: list[LossCall]) -> bool:
+    """Whether nearly every prediction of the last third of the sampled calls is right: the bounds did no harm."""
+    late = losses[-max(3, len(losses) // 3) :]
+    return mean(loss.accuracy or 0.0 for loss in late) > 0.9
 
 
 def _tiny_scores(run: RecordedRun) -> Claim | None:
