@@ -84,7 +84,7 @@ class LossCalls:
         self._keep_target(entry.index, target.detach())
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             facts = _with_classes(facts, given, target, kwargs)
-            aligned = alignments(self._history.recorder, target, facts.ignore_index or 0)
+            aligned = alignments(self._history.recorder, target, facts.ignore_index or 0, given)
             facts = replace(facts, tokens=aligned)
         elif entry.name in BINARY_LOSSES and given.numel():
             facts = _with_binary(facts, given, target, kwargs)
