@@ -300,6 +300,29 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
     )
 
 
+_MOST_DROPPED = 0.75
+"""A dropout above this is rarely meant: some frameworks count the share that is kept."""
+
+
+def drops_nearly_everything(run: RecordedRun) -> Claim | None:
+    """A dropout that leaves a small part of its input, in a run whose loss hardly falls."""
+    strong = [call for call in run.sampled.calls.dropouts if _MOST_DROPPED < call.p <= 1.0]
+    if run.adversarial or run.curve.blind or run.curve.learned or run.steps < 30 or run.nonfinite.seen:
+        return None
+    if len({call.step for call in strong}) < 3:
+        return None
+    call = max(strong, key=lambda call: call.p)
+    return Claim(
+        0.8,
+        f"`{call.op}` in `{call.module}` at {call.site} sets {call.p:.0%} of its input to 0 in training, and the loss "
+        f"went from {run.curve.start:.4g} to {run.curve.end:.4g} in {run.curve.count:,} steps.",
+        step=call.step,
+        where=(call.site, call.module),
+        evidence={"p": call.p, "first": run.curve.start, "last": run.curve.end},
+        fixes=(f"Set `p` of this dropout to {max(0.1, min(0.5, 1 - call.p)):.1g}: it is the share that is dropped.",),
+    )
+
+
 def _passes(run: RecordedRun, lives: int) -> float | None:
     """How often each model was trained on each row, rounded; `None` if not every row is known."""
     held = list(run.facts.step_data.rows.values())
@@ -362,6 +385,8 @@ def _too_short(run: RecordedRun) -> str:
 RULES: tuple[Rule, ...] = (
     Rule("optim.not-learning", "wiring", runs_over_the_batch,
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
+    Rule("optim.not-learning", "value", drops_nearly_everything,
+         explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
 )  # fmt: skip
 """`not_learning` itself runs last: see `last_resort`."""
