@@ -235,6 +235,35 @@ for life in range(LIVES):
 """
 
 
+FIRST_OR_LAST = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(400, 6, 4)
+y = x.sum(1)[:, :3].argmax(1)
+layer, head = nn.LAYER(4, 16, batch_first=True), nn.Linear(16, 3)
+optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=1e-2)
+for step in range(80):
+    rows = torch.randint(400, (40,))
+    loss = F.cross_entropy(head(layer(x[rows])[0][:, POSITION]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_whose_first_output_alone_is_used_is_named(watch: Nursery, layer: str) -> None:
+    run = watch(FIRST_OR_LAST.replace("LAYER", layer).replace("POSITION", "0"))
+    found = run.names_first("optim.not-learning", step=0, at="|F.cross_entropy", evidence={"time_steps"})
+    assert found.evidence["time_steps"] == 6
+
+
+def test_a_recurrent_layer_whose_last_output_is_used_is_fine(watch: Nursery) -> None:
+    assert watch(FIRST_OR_LAST.replace("LAYER", "LSTM").replace("POSITION", "-1")).causes == []
+
+
 DROPPING = """
 import torch
 import torch.nn.functional as F

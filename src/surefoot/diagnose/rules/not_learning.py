@@ -300,6 +300,30 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
     )
 
 
+def uses_first_step_only(run: RecordedRun) -> Claim | None:
+    """The recurrent weights of a layer never get a gradient: only outputs of its first time step reach the loss."""
+    layers = [call for call in run.sampled.calls.layers if (call.time_steps or 0) > 1 and call.trained_on]
+    inner = [p for p in run.parameters.values() if ".weight_hh_l" in f".{p.label}" and p.optimizers and p.sampled >= 3]
+    silent = [p for p in inner if p.with_grad == p.zero_grad == p.sampled]
+    if not layers or not silent or len(silent) != len(inner) or run.nonfinite.seen:
+        return None
+    fed = [p for p in run.parameters.values() if ".weight_ih_l" in f".{p.label}" and p.with_grad > p.zero_grad]
+    if not fed:
+        return None  # the whole layer is cut off: another cause
+    call, name = layers[0], silent[0].label
+    return Claim(
+        0.9,
+        f"`{call.op}` in `{call.module}` at {call.site} runs over {call.time_steps} time steps, but the gradient of "
+        f"`{name}` is exactly 0 in all {silent[0].sampled} sampled steps: only the output of the first time step "
+        f"reaches the loss, which is at {run.curve.end:.3g}.",
+        step=call.step,
+        where=(call.site, name),
+        evidence={"time_steps": call.time_steps, "without_gradient": [p.label for p in silent]},
+        severity="error" if run.failing else "warning",
+        fixes=("Use the output of the last time step, `output[:, -1]` with `batch_first=True`, or the final state.",),
+    )
+
+
 _MOST_DROPPED = 0.75
 """A dropout above this is rarely meant: some frameworks count the share that is kept."""
 
@@ -385,6 +409,8 @@ def _too_short(run: RecordedRun) -> str:
 RULES: tuple[Rule, ...] = (
     Rule("optim.not-learning", "wiring", runs_over_the_batch,
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
+    Rule("optim.not-learning", "wiring", uses_first_step_only,
+         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.detached-graph")),
     Rule("optim.not-learning", "value", drops_nearly_everything,
          explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
