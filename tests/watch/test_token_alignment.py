@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from surefoot.watch.token_alignment import _agreement
+from surefoot.watch.token_alignment import _agreement, _crossed, _follow
 
 
 def text(count: int, length: int) -> torch.Tensor:
@@ -40,3 +40,25 @@ def test_labels_that_do_not_count_are_left_out_and_few_labels_say_nothing() -> N
     rows = text(64, 17)
     valid = torch.zeros(64, 16, dtype=torch.bool)
     assert _agreement(rows[:, :-1], rows[:, 1:], valid) == (None, None, None)
+
+
+def test_labels_whose_rows_and_columns_are_swapped_are_the_following_ids_only_after_swapping_them() -> None:
+    rows = text(12, 17)
+    ids, goals = rows[:, :-1], rows[:, 1:]
+    outputs = torch.zeros(ids.numel(), 3)
+    for given in (ids, ids.t()):
+        flat = goals if given is ids else goals.t()
+        right = _crossed(given, flat.reshape(-1), outputs)
+        wrong = _crossed(given, flat.t().reshape(-1), outputs)
+        assert right is not None
+        assert wrong is not None
+        assert right[0].item() < -0.5
+        assert wrong[0].item() > 0.5
+
+
+def test_outputs_that_depend_on_their_id_follow_the_ids() -> None:
+    ids = text(32, 16).reshape(-1)
+    outputs = ids + 0.5 * torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
+    assert (_follow(ids.tolist(), outputs.tolist()) or 0.0) > 10
+    assert abs(_follow(ids.tolist(), outputs.reshape(32, 16).t().reshape(-1).tolist()) or 0.0) < 6
+    assert _follow(list(range(512)), outputs.tolist()) is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import Tensor
 
 from surefoot.record.facts import CallSite
-from surefoot.watch.operation_names import VIEWS
+from surefoot.watch.operation_names import PRODUCTS, RECURRENT, VIEWS, WEIGHT_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,14 @@ class CallHistory:
                 return CallSite(op=entry.name, site=entry.site, module=entry.module, index=entry.index)
             index = entry.inputs[0]
         return None
+
+    def is_of_model(self, tensor: Any, limit: int = 60) -> bool:
+        """Whether a layer made a tensor. A matrix product of data counts only inside a module or with a parameter."""
+        if self.recorder is None or not isinstance(tensor, Tensor):
+            return False
+        made = self.recorder.history(self.recorder.maker(tensor), limit)
+        layers = [entry for entry in made if entry.name in WEIGHT_LAYERS | RECURRENT]
+        return any(entry.name not in PRODUCTS or entry.parameters or entry.module for entry in layers)
 
     def names(self, tensor: Any, limit: int = 60) -> set[str]:
         """The names of the calls a tensor was made from."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
 from surefoot.watch.deferred import later, number, own, reads_at_once
-from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, RECURRENT, VIEWS, WEIGHT_LAYERS
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, VIEWS
 from surefoot.watch.tensor_summary import (
     as_distribution,
     columns_of,
@@ -79,12 +79,12 @@ class LossCalls:
             producer=self._history.producer(given),
             same_shape=list(given.shape) == list(target.shape),
             value=number(own(out)) if isinstance(out, Tensor) and out.dim() == 0 else None,
-            target_from_model=bool(self._history.names(target) & (WEIGHT_LAYERS | RECURRENT)),
+            target_from_model=self._history.is_of_model(target),
         )
         self._keep_target(entry.index, target.detach())
         if entry.name in CLASS_LOSSES and given.dim() >= 1 and given.numel():
             facts = _with_classes(facts, given, target, kwargs)
-            aligned = alignments(self._history.recorder, target, facts.ignore_index or 0)
+            aligned = alignments(self._history.recorder, target, facts.ignore_index or 0, given)
             facts = replace(facts, tokens=aligned)
         elif entry.name in BINARY_LOSSES and given.numel():
             facts = _with_binary(facts, given, target, kwargs)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
-from statistics import mean, pstdev
+from math import isfinite
+from statistics import mean, pstdev, pvariance
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,8 +41,13 @@ SHORTEST = 4
 """Shorter rows are not sequences."""
 
 
-def alignments(recorder: FunctionRecorder | None, target: Tensor, ignore: int) -> list[TokenAlignment] | None:
-    """Compare the labels with the ids of the last embeddings whose layout fits; `None` if there is none."""
+def alignments(
+    recorder: FunctionRecorder | None, target: Tensor, ignore: int, outputs: Tensor | None = None
+) -> list[TokenAlignment] | None:
+    """Compare the labels with the ids of the last embeddings whose layout fits; `None` if there is none.
+
+    `outputs` are the predictions, with one row for each label.
+    """
     if recorder is None or target.is_floating_point() or target.dim() not in (1, 2) or not target.numel():
         return None
     found: list[TokenAlignment] = []
@@ -52,7 +59,9 @@ def alignments(recorder: FunctionRecorder | None, target: Tensor, ignore: int) -
         seen.add(ids.data_ptr())
         rows = _rows(ids, target.detach())
         if rows is not None:
-            found.append(_aligned(entry, *rows, ignore))
+            aligned = _aligned(entry, *rows, ignore)
+            crossed = _crossed(ids, target.detach(), outputs.detach()) if outputs is not None else None
+            found.append(aligned if crossed is None else later(_with_order, aligned, *crossed))
         if len(found) == MOST_EMBEDDINGS:
             break
     return found or None
@@ -74,6 +83,47 @@ def _rows(ids: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         most = min(MOST_ROWS, max(1, MOST_LABELS // length))
         return given[:most], goals[:most]
     return None
+
+
+def _crossed(ids: Tensor, target: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """How much better labels are the following ids with rows and columns swapped; ids and outputs, in one order."""
+    if target.dim() != 1 or target.numel() != ids.numel() or min(ids.shape) < SHORTEST or len(outputs) != len(target):
+        return None
+    rows, columns = ids.shape
+    readings = target.reshape(rows, columns), target.reshape(columns, rows).t()
+    along = torch.stack([(goals[:, :-1] == ids[:, 1:]).double().mean() for goals in readings])
+    down = torch.stack([(goals[:-1] == ids[1:]).double().mean() for goals in readings])
+    best = torch.maximum(along, down)
+    some = outputs.reshape(len(outputs), -1)[:MOST_COMPARED, 0].double()
+    return best.diff(), ids.reshape(-1)[:MOST_COMPARED].clone(), some.clone()
+
+
+def _with_order(aligned: TokenAlignment, crossed: Tensor, ids: Tensor, outputs: Tensor) -> TokenAlignment:
+    return replace(aligned, crossed=crossed.tolist()[0], outputs_follow=_follow(ids.tolist(), outputs.tolist()))
+
+
+def _follow(ids: list[int], outputs: list[float]) -> float | None:
+    """How much less the outputs of equal ids differ than after shuffling, in spreads of the latter."""
+    found = _spread_within(ids, outputs)
+    if found is None:
+        return None
+    shuffler, others = random.Random(0), []
+    for _ in range(_SHUFFLES):
+        shuffler.shuffle(outputs)
+        others.append(_spread_within(ids, outputs) or 0.0)
+    return (mean(others) - found) / (pstdev(others) + 1e-12)
+
+
+def _spread_within(ids: list[int], outputs: list[float]) -> float | None:
+    """The mean squared distance of outputs from the mean of their id; `None` if few ids occur twice."""
+    groups: dict[int, list[float]] = {}
+    for token, value in zip(ids, outputs, strict=True):
+        groups.setdefault(token, []).append(value)
+    several = [group for group in groups.values() if len(group) > 1]
+    count = sum(map(len, several))
+    if len(several) < 2 or count < _FEWEST_PAIRS / 4 or not all(map(isfinite, outputs)):
+        return None
+    return sum(pvariance(group) * len(group) for group in several) / count
 
 
 def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> TokenAlignment:

@@ -61,6 +61,13 @@ def test_a_discriminator_at_zero_for_good_has_won() -> None:
     assert "`D`" in claim.summary
 
 
+def test_a_discriminator_is_ahead_but_has_not_won_while_the_gradient_of_the_generator_grows() -> None:
+    ahead = gan(falling(100, 1.4, 0.06), [0.7 + 0.05 * i for i in range(100)], False)
+    assert adversarial.discriminator_wins(ahead) is None
+    ahead.optimizers[0].series.grad_norm[20:] = [0.01] * 80
+    assert adversarial.discriminator_wins(ahead) is not None
+
+
 def test_a_discriminator_that_is_still_unsure_has_not() -> None:
     assert adversarial.discriminator_wins(gan([1.3] * 100, [0.8] * 100, False)) is None
 
@@ -74,25 +81,43 @@ def test_a_wasserstein_critic_below_zero_has_not_won() -> None:
 
 
 def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
-    claim = adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=True))
+    claim = adversarial.mode_collapse(gan([1.3] * 300, [0.8] * 300, alike=True))
     assert claim is not None
     assert claim.evidence["spread_ratio"] < 0.1
 
 
 def test_real_samples_may_be_known_from_early_steps_only() -> None:
-    held = gan([1.3] * 100, [0.8] * 100, alike=True)
+    held = gan([1.3] * 300, [0.8] * 300, alike=True)
     for seen in held.sampled.steps[2:]:
         seen.model_calls[:] = seen.model_calls[:1]
     assert adversarial.mode_collapse(held) is not None
 
 
 def test_samples_spread_like_the_data_have_not() -> None:
-    assert adversarial.mode_collapse(gan([1.3] * 100, [0.8] * 100, alike=False)) is None
+    assert adversarial.mode_collapse(gan([1.3] * 300, [0.8] * 300, alike=False)) is None
 
 
 def test_samples_of_a_generator_that_has_hardly_been_trained_have_not_collapsed() -> None:
-    assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True)) is None
-    assert adversarial.mode_collapse(gan([1.3] * 99, [0.8] * 99, alike=True, varied_until=20)) is not None
+    assert adversarial.mode_collapse(gan([1.3] * 299, [0.8] * 299, alike=True)) is None
+    assert adversarial.mode_collapse(gan([1.3] * 299, [0.8] * 299, alike=True, varied_until=20)) is not None
+
+
+def test_samples_that_still_become_more_different_have_not_collapsed() -> None:
+    growing = gan([1.3] * 400, [0.8] * 400, alike=True)
+    for position, seen in enumerate(growing.sampled.steps):
+        rows = seen.model_calls[0].samples[1]
+        center = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        rows[:] = [[c + (1 + 2 * position) * (v - c) for c, v in zip(center, row, strict=True)] for row in rows]
+    assert adversarial.mode_collapse(growing) is None
+
+
+def test_a_discriminator_whose_loss_stays_far_above_a_guess_has_diverged() -> None:
+    judge = [0.7] * 8 + [50.0] * 92
+    claim = adversarial.discriminator_diverged(gan(judge, [7.0] * 100, False))
+    assert claim is not None
+    assert claim.step == 8
+    assert claim.evidence["discriminator_loss"][1] == 50.0
+    assert adversarial.discriminator_diverged(gan([0.7] * 100, [7.0] * 100, False)) is None
 
 
 TWO_PLAYERS = """

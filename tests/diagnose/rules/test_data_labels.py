@@ -181,3 +181,38 @@ def test_similarities_divided_by_a_large_temperature_have_bounds(watch: Nursery)
     run = watch(PAIRS.replace("PARTNERS", "rows").replace("TEMPERATURE", "50.0"))
     assert run.first.cause == "loss.bounded-output"
     assert run.first.evidence["bound"] < 0.021
+
+
+TEXT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+following = torch.randint(0, 20, (20, 2))
+text = torch.zeros(12, 4000, dtype=torch.long)
+for at in range(1, 4000):
+    text[:, at] = following[text[:, at - 1], torch.randint(0, 2, (12,))]
+embedding, layer, head = nn.Embedding(20, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 20)
+optimizer = torch.optim.Adam([*embedding.parameters(), *layer.parameters(), *head.parameters()], lr=3e-3)
+for step in range(60):
+    ids, labels = text[:, 16 * step : 16 * step + 16], text[:, 16 * step + 1 : 16 * step + 17]
+    outputs = head(layer(embedding(ids))[0])
+    loss = F.cross_entropy(OUTPUTS, LABELS)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+ROWS, COLUMNS = "outputs.reshape(-1, 20)", "outputs.transpose(0, 1).reshape(-1, 20)"
+
+
+def test_labels_in_another_order_than_the_outputs_are_named(watch: Nursery) -> None:
+    run = watch(TEXT.replace("OUTPUTS", ROWS).replace("LABELS", "labels.t().reshape(-1)"))
+    run.names_first("data.labels-uninformative", step=0, at="|F.cross_entropy", evidence={"crossed", "outputs_follow"})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"), [(ROWS, "labels.reshape(-1)"), (COLUMNS, "labels.t().reshape(-1)")], ids=["rows", "columns"]
+)
+def test_labels_in_the_order_of_the_outputs_are_fine(watch: Nursery, outputs: str, labels: str) -> None:
+    assert watch(TEXT.replace("OUTPUTS", outputs).replace("LABELS", labels)).causes == []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from recorded import SITE, run
 from surefoot.diagnose.rules import data_order
@@ -26,6 +29,21 @@ def test_batches_of_one_label_each_in_order_are_unshuffled() -> None:
     claim = data_order.unshuffled(run(stream=notes(batches)))
     assert claim is not None
     assert claim.evidence["neighbour_overlap"] > 0.7
+
+
+@pytest.mark.parametrize("size", [64, 96, 100, 128])
+def test_sorted_rows_are_unshuffled_if_a_batch_is_about_as_large_as_a_class(size: int) -> None:
+    labels = [str(row // 96) for row in range(960)] * 5
+    batches = [dict(Counter(labels[start : start + size])) for start in range(0, len(labels), size)]
+    claim = data_order.unshuffled(run(stream=notes(batches)))
+    assert claim is not None
+    assert claim.evidence["labels"] == 10
+
+
+def test_batches_of_one_class_each_in_random_order_are_meant() -> None:
+    chooser = random.Random(0)
+    batches = [{str(c): 32} for _ in range(8) for c in chooser.sample(range(10), 10)]
+    assert data_order.unshuffled(run(stream=notes(batches))) is None
 
 
 def test_rows_sorted_by_their_labels_are_unshuffled_rather_than_the_same_shuffle_again(watch: Nursery) -> None:

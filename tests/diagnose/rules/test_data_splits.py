@@ -19,11 +19,15 @@ def a_pass(rows: list[int], grad: bool, step: int, mean: float = 0.0, std: float
     return base | {"features": features, "inputs": [{"shape": [len(rows), 4], "grad": False}], "outputs": []} | more
 
 
-def split_run(evaluated: list[list[int]], trained: int = 200, **changes: float) -> Any:
+def split_run(evaluated: list[list[int]], trained: int = 200, apart: bool = False, **changes: float) -> Any:
+    """A run that was evaluated on some batches: all at once, or each at a step of its own (`apart`)."""
     prints = list(range(trained))
     stream = {"notes": [], "rows": {"0": {"prints": prints, "first": prints, "whole": True}}}
     looks = [look(s, passes=[a_pass(prints[s * 20 : s * 20 + 20], True, s)]) for s in range(8)]
-    evaluations = [a_pass(rows, False, 50, block=1, block_passes=1, **changes) for rows in evaluated]
+    evaluations = [
+        a_pass(rows, False, 50 + i * apart, block=1 + i * apart, block_passes=1, **changes)
+        for i, rows in enumerate(evaluated)
+    ]
     return run(stream=stream, sampled_steps=looks, evaluations=evaluations)
 
 
@@ -44,6 +48,12 @@ def test_the_accuracy_on_the_training_set_is_no_leak() -> None:
 
 def test_a_validation_set_within_the_training_set_leaks() -> None:
     assert data_splits.leakage(split_run([list(range(40, 90))])) is not None
+
+
+def test_training_batches_that_are_shown_again_are_no_leak() -> None:
+    last_batches = [list(range(start, start + 20)) for start in (20, 60, 140, 80)]
+    assert data_splits.leakage(split_run(last_batches, apart=True)) is None
+    assert data_splits.leakage(split_run([list(range(40, 90))] * 4, apart=True)) is not None, "the same rows each time"
 
 
 def test_rows_that_all_look_alike_tell_nothing() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from watched import Nursery
 
@@ -47,6 +49,28 @@ def test_one_batch_with_one_label_is_named_with_its_step(watch: Nursery) -> None
     run = watch(START, "def change(step, given, goals):\n    goals[:] = goals if step != 57 else 1\n", LOOP)
     assert "data.degenerate-batch" in run.causes
     assert run.finding("data.degenerate-batch").step == 57
+
+
+@pytest.mark.parametrize(
+    "loss", ["cross_entropy(model(given), goals)", "nll_loss(F.log_softmax(model(given), 1), goals)"]
+)
+def test_labels_that_are_all_equal_are_named(watch: Nursery, loss: str) -> None:
+    loop = LOOP.replace("cross_entropy(model(given), goals)", loss)
+    run = watch(START, "def change(step, given, goals):\n    goals.zero_()\n", loop)
+    first = run.names_first("data.degenerate-batch", step=0, at="|F.", evidence={"label", "labels", "batches"})
+    assert first.evidence["label"] == "0"
+
+
+def test_a_contrastive_loss_whose_partner_is_always_column_0_is_fine(watch: Nursery) -> None:
+    scores = """
+    def scores(given):
+        one, two = model(given), model(given + 0.1 * torch.randn_like(given))
+        right, wrong = (one * two).sum(1, keepdim=True), one @ two.roll(1, 0).T[:, :20]
+        return torch.cat([right, wrong], 1)
+    """
+    loop = LOOP.replace("cross_entropy(model(given), goals)", "cross_entropy(scores(given), goals)")
+    run = watch(START, scores, "def change(step, given, goals):\n    goals.zero_()\n", loop)
+    assert "data.degenerate-batch" not in run.causes
 
 
 def test_ordinary_batches_are_not(watch: Nursery) -> None:

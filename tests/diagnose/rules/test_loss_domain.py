@@ -60,3 +60,12 @@ def test_an_exponential_that_overflows_after_a_blow_up_is_a_consequence(watch: N
     run = watch(VALUES, "loss_of = F.mse_loss", model, LOOP)
     assert run.first.cause == "lr.too-high"
     assert "loss.undefined-op" not in run.causes
+
+
+def test_a_logarithm_of_zero_after_a_step_that_replaced_the_weights_is_a_consequence(watch: Nursery) -> None:
+    model = NET.replace("1e-2", "5.0")
+    loss = "loss_of = lambda given, target: -torch.log(given.softmax(1).gather(1, target[:, None])).mean()"
+    run = watch(CLASSES, model, loss, LOOP)
+    assert run.first.cause == "lr.too-high"
+    small = watch(CLASSES, model.replace("5.0", "1e-3"), "x = 300 * x", loss, LOOP)
+    assert small.first.cause == "loss.undefined-op", "with steps of ordinary size the operation is the cause"

@@ -37,6 +37,14 @@ def test_a_model_left_in_eval_mode_is_named_from_its_first_step_there(watch: Nur
     assert (found.evidence["dropouts"], found.evidence["batchnorms"]) == (1, 0)
 
 
+def test_one_sampled_step_in_eval_mode_after_an_evaluation_is_enough(watch: Nursery) -> None:
+    late = VALIDATE.replace("step % 10 == 9", "step == 30").replace("MODE", "model.eval()").replace("AFTER", "pass")
+    run = watch(START, DROPOUT, LOOP + late)
+    assert run.causes == ["model.eval-mode-training"]
+    again = watch(START, DROPOUT, LOOP + late.replace("pass", "model.train()"))
+    assert again.causes == []
+
+
 PART_IN_EVAL_MODE = """
 class Wrapped(nn.Module):
     def __init__(self):

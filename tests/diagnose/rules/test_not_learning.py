@@ -235,6 +235,63 @@ for life in range(LIVES):
 """
 
 
+FIRST_OR_LAST = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(400, 6, 4)
+y = x.sum(1)[:, :3].argmax(1)
+layer, head = nn.LAYER(4, 16, batch_first=True), nn.Linear(16, 3)
+optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=1e-2)
+for step in range(80):
+    rows = torch.randint(400, (40,))
+    loss = F.cross_entropy(head(layer(x[rows])[0][:, POSITION]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_whose_first_output_alone_is_used_is_named(watch: Nursery, layer: str) -> None:
+    run = watch(FIRST_OR_LAST.replace("LAYER", layer).replace("POSITION", "0"))
+    found = run.names_first("optim.not-learning", step=0, at="|F.cross_entropy", evidence={"time_steps"})
+    assert found.evidence["time_steps"] == 6
+
+
+def test_a_recurrent_layer_whose_last_output_is_used_is_fine(watch: Nursery) -> None:
+    assert watch(FIRST_OR_LAST.replace("LAYER", "LSTM").replace("POSITION", "-1")).causes == []
+
+
+DROPPING = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(400, 8)
+y = (x[:, :3] + 0.3 * torch.randn(400, 3)).argmax(1)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(SHARE), nn.Linear(16, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(120):
+    rows = torch.randint(400, (40,))
+    loss = F.cross_entropy(model(x[rows]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_dropout_that_leaves_almost_nothing_is_named(watch: Nursery) -> None:
+    run = watch(DROPPING.replace("SHARE", "0.98"))
+    found = run.names_first("optim.not-learning", step=0, at="|F.cross_entropy", evidence={"p", "first", "last"})
+    assert found.evidence["p"] == 0.98
+
+
+def test_a_strong_dropout_that_lets_the_model_learn_is_fine(watch: Nursery) -> None:
+    assert watch(DROPPING.replace("SHARE", "0.8").replace("range(120)", "range(400)")).causes == []
+
+
 def test_a_new_model_for_every_pass_is_named(watch: Nursery) -> None:
     run = watch(START, AGAIN.replace("LIVES", "6").replace("PASSES", "1"))
     assert run.causes == ["optim.not-learning"]

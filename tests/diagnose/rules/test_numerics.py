@@ -218,6 +218,11 @@ def test_microbatches_weighted_by_their_size_are_fine(watch: Nursery) -> None:
     assert watch(START, SLOW, weighted).causes == []
 
 
+def test_losses_of_equal_size_that_are_weighted_differently_are_fine(watch: Nursery) -> None:
+    weighted = accumulated(divided="* (0.1, 0.4, 0.2, 0.3)[part]").replace("range(40)", "range(60)")
+    assert watch(START, SLOW, weighted).causes == []
+
+
 # Memory
 
 

@@ -88,6 +88,14 @@ def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on()
     assert claim.severity == "info"
 
 
+def test_single_returns_are_measured_by_their_differences() -> None:
+    values = [weighted(m, 0.0) for m in (-1.7, 0.9, 0.2, 1.6, -1.5, 0.8, -0.3, 1.0, 0.4)]
+    claim = policy.entropy_collapse(run(policy=entropies([1.0] + [0.0] * 99), sampled_steps=looks("products", values)))
+    assert claim is not None
+    assert claim.severity == "error"
+    assert abs(claim.evidence["gain_of_returns"]) < 1
+
+
 def test_a_policy_whose_returns_were_not_seen_once_it_was_certain_is_only_remarked_on() -> None:
     early = [look(step, notes={"products": [weighted(0.3, 0.3)]}) for step in range(7)]
     claim = policy.entropy_collapse(run(policy=entropies([1.0] * 40 + [0.01] * 60), sampled_steps=early))
@@ -163,6 +171,26 @@ def test_value_targets_far_from_unit_scale_are_named(watch: Nursery) -> None:
     run = watch(VALUES.replace("SCALE", "500.0"))
     assert run.causes == ["rl.reward-scale"]
     assert run.first.evidence["error"] > 0.5 * run.first.evidence["targets"] > 15
+
+
+def test_a_regression_whose_targets_come_from_a_matrix_product_of_data_has_no_rewards(watch: Nursery) -> None:
+    regression = """
+    import torch
+    import torch.nn.functional as F
+    torch.manual_seed(0)
+    true, model = 20 * torch.randn(4, 1), torch.nn.Linear(4, 1)
+    for step in range(200):
+        model.zero_grad()
+        x = torch.randn(32, 4)
+        loss = F.smooth_l1_loss(model(x), x.mm(true))
+        loss.backward()
+        for p in model.parameters():
+            p.data.add_(SIGN * 0.1 * p.grad)
+    """
+    assert watch(regression.replace("SIGN", "-1")).causes == []
+    rising = watch(regression.replace("SIGN", "+1"))
+    assert rising.diagnosis.verdict != "healthy"
+    assert "rl.reward-scale" not in rising.causes
 
 
 def test_value_targets_of_unit_scale_are_fine(watch: Nursery) -> None:

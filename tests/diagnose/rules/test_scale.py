@@ -151,6 +151,27 @@ def test_units_that_are_off_for_half_of_the_rows_are_fine(watch: Nursery) -> Non
     assert watch(START, NET.replace("(8, 32)", "(8, 64)").replace("(32, 3)", "(64, 3)"), LOOP).causes == []
 
 
+def test_units_that_die_while_the_labels_are_noise_are_a_consequence(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+        torch.manual_seed(0)
+        x = torch.rand(1500, 64)
+        model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 10))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.006)
+        for step in range(150):
+            rows = torch.randint(len(x), (100,))
+            loss = F.cross_entropy(model(x[rows]), torch.randint(10, (100,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """
+    )
+    assert run.causes == ["data.labels-uninformative"]
+
+
 def test_hidden_units_at_their_bounds_are_named(watch: Nursery) -> None:
     model = NET.replace("nn.ReLU()", "nn.Tanh()").replace("1e-2", "1e-3")
     run = watch(START, model, "nn.init.normal_(model[0].weight, std=30.0)", LOOP)

@@ -100,7 +100,10 @@ def _learns_values(run: RecordedRun) -> bool:
 
 
 def discriminator_wins(run: RecordedRun) -> Claim | None:
-    """The discriminator's loss stays at 0, and the generator gets no useful gradient."""
+    """The discriminator's loss stays near 0, and the generator gets no useful gradient.
+
+    Its gradient dies, or the discriminator makes no error at all. While the gradient grows, the generator still learns.
+    """
     pair = adversaries(run)
     if pair is None:
         return None
@@ -114,6 +117,8 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
     since = next((s for s, v in zip(judge.steps, judge.values, strict=True) if v < 0.1 * judge.start), judge.steps[0])
     norms = present_finite(pair.generator.series.grad_norm)
     first, last = median(norms[:5]) if norms else math.nan, median(norms[-20:]) if norms else math.nan
+    if last > 0.3 * first and middle > 0.02 * judge.start:
+        return None
     name = "/".join(sorted(pair.discriminator_models)) or "the discriminator"
     other = "/".join(sorted(pair.generator_models)) or "the generator"
     return Claim(
@@ -135,6 +140,30 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
 def _rate(optimizer: OptimizerFacts) -> float | None:
     rates = present(optimizer.series.lr)
     return rates[0] if rates else None
+
+
+def discriminator_diverged(run: RecordedRun) -> Claim | None:
+    """The discriminator's loss has risen far above that of an answer without knowledge, and stays there."""
+    pair = adversaries(run)
+    if pair is None:
+        return None
+    judge = run.curve_of(pair.discriminator)
+    if judge.count < 30 or min(judge.finite) < 0 or judge.start <= 0:
+        return None
+    late = median(judge.finite[judge.count // 2 :])
+    rate, other = _rate(pair.discriminator), _rate(pair.generator)
+    if late < 5 * judge.start or rate is None or other is None:
+        return None
+    name = "/".join(sorted(pair.discriminator_models)) or "the discriminator"
+    return Claim(
+        0.8,
+        f"The loss of `{name}` rose from {judge.start:.3g} to {late:.3g} and stays there, far worse than a guess. "
+        f"Its {pair.discriminator.type} has a learning rate of {rate:g}, that of the generator {other:g}.",
+        step=next(s for s, v in zip(judge.steps, judge.values, strict=True) if v > 5 * judge.start),
+        where=where_of(name, pair.discriminator.site),
+        evidence={"discriminator_loss": [judge.start, late], "learning_rates": [rate, other]},
+        fixes=(f"Lower the learning rate of `{name}` from {rate:g} to {min(other, rate / 10):g}.",),
+    )
 
 
 # ── the generator helps the discriminator ────────────────────────────────────────────────────────────────────────────
@@ -185,7 +214,7 @@ def _pushed(look: SampledStep, generated: set[int | None], own: set[int], by_gen
 # ── samples all alike ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_GROWN = 100
+_GROWN = 300
 """A generator with fewer steps may still generate samples that are as similar as those of random weights."""
 
 
@@ -203,6 +232,8 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     spread = median(_spread(batch) for batch in batches) / max(1e-9, _spread(real))
     if pair.generator.steps < _GROWN and spread > 0.5 * _first_spread(run, pair) / max(1e-9, _spread(real)):
         return None  # the samples were as similar to each other before training
+    if _still_grows(run, pair, spread * _spread(real)):
+        return None
     covered, near = (median(values) for values in zip(*(coverage(real, batch) for batch in batches), strict=True))
     if spread > 0.25 and not (covered < 0.35 and near > 0.5):
         return None
@@ -218,6 +249,12 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
         evidence={"spread_ratio": spread, "real_rows_covered": covered, "samples_near_real": near}
         | {"discriminator_loss": judge.end, "rows": [len(real), sum(map(len, batches))]},
     )
+
+
+def _still_grows(run: RecordedRun, pair: Pair, now: float) -> bool:
+    """Whether samples have become more different since the beginning, and were never much more different than now."""
+    spreads = [_spread(batch) for look in run.sampled.steps for batch in _samples([look], pair)[1]]
+    return now > 2 * _first_spread(run, pair) and now > 0.25 * max(spreads, default=0.0) and len(spreads) > 2
 
 
 def _first_spread(run: RecordedRun, pair: Pair) -> float:
@@ -287,6 +324,7 @@ RULES: tuple[Rule, ...] = (
             "model.saturated-units",
         ),
     ),
+    Rule("lr.too-high", "dynamics", discriminator_diverged, explains=("gan.*", "model.*", "init.*")),
     Rule("loss.sign-flipped", "wiring", generator_sign, explains=("gan.*", "lr.*", "model.*", "optim.*")),
     Rule("gan.mode-collapse", "dynamics", mode_collapse, explains=("lr.too-high", "lr.too-low")),
 )

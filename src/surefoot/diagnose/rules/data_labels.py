@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import LabelControl, LossCall, TokenAlignment
 
+_FOLLOWS = 6.0
+"""From this many spreads on, outputs are in the order of the ids: by chance, 3 are rarely exceeded."""
+
 
 def class_collapse(run: RecordedRun) -> Claim | None:
     """Rare classes that are never predicted, to the end of the run."""
@@ -141,6 +144,34 @@ def _unrelated_tokens(run: RecordedRun, stuck: Chance, moved: float) -> Claim | 
         where=where_of(stuck.site, known[0].site),
         evidence={"last_loss": run.curve.end, "chance": stuck.level, "weights_moved": moved}
         | {"agreement": agreement, "agreement_shuffled": shuffled, "calls": len(known)},
+    )
+
+
+def labels_transposed(run: RecordedRun) -> Claim | None:
+    """The labels are the ids that follow, with rows and columns swapped, and the outputs are not.
+
+    Outputs that are in the order of the ids depend on the id of their own row.
+    """
+    seen = [each for call in run.sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
+    known = [each for each in seen if each.crossed is not None and each.outputs_follow is not None]
+    if len(known) < 3 or min(each.crossed or 0.0 for each in known) < 0.8:
+        return None
+    follows = median(each.outputs_follow or 0.0 for each in known)
+    if follows < _FOLLOWS:
+        return None
+    call = next(call for call in run.sampled.training_losses(*CLASS_LOSSES) if call.tokens)
+    return Claim(
+        0.9,
+        f"The labels at {call.site} are the ids that follow those at {known[0].site}, but in another order: only with "
+        "rows and columns swapped. The outputs are in the order of the ids (outputs of equal ids are more alike by "
+        f"{follows:.0f} spreads than after shuffling), so each is compared with the label of another position.",
+        step=call.step,
+        where=where_of(call.site, known[0].site),
+        evidence={"crossed": min(each.crossed or 0.0 for each in known), "outputs_follow": follows}
+        | {"calls": len(known)},
+        fixes=(
+            "Flatten labels and outputs in the same order: remove the transpose of one of them, or add it to both.",
+        ),
     )
 
 
@@ -281,5 +312,11 @@ def predictability(pairs: list[tuple[list[float], float]], continuous: bool) -> 
 
 RULES: tuple[Rule, ...] = (
     Rule("data.class-collapse", "dynamics", class_collapse),
+    Rule(
+        "data.labels-uninformative",
+        "value",
+        labels_transposed,
+        explains=("lr.*", "data.class-collapse", "optim.not-learning", "model.*", "fit.*"),
+    ),
     Rule("data.labels-uninformative", "dynamics", labels_uninformative, explains=("lr.too-low", "data.class-collapse")),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
-from statistics import mean, median
+from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.diagnose.data_summary import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def unshuffled(run: RecordedRun) -> Claim | None:
-    """Batches with few labels each, similar to the next one and different from those further away."""
+    """Batches with few labels each, in an order: similar to the next one, or with rising labels."""
     batches = [batch for batch in label_batches(run) if sum(batch.values()) > 1]
     if run.adversarial:
         return None
@@ -44,9 +44,8 @@ def unshuffled(run: RecordedRun) -> Claim | None:
         return _one_label(run, everything) if run.facts.preflight is not None else None
     found = mean(entropy(batch) for batch in batches)
     mixed = _mixed_entropy(batches)
-    near = mean(_overlap(a, b) for a, b in pairwise(batches))
-    far = _far_overlap(batches)
-    if mixed < 0.05 or found > 0.6 * mixed or near < far + 0.25:
+    near, far = _neighbour_overlap(batches), _far_overlap(batches)
+    if mixed < 0.05 or found > 0.6 * mixed or not (_are_alike(batches, near) or _rise(batches, found / mixed)):
         return None
     curve = run.curve
     loader = training_loader(run)
@@ -90,6 +89,29 @@ def _one_label(run: RecordedRun, labels: Counter[str]) -> Claim | None:
 def _overlap(a: Counter[str], b: Counter[str]) -> float:
     whole_a, whole_b = sum(a.values()), sum(b.values())
     return sum(min(a[label] / whole_a, b[label] / whole_b) for label in a)
+
+
+def _neighbour_overlap(batches: list[Counter[str]]) -> float:
+    return mean(_overlap(a, b) for a, b in pairwise(batches))
+
+
+def _are_alike(batches: list[Counter[str]], near: float) -> bool:
+    """Whether neighbouring batches share clearly more labels than after shuffling the order of the batches.
+
+    They share few if a batch is as large as a class.
+    """
+    chooser, drawn = random.Random(0), []
+    for _ in range(20):
+        drawn.append(_neighbour_overlap(chooser.sample(batches, len(batches))))
+    return near > mean(drawn) + max(0.1, 5 * pstdev(drawn))
+
+
+def _rise(batches: list[Counter[str]], share: float) -> bool:
+    """Whether nearly every batch is one class, and the classes come in order: 0, 1, 2, and again from 0."""
+    labels = [batch.most_common(1)[0][0] for batch in batches]
+    if share > 0.35 or len(set(labels)) < 3 or not all(label.removeprefix("-").isdecimal() for label in labels):
+        return False
+    return mean(float(int(b) >= int(a)) for a, b in pairwise(labels)) > 0.8 - 1 / len(labels)
 
 
 def _far_overlap(batches: list[Counter[str]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -186,7 +187,12 @@ def _part_known(model: str, passes: list[ModelCall], known: Known) -> Claim | No
 
 
 def _held_within(run: RecordedRun, model: str, passes: list[ModelCall], known: Known) -> Claim | None:
-    """All evaluated rows were trained on, and are only a part of the training set, from a separate source."""
+    """All evaluated rows were trained on, and are only a part of the training set, from a separate source.
+
+    A held-out set has the same rows each time. Other rows each time are training batches that are shown once more.
+    """
+    if _differ_each_time(run, model):
+        return None
     shares = [_shared(note, known) for note in passes]
     if min(shares) < 0.97 or known.coverage < 0.9 or _same_loader(run):
         return None
@@ -197,6 +203,17 @@ def _held_within(run: RecordedRun, model: str, passes: list[ModelCall], known: K
         return None
     note = max(passes, key=lambda item: len(_rows(item)))
     return _claim_leak(model, note, 1.0, known, 0.8)
+
+
+def _differ_each_time(run: RecordedRun, model: str) -> bool:
+    """Whether the evaluations of a model have few rows in common with the one before."""
+    groups: dict[tuple[int | None, int], set[int]] = {}
+    for call in run.evaluations():
+        if call.model == model and not call.grad_mode and call.step > 0:
+            groups.setdefault((call.block, call.step), set()).update(_rows(call))
+    sets = [groups[key] for key in sorted(groups, key=lambda key: key[1]) if groups[key]]
+    common = [len(a & b) / min(len(a), len(b)) for a, b in pairwise(sets)]
+    return len(common) >= 2 and median(common) < 0.5
 
 
 def _claim_leak(model: str, note: ModelCall, share: float, known: Known, confidence: float) -> Claim:

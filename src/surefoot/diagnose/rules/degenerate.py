@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from surefoot.diagnose.data_summary import main_line, where_of
+from surefoot.diagnose.data_summary import main_line, stream, where_of
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import ModelCall, StepBatch
+    from surefoot.record.facts import LossCall, ModelCall, StepBatch
 
 _FEWEST_ROWS = 8
 _LARGEST_SHARE = 0.25
 """If more batches than this are alike, the data is drawn that way."""
 _UNLIKELY = 1e-9
+_FEWEST_LABELS = 40
+"""Fewer labels than these may be the same by chance, or because the task is tiny."""
 
 
 def constant_inputs(run: RecordedRun) -> Claim | None:
@@ -48,6 +51,41 @@ def constant_inputs(run: RecordedRun) -> Claim | None:
 def _is_constant(call: ModelCall) -> bool:
     spread = call.features.std if call.features is not None else None
     return len(set(call.rows or [])) == 1 and spread is not None and max(spread, default=1.0) == 0.0
+
+
+def constant_labels(run: RecordedRun) -> Claim | None:
+    """Every label of every batch is the same, and a layer with an output per class is trained on it.
+
+    Contrastive losses have one label too (the partner is column 0): their scores are products, not outputs of a layer.
+    """
+    losses = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
+    labels = {label for loss in losses for label in loss.labels or {"": 1}}
+    labels |= {label for note in stream(run) for label in note.labels or {}}
+    count = sum(sum((loss.labels or {}).values()) for loss in losses)
+    if run.adversarial or len(labels) != 1 or "" in labels or len({loss.step for loss in losses}) < 3:
+        return None
+    if count < _FEWEST_LABELS or not all(_is_of_layer(run, loss) for loss in losses):
+        return None
+    label, first = next(iter(labels)), losses[0]
+    return Claim(
+        0.9,
+        f"All {count:,} labels of the {len(losses)} sampled batches at {first.site} are {label}: the loss falls from "
+        f"{run.curve.start:.3g} to {run.curve.end:.3g} without regard to the inputs.",
+        step=first.step,
+        where=where_of(first.site),
+        evidence={"label": label, "labels": count, "batches": len(losses)},
+        fixes=("Print the labels of one batch directly before the loss, and find the step that makes them equal.",),
+    )
+
+
+def _is_of_layer(run: RecordedRun, loss: LossCall) -> bool:
+    """Whether a layer made the predictions of a loss, directly or through a softmax; a sigmoid counts as one."""
+    calls, producer = run.sampled.calls, loss.producer
+    softmaxes = {(call.step, call.index): call.producer for call in calls.softmaxes}
+    if producer is not None and (loss.step, producer.index) in softmaxes:
+        producer = softmaxes[loss.step, producer.index]
+    made = {(layer.step, layer.index) for layer in calls.layers}
+    return producer is not None and (producer.op == "sigmoid" or (loss.step, producer.index) in made)
 
 
 def degenerate_batch(run: RecordedRun) -> Claim | None:
@@ -102,5 +140,8 @@ RULES: tuple[Rule, ...] = (
     Rule("data.degenerate-batch", "value", constant_inputs,
          explains=("model.dead-units", "lr.*", "data.class-collapse", "data.labels-uninformative", "optim.not-learning",
                    "data.repeated-batches", "data.unscaled-input")),
+    Rule("data.degenerate-batch", "value", constant_labels,
+         explains=("data.class-collapse", "data.labels-uninformative", "optim.not-learning", "model.dead-units",
+                   "data.unshuffled")),
     Rule("data.degenerate-batch", "value", degenerate_batch, explains=("data.bad-batch",), dated=True),
 )  # fmt: skip

@@ -162,13 +162,19 @@ def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim |
 
 
 def _blown_up(run: RecordedRun, bad: NonFiniteLoss | None) -> bool:
-    """Whether values had already grown extremely: then the operation is only where it ended."""
+    """Whether values had grown extremely, or a step had replaced the weights: the operation is only where it ended."""
+    at = run.nonfinite.first_step or 0
+    if at > 0 and max(run.sampled.update_ratios(before=at), default=0.0) > _REPLACED:
+        return True
     inputs = bad.inputs if bad is not None else None
     ranges = [abs(v) for pair in (inputs or {}).values() for v in pair]
     huge = bool(ranges) and max(ranges) > 1e10
     late = [abs(v) for v in run.curve.finite[-6:]]
     return huge or (bool(late) and max(late) > 1e3 * max(1.0, abs(run.curve.start)))
 
+
+_REPLACED = 3.0
+"""An update of so many times the norm of the weights leaves nothing of them."""
 
 RULES: tuple[Rule, ...] = (
     Rule("loss.undefined-op", "value", undefined_op, explains=("lr.*", "model.*", "init.*")),

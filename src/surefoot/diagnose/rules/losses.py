@@ -1,9 +1,9 @@
-"""Losses with wrong inputs, wrong signs, wrong shapes or wrong sums."""
+"""Losses with wrong inputs, wrong signs, wrong bounds or wrong sums."""
 
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.diagnose.curves import present
@@ -242,34 +242,6 @@ def _has_advantages(run: RecordedRun) -> bool:
     return any(weighs_by_reward(n) for n in run.sampled.calls.products)
 
 
-def broadcast(run: RecordedRun) -> Claim | None:
-    """Prediction and target have different shapes, which broadcast."""
-    found: list[LossCall | DifferenceCall] = [
-        n for n in run.sampled.training_losses(*DISTANCE_LOSSES) if not n.same_shape
-    ]
-    found += [n for n in run.sampled.calls.differences if n.grown and _same_but_for_ones(n.input.shape, n.target.shape)]
-    for note in found:
-        given, target = note.input.shape, note.target.shape
-        out = _broadcast_shape(given, target)
-        if out is None or math.prod(out) <= max(math.prod(given), math.prod(target)):
-            continue
-        if not _same_but_for_ones(given, target) and note.op == "sub":
-            continue
-        return Claim(
-            0.97,
-            f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: they "
-            f"broadcast to {tuple(out)}, so every prediction is compared with every target, and the best constant is "
-            f"the target's mean. The loss is at {run.curve.end:.3g}.",
-            step=note.step,
-            where=(note.site, _source(note)),
-            evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
-            fixes=(
-                f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",
-            ),
-        )
-    return None
-
-
 def bounded_output(run: RecordedRun) -> Claim | None:
     """Targets are outside the range of the last operation."""
     if run.facts.preflight is not None and run.facts.preflight.output_range is not None:
@@ -333,6 +305,7 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             step=seen[0].step,
             where=(site, _source(seen[0])),
             evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
+            severity="info" if op not in _LIMITED and _are_right(seen) else "error",
             fixes=(
                 f"Remove the {op} at {_source(seen[0])}."
                 if op in _LIMITED
@@ -340,6 +313,12 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             ),
         )
     return _tiny_scores(run)
+
+
+def _are_right(losses: list[LossCall]) -> bool:
+    """Whether nearly every prediction of the last third of the sampled calls is right: the bounds did no harm."""
+    late = losses[-max(3, len(losses) // 3) :]
+    return mean(loss.accuracy or 0.0 for loss in late) > 0.9
 
 
 def _tiny_scores(run: RecordedRun) -> Claim | None:
@@ -486,21 +465,6 @@ def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
     return (f"Pass the logits: remove the {what} at {source}.",) if source else ()
 
 
-def _same_but_for_ones(a: list[int], b: list[int]) -> bool:
-    return [n for n in a if n != 1] == [n for n in b if n != 1] and len(a) != len(b)
-
-
-def _broadcast_shape(a: list[int], b: list[int]) -> list[int] | None:
-    size = max(len(a), len(b))
-    left, right = [1] * (size - len(a)) + a, [1] * (size - len(b)) + b
-    out = []
-    for i, j in zip(left, right, strict=True):
-        if i != j and 1 not in (i, j):
-            return None
-        out.append(max(i, j))
-    return out
-
-
 RULES = (
     Rule("loss.softmax-before-cross-entropy", "wiring", softmax_before_cross_entropy,
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "optim.weight-decay",
@@ -513,8 +477,6 @@ RULES = (
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.sign-flipped", "wiring", sign_flipped,
          explains=("lr.*", "model.*", "init.*", "data.*", "loss.undefined-op", "precision.*")),
-    Rule("loss.broadcast", "wiring", broadcast,
-         explains=("lr.*", "model.*", "data.labels-uninformative", "loss.bounded-output", "init.*")),
     Rule("loss.bounded-output", "wiring", bounded_output,
          explains=("lr.*", "model.*", "init.*", "data.unscaled-input", "data.labels-uninformative")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),

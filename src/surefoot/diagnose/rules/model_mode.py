@@ -27,7 +27,8 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
             return _parts_in_eval_mode(model, notes)
         off = [n for n in notes if not n.training and _switched_off(n)]
         late = notes[-max(2, len(notes) // 4) :]
-        if len(off) >= max(2, 0.2 * len(notes)) and all(not n.training and _switched_off(n) for n in late):
+        often = len(off) >= max(2, 0.2 * len(notes)) and all(not n.training and _switched_off(n) for n in late)
+        if often or _left_in_eval_mode(run, notes, off):
             first = off[0]
             parts = _parts_in_words(first.dropouts, first.batchnorms)
             return Claim(
@@ -42,6 +43,20 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
                 fixes=("Call `model.train()` before the training steps, and again after each evaluation.",),
             )  # fmt: skip
     return None
+
+
+def _left_in_eval_mode(run: RecordedRun, notes: list[ModelCall], off: list[ModelCall]) -> bool:
+    """Whether an evaluation in eval mode came between the last pass in training mode and all later ones.
+
+    Then one sampled step is enough, if its gradients went through the pass: in a long run few steps are sampled.
+    """
+    if not off or notes[-len(off) :] != off or not all(n.reached for n in off) or len(off) == len(notes):
+        return False
+    last_on, first_off = notes[-len(off) - 1].step, off[0].step
+    between = [
+        call for call in run.facts.evaluations if last_on < call.step <= first_off and call.model == off[0].model
+    ]
+    return any(not call.training and not call.grad_mode for call in between)
 
 
 def _parts_never_on(run: RecordedRun, model: str, notes: list[ModelCall]) -> bool:

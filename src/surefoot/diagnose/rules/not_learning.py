@@ -300,6 +300,53 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
     )
 
 
+def uses_first_step_only(run: RecordedRun) -> Claim | None:
+    """The recurrent weights of a layer never get a gradient: only outputs of its first time step reach the loss."""
+    layers = [call for call in run.sampled.calls.layers if (call.time_steps or 0) > 1 and call.trained_on]
+    inner = [p for p in run.parameters.values() if ".weight_hh_l" in f".{p.label}" and p.optimizers and p.sampled >= 3]
+    silent = [p for p in inner if p.with_grad == p.zero_grad == p.sampled]
+    if not layers or not silent or len(silent) != len(inner) or run.nonfinite.seen:
+        return None
+    fed = [p for p in run.parameters.values() if ".weight_ih_l" in f".{p.label}" and p.with_grad > p.zero_grad]
+    if not fed:
+        return None  # the whole layer is cut off: another cause
+    call, name = layers[0], silent[0].label
+    return Claim(
+        0.9,
+        f"`{call.op}` in `{call.module}` at {call.site} runs over {call.time_steps} time steps, but the gradient of "
+        f"`{name}` is exactly 0 in all {silent[0].sampled} sampled steps: only the output of the first time step "
+        f"reaches the loss, which is at {run.curve.end:.3g}.",
+        step=call.step,
+        where=(call.site, name),
+        evidence={"time_steps": call.time_steps, "without_gradient": [p.label for p in silent]},
+        severity="error" if run.failing else "warning",
+        fixes=("Use the output of the last time step, `output[:, -1]` with `batch_first=True`, or the final state.",),
+    )
+
+
+_MOST_DROPPED = 0.75
+"""A dropout above this is rarely meant: some frameworks count the share that is kept."""
+
+
+def drops_nearly_everything(run: RecordedRun) -> Claim | None:
+    """A dropout that leaves a small part of its input, in a run whose loss hardly falls."""
+    strong = [call for call in run.sampled.calls.dropouts if _MOST_DROPPED < call.p <= 1.0]
+    if run.adversarial or run.curve.blind or run.curve.learned or run.steps < 30 or run.nonfinite.seen:
+        return None
+    if len({call.step for call in strong}) < 3:
+        return None
+    call = max(strong, key=lambda call: call.p)
+    return Claim(
+        0.8,
+        f"`{call.op}` in `{call.module}` at {call.site} sets {call.p:.0%} of its input to 0 in training, and the loss "
+        f"went from {run.curve.start:.4g} to {run.curve.end:.4g} in {run.curve.count:,} steps.",
+        step=call.step,
+        where=(call.site, call.module),
+        evidence={"p": call.p, "first": run.curve.start, "last": run.curve.end},
+        fixes=(f"Set `p` of this dropout to {max(0.1, min(0.5, 1 - call.p)):.1g}: it is the share that is dropped.",),
+    )
+
+
 def _passes(run: RecordedRun, lives: int) -> float | None:
     """How often each model was trained on each row, rounded; `None` if not every row is known."""
     held = list(run.facts.step_data.rows.values())
@@ -362,6 +409,10 @@ def _too_short(run: RecordedRun) -> str:
 RULES: tuple[Rule, ...] = (
     Rule("optim.not-learning", "wiring", runs_over_the_batch,
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
+    Rule("optim.not-learning", "wiring", uses_first_step_only,
+         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.detached-graph")),
+    Rule("optim.not-learning", "value", drops_nearly_everything,
+         explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
 )  # fmt: skip
 """`not_learning` itself runs last: see `last_resort`."""

@@ -272,7 +272,7 @@ def _is_divided(root: BackwardCall) -> bool:
 
 
 def accum_uneven(run: RecordedRun) -> Claim | None:
-    """Microbatches of unequal size that count equally."""
+    """Microbatches of unequal size that count equally. Losses of equal size may be weighted, as by a return."""
     uneven = []
     total = 0
     for look in run.sampled.steps:
@@ -285,7 +285,7 @@ def accum_uneven(run: RecordedRun) -> Claim | None:
             continue
         total += 1
         weights = [factor / size for factor, size in zip(factors, sizes, strict=True)]  # the weight of one target
-        if max(weights) > 1.3 * min(weights):
+        if max(weights) > 1.3 * min(weights) and max(sizes) > min(sizes):
             uneven.append((look.step, sizes, roots[0].site))
     if total < 3 or len(uneven) < 0.5 * total:
         return None

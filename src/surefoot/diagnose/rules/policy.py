@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from statistics import mean, median
+from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.data_summary import where_of
@@ -73,7 +73,10 @@ def gain(run: RecordedRun) -> float | None:
     early, late = known[:third], [each for each in known[third:] if each[0] >= run.steps / 2]
     if len(known) < 6 or not late:
         return None
-    spread = mean(s for _, _, s in early) + abs(mean(m for _, m, _ in early)) * 0.1
+    within = mean(s for _, _, s in early) or pstdev(
+        m for _, m, _ in early
+    )  # single returns have no spread of their own
+    spread = within + abs(mean(m for _, m, _ in early)) * 0.1
     return (mean(m for _, m, _ in late) - mean(m for _, m, _ in early)) / spread if spread > 0 else None
 
 
@@ -295,6 +298,9 @@ def bootstrapped_scale(run: RecordedRun) -> Claim | None:
     by_hand = [call for call in _value_errors(run) if _VALUES & set(call.target_history)]
     known = [call for call in (losses or by_hand) if call.target.std is not None and call.input.std is not None]
     late = known[-4:]
+    models = {look.step: len(look.model_calls) for look in run.sampled.steps}
+    if any(models[call.step] < 2 for call in known):
+        return None  # one pass makes the predictions: the targets are no values of a second one
     if len(known) < 6 or any(max(call.target.shape or [0]) != math.prod(call.target.shape) for call in late):
         return None  # several targets per row: features of a teacher, not values
     sizes = [math.hypot(call.target.mean or 0.0, call.target.std or 0.0) for call in late]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.data_labels import labels_uninformative
 from surefoot.record.facts import SpikeEvent, WeightScale
 from surefoot.watch.operation_names import RECURRENT
 
@@ -221,6 +222,8 @@ def dead_units(run: RecordedRun) -> Claim | None:
         return None
     share, units, (module, site), notes = worst
     at_start = (notes[0].dead or 0) / units
+    if share < 0.8 and at_start < 0.5 * share and labels_uninformative(run) is not None:
+        return None  # the other units would learn what the labels say; these died while they were trained on noise
     bad = share >= 0.95 or (share >= 0.6 and (not run.curve.learned or at_start > 0.5)) or not run.curve.learned
     return Claim(
         0.85 if at_start > 0.4 else 0.7,

@@ -109,6 +109,12 @@ class TokenAlignment(Facts):
     """The same with shuffled labels, on average."""
     agreement_spread: float | None = None
     """The standard deviation of the latter."""
+    crossed: float | None = None
+    """How much larger the share of labels that are the following id is if rows and columns of the labels are swapped;
+    of labels in one dimension."""
+    outputs_follow: float | None = None
+    """How much less the outputs of equal ids differ than after shuffling, in spreads of the latter: whether outputs are
+    in the order of the ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

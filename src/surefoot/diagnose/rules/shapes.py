@@ -1,0 +1,92 @@
+"""Predictions and targets whose shapes differ, so that every row is compared with every other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import DISTANCE_LOSSES
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import DifferenceCall, LossCall
+
+
+def broadcast(run: RecordedRun) -> Claim | None:
+    """Prediction and target have different shapes, which broadcast."""
+    found: list[LossCall | DifferenceCall] = [
+        n for n in run.sampled.training_losses(*DISTANCE_LOSSES) if not n.same_shape
+    ]
+    found += [n for n in run.sampled.calls.differences if n.grown and _same_but_for_ones(n.input.shape, n.target.shape)]
+    for note in found:
+        given, target = note.input.shape, note.target.shape
+        out = _broadcast_shape(given, target)
+        if note.op != "sub" and (square := _made_square(run, note)) is not None:
+            return square
+        if out is None or math.prod(out) <= max(math.prod(given), math.prod(target)):
+            continue
+        if not _same_but_for_ones(given, target) and note.op == "sub":
+            continue
+        return Claim(
+            0.97,
+            f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: they "
+            f"broadcast to {tuple(out)}, so every prediction is compared with every target, and the best constant is "
+            f"the target's mean. The loss is at {run.curve.end:.3g}.",
+            step=note.step,
+            where=(note.site, _source(note)),
+            evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
+            fixes=(
+                f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",
+            ),
+        )
+    return None
+
+
+def _made_square(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim | None:
+    """One side has one value per row, and the other is a square: it was broadcast while it was computed.
+
+    As in `reward + discount * values` with a reward of shape (N, 1) and values of shape (N,).
+    """
+    given, target = note.input.shape, note.target.shape
+    side = "target" if math.prod(given) < math.prod(target) else "prediction"
+    small, large = (given, target) if side == "target" else (target, given)
+    rows = math.prod(small)
+    if rows < 2 or large != [rows, rows] or small not in ([rows, 1], [rows]):
+        return None
+    return Claim(
+        0.95,
+        f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: the {side} has "
+        f"{rows} values for each of the {rows} rows, because shapes ({rows}, 1) and ({rows},) were broadcast when it "
+        f"was computed. Every row is compared with all of them. The loss is at {run.curve.end:.3g}.",
+        step=note.step,
+        where=(note.site, _source(note)),
+        evidence={"prediction": given, "target": target, "loss": run.curve.end},
+        fixes=(f"Give all operands of the {side} the same shape: `.unsqueeze(1)` on the one of shape ({rows},).",),
+    )
+
+
+def _source(call: LossCall | DifferenceCall) -> str:
+    """The call that made the prediction, if it was recorded."""
+    return call.producer.site if call.producer is not None else ""
+
+
+def _same_but_for_ones(a: list[int], b: list[int]) -> bool:
+    return [n for n in a if n != 1] == [n for n in b if n != 1] and len(a) != len(b)
+
+
+def _broadcast_shape(a: list[int], b: list[int]) -> list[int] | None:
+    size = max(len(a), len(b))
+    left, right = [1] * (size - len(a)) + a, [1] * (size - len(b)) + b
+    out = []
+    for i, j in zip(left, right, strict=True):
+        if i != j and 1 not in (i, j):
+            return None
+        out.append(max(i, j))
+    return out
+
+
+RULES = (
+    Rule("loss.broadcast", "wiring", broadcast,
+         explains=("lr.*", "model.*", "data.labels-uninformative", "loss.bounded-output", "init.*")),
+)  # fmt: skip
