@@ -153,6 +153,8 @@ class ParameterRegistry:
 
     def __init__(self) -> None:
         self.parameters: list[Parameter] = []
+        self._owners: set[str] = set()
+        """The models that have parameters."""
         self.models: list[ModelFacts] = []
         self._ids: dict[int, int] = {}
         self._models: list[tuple[weakref.ref[nn.Module], str]] = []
@@ -257,10 +259,12 @@ class ParameterRegistry:
                 if not record.model:
                     record.name = f"{path}.{own}" if path else own
                     record.model, record.module_type = model, type(part).__name__
+                    self._owners.add(model)
         for where, tensor in stray_tensors(module):
             record = self.add(tensor)
             if not record.model:
                 record.model, record.name, record.registered = model, where, False
+                self._owners.add(model)
 
     def note_gathered(self, module: nn.Module) -> None:
         """Register the whole tensors that replace the sharded parameters of an FSDP module while it runs."""
@@ -277,9 +281,8 @@ class ParameterRegistry:
 
     def label(self, record: Parameter) -> str:
         """The name of a parameter, prefixed with its model if there are several."""
-        several = len({held.model for held in self.parameters if held.model}) > 1
         name = record.name or f"tensor of shape {tuple(record.shape)}"
-        return f"{record.model}.{name}" if several and record.model else name
+        return f"{record.model}.{name}" if len(self._owners) > 1 and record.model else name
 
 
 def _is_other(before: float, now: float | None) -> bool:
