@@ -62,7 +62,7 @@ def test_the_folder_alone_gives_the_same_findings_again(watch: Nursery, name: st
     assert [f["summary"] for f in again["findings"]] == [f["summary"] for f in written["findings"]]
 
 
-def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
+def test_the_terminal_shows_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
     run = watch(*SCRIPTS["broken"])
     words = " ".join(run.errors.split())
     place = run.first.where[0]
@@ -71,7 +71,7 @@ def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watc
     assert f"Fix: {run.first.fixes[0]}" in words
 
 
-def test_a_crash_keeps_its_traceback_and_says_what_was_wrong(watch: Nursery) -> None:
+def test_a_crash_keeps_its_traceback_and_its_cause_is_named(watch: Nursery) -> None:
     run = watch(*SCRIPTS["crashed"])
     assert run.exit_code == 1
     assert "IndexError: Target 3 is out of bounds" in run.errors
