@@ -25,11 +25,11 @@ class SurefootError(Exception):
 
 
 class SettingError(SurefootError, ValueError):
-    """A setting that cannot work."""
+    """A setting with an invalid value."""
 
 
 class UsageError(SurefootError, RuntimeError):
-    """Calls in an order, or on objects, that cannot work."""
+    """A call at the wrong time, or on the wrong object."""
 
 
 class CheckpointError(SurefootError, RuntimeError):

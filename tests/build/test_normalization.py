@@ -28,7 +28,7 @@ def test_norms_that_do_not_look_at_the_batch_are_never_named():
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "words"),
     [
         (nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4)), "dropout"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "bias"),
@@ -38,8 +38,8 @@ def test_norms_that_do_not_look_at_the_batch_are_never_named():
         (nn.ModuleList(nn.TransformerEncoderLayer(8, 2, batch_first=True) for _ in range(6)), "post-norm"),
     ],
 )
-def test_each_known_trap_is_named(model, says):
-    assert [says in advice.problem for advice in advise_normalization(model, batch_size=64)] == [True]
+def test_each_known_trap_is_named(model, words):
+    assert [words in advice.problem for advice in advise_normalization(model, batch_size=64)] == [True]
 
 
 def test_pre_norm_layers_and_shallow_post_norm_are_fine():

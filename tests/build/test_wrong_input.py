@@ -44,6 +44,8 @@ def optimizer():
         (lambda: build.clip_advice("a"), "`norms` must be a list or a tensor of norms; got 'a'"),
         (lambda: build.clip_advice([1.0, "a"]), "`norms` must contain numbers only; got 'a' among them"),
         (lambda: build.clip_advice([-1.0]), "`norms` must not be negative; the smallest is -1"),
+        (lambda: build.normalize_images(3), "`images` must be a tensor; got 3"),
+        (lambda: build.normalize_images([[1.0]]), "`images` must be a tensor; got .* `torch.from_numpy`"),
         (lambda: build.Standardizer.fit(3), "`data` must be an array, or an iterable of arrays; got 3"),
     ],
 )

@@ -57,7 +57,7 @@ def test_wrong_use_is_answered(words, answer, monkeypatch):
     assert str(parse(words)).startswith(answer)
 
 
-def test_alerts_and_curves_of_a_watched_script_go_where_they_are_wanted(tmp_path):
+def test_alerts_and_curves_of_a_watched_script_reach_the_webhook_and_tensorboard(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     bodies = []
 

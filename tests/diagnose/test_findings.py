@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.findings import Diagnosis, Finding
 from watched import CLASSES, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_the_folder_alone_gives_the_same_findings_again(watch: Nursery, name: st
     assert [f["summary"] for f in again["findings"]] == [f["summary"] for f in written["findings"]]
 
 
-def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
+def test_the_terminal_shows_the_first_finding_with_its_place_and_fix(watch: Nursery) -> None:
     run = watch(*SCRIPTS["broken"])
     words = " ".join(run.errors.split())
     place = run.first.where[0]
@@ -70,7 +71,7 @@ def test_what_the_terminal_says_is_the_first_finding_with_its_place_and_fix(watc
     assert f"Fix: {run.first.fixes[0]}" in words
 
 
-def test_a_crash_keeps_its_traceback_and_says_what_was_wrong(watch: Nursery) -> None:
+def test_a_crash_keeps_its_traceback_and_its_cause_is_named(watch: Nursery) -> None:
     run = watch(*SCRIPTS["crashed"])
     assert run.exit_code == 1
     assert "IndexError: Target 3 is out of bounds" in run.errors
@@ -78,3 +79,15 @@ def test_a_crash_keeps_its_traceback_and_says_what_was_wrong(watch: Nursery) -> 
     assert run.first.cause == "data.label-out-of-range"
     assert run.first.step == 0
     assert run.at("loss = loss_of") in run.first.where
+
+
+def test_a_diagnosis_is_printed_as_text_and_shown_as_html_in_a_notebook() -> None:
+    finding = Finding("lr.too-high", "error", 0.9, "The loss <rises>.", step=1200, fixes=("Divide it by 10.", "Clip."))
+    broken = Diagnosis("broken", 1500, (finding,))
+    assert str(broken).splitlines()[:3] == ["broken · 1,500 steps", "", "  error · lr.too-high · 0.90"]
+    shown = broken._repr_html_()
+    assert all(each in shown for each in ("1,500 steps", "1,200", "The loss &lt;rises&gt;.", "Divide it by 10."))
+    assert "Clip." not in shown
+    healthy = Diagnosis("healthy", 1, (), reason="No fault was found in 1 step.")
+    assert "1 step · No fault was found in 1 step." in healthy._repr_html_()
+    assert "<table" not in healthy._repr_html_()

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from surefoot.core.settings import shown
+from surefoot.errors import require
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Red, green, blue, of ImageNet's training images in [0, 1]: what torchvision's pretrained models were trained with."""
 
@@ -20,6 +23,8 @@ def normalize_images(
     images: Tensor, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
 ) -> Tensor:
     """Normalise `(…, channels, height, width)`: uint8 from 0 to 255, or floats already in [0, 1]."""
+    is_tensor = isinstance(images, Tensor)
+    require(is_tensor, f"`images` must be a tensor; got {shown(images)}. For an array, use `torch.from_numpy`.")
     if images.ndim < 3 or images.shape[-3] != len(mean):
         hint = " It looks channels-last: use `images.movedim(-1, -3)`." if images.shape[-1:] == (len(mean),) else ""
         raise ValueError(f"Expected {len(mean)} channels third from last; got shape {tuple(images.shape)}.{hint}")

@@ -30,7 +30,7 @@ After = Callable[[int], float]
 
 
 def warmup_constant(optimizer: Optimizer, warmup_steps: int, *, start: float | None = None) -> LRScheduler:
-    """Warm up, then hold."""
+    """Warm up, then keep the learning rate constant."""
     return _schedule(optimizer, warmup_steps, start, _constant)
 
 

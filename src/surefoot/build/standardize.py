@@ -30,7 +30,7 @@ NanPolicy = Literal["raise", "ignore", "fill"]
 
 @dataclass(frozen=True, eq=False)
 class Standardizer:
-    """Statistics of the training data, per feature, and what to do with them."""
+    """Per-feature statistics of the training data, and the transformation that standardises with them."""
 
     count: Tensor
     """How many finite values each feature had (int64)."""

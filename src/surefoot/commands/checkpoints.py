@@ -61,7 +61,7 @@ def export(
     step: str = typer.Option("latest", help="latest, good, best, or a step number."),
     weights: bool = typer.Option(False, "--weights", help="Only the weights of the models, by name."),
 ) -> None:
-    """Write a checkpoint as one safetensors file, also if several processes saved it."""
+    """Write a checkpoint as one safetensors file. Checkpoints of several processes are joined."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, export_state, export_weights, load_whole
 
     try:

@@ -118,7 +118,7 @@ def serve(
     """Serve the page of a run, updated live."""
     from surefoot.report.page.serve import serve as serve_page
 
-    serve_page(_chosen(folder), host, port, say=lambda words: typer.echo(words, err=True))
+    serve_page(_chosen(folder), host, port, show=lambda words: typer.echo(words, err=True))
 
 
 def _chosen(folder: Path | None) -> Path:

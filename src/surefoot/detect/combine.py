@@ -73,12 +73,12 @@ def _worst(verdicts: tuple[Verdict, ...], known: bool) -> Severity:
 
 
 def any_of(*detectors: Detector) -> Combined:
-    """Anomalous when at least one of the detectors is."""
+    """Anomalous if at least one of the detectors is anomalous."""
     return Combined(detectors, "any")
 
 
 def all_of(*detectors: Detector) -> Combined:
-    """Anomalous when all of the detectors are at the same step."""
+    """Anomalous if all of the detectors are anomalous at the same step."""
     return Combined(detectors, "all")
 
 
@@ -109,7 +109,7 @@ class Sustained:
 
 
 def sustained(detector: Detector, steps: int) -> Sustained:
-    """Anomalous when the detector has been for `steps` consecutive steps."""
+    """Anomalous once the detector has been anomalous for `steps` consecutive steps."""
     return Sustained(detector, steps)
 
 

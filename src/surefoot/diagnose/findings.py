@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from surefoot.core import notebook_html
 from surefoot.core.formats import FINDINGS
+from surefoot.core.wording import count_of
 
 Severity = Literal["error", "warning", "info"]
 Outlook = Literal["healthy", "unstable", "broken", "unknown"]
@@ -69,6 +71,21 @@ class Diagnosis:
     def serious(self) -> tuple[Finding, ...]:
         """The findings above severity `info`."""
         return tuple(finding for finding in self.findings if finding.severity != "info")
+
+    def __str__(self) -> str:
+        from surefoot.diagnose.terminal import as_full_text
+
+        return as_full_text(self)
+
+    def _repr_html_(self) -> str:
+        columns = ("severity", "cause", "step", "what was found", "what to change first")
+        rows = [
+            (each.severity, each.cause, "" if each.step is None else f"{each.step:,}", each.summary, *each.fixes[:1])
+            for each in self.findings
+        ]
+        reason = "" if self.serious else f" · {self.summary}"
+        head = notebook_html.heading(self.verdict, f"{count_of(self.steps, 'step')}{reason}")
+        return notebook_html.page(head, notebook_html.table(columns, rows) if rows else "")
 
     def as_json(self) -> dict[str, Any]:
         """The JSON form that users' scripts depend on."""

@@ -68,8 +68,8 @@ def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = No
         return "No training step was seen."
     if happened := what_happened(run):
         return (
-            f"{happened}. What caused it cannot be judged: data and operations were not recorded. Run `surefoot "
-            "replay` on the incident, or the script under `surefoot run`."
+            f"{happened}. What caused it cannot be judged: data and operations were not recorded. Run the script under "
+            "`surefoot run`, or `surefoot replay` on the step if it was kept (`incidents=`)."
         )
     curve = LossCurve(run.curve.values, run.curve.steps)
     if curve.count < FEWEST_LOSSES:

@@ -6,6 +6,8 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import count_of
+
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
 
@@ -16,7 +18,7 @@ SHOWN = 3
 def as_text(diagnosis: Diagnosis, folder: str) -> str:
     """The verdict, the most important findings, and where the rest is."""
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
-    steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
+    steps = count_of(diagnosis.steps, "step")
     lines = ["", f"surefoot: {diagnosis.verdict} · {steps} · {folder}"]
     if diagnosis.verdict == "unknown":
         lines.extend(_wrapped("  ", diagnosis.summary))
@@ -31,10 +33,10 @@ def as_text(diagnosis: Diagnosis, folder: str) -> str:
     return "\n".join(lines)
 
 
-def as_full_text(diagnosis: Diagnosis, folder: str) -> str:
+def as_full_text(diagnosis: Diagnosis, folder: str = "") -> str:
     """The verdict and every finding, with its evidence and all its fixes."""
-    steps = f"{diagnosis.steps:,} step{'s' if diagnosis.steps != 1 else ''}"
-    lines = [f"{diagnosis.verdict} · {steps} · {folder}"]
+    steps = count_of(diagnosis.steps, "step")
+    lines = [" · ".join(filter(None, (diagnosis.verdict, steps, folder)))]
     if diagnosis.verdict == "unknown":
         lines.extend(_wrapped("  ", diagnosis.summary))
     elif diagnosis.left_out:

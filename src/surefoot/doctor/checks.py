@@ -39,7 +39,7 @@ _WIDTH = 72
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one question."""
+    """The result of one check of a preflight."""
 
     step: int
     """The step that the check belongs to, from 1 to 10."""
@@ -135,7 +135,7 @@ class ExaminationJson(TypedDict):
 
 @dataclass(frozen=True, repr=False)
 class Examination:
-    """Every check, in order."""
+    """The results of all checks of a preflight, in the order in which they ran."""
 
     checks: tuple[Check, ...]
 

@@ -71,7 +71,7 @@ def debug_training_stability(
         seconds: Time that all probes share, roughly.
         num_steps: Then train a copy for this many steps, or until a detector raises an alarm, and report where.
             It may take `seconds` once more.
-        show: Print the table.
+        show: Print the table. In a notebook, use `show=False`: the returned value is displayed as HTML.
     """
     _refuse_what_cannot_be_examined(model, loader, optimizer)
     _check_numbers(clip, seconds, num_steps)

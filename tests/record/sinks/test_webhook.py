@@ -27,7 +27,7 @@ def clock(monkeypatch):
     return found
 
 
-def test_an_alert_says_what_happened_where_and_what_was_done(server):
+def test_an_alert_contains_what_happened_where_and_what_was_done(server):
     hook = sf.WebhookSink(server.url, run="exp1", headers={"X-Token": "abc"})
     hook.write(of(alarm(evidence={"incident": "runs/exp1/incidents/7"})))
     hook.close()
@@ -143,7 +143,7 @@ def test_a_server_that_fails_for_a_while_gets_the_alert_in_the_end(server, statu
     assert f"HTTP {status}" in caplog.messages[0]
 
 
-def test_one_that_asks_to_wait_is_given_that_time(server, clock):
+def test_the_wait_that_a_server_requests_is_kept(server, clock):
     server.answers = [(429, {"Retry-After": "100"})]
     hook = sf.WebhookSink(server.url, pause_seconds=1)
     hook.write(of(alarm()))
@@ -155,7 +155,7 @@ def test_one_that_asks_to_wait_is_given_that_time(server, clock):
     assert (len(server.paths), len(server.bodies)) == (2, 1)
 
 
-def test_one_that_never_recovers_is_given_up_and_the_next_message_says_so(server, caplog):
+def test_one_that_never_recovers_is_given_up_and_the_next_message_counts_it(server, caplog):
     server.answers = [(500, {})] * 3
     hook = sf.WebhookSink(server.url, every_seconds=0, attempts=3, pause_seconds=0)
     hook.write(of(alarm(1), alarm(2)))
@@ -291,7 +291,7 @@ def test_a_run_log_that_is_closed_sends_how_the_run_ended_and_what_was_lost(serv
     assert "1 rows or messages were dropped" in body["text"]
 
 
-def test_a_run_that_an_error_ends_says_which(server, tmp_path):
+def test_the_message_about_an_error_that_ended_the_run_names_it(server, tmp_path):
     with contextlib.suppress(KeyError), sf.RunLog(tmp_path, sinks=[sf.WebhookSink(server.url)]) as log:
         log.take(step(1))
         raise KeyError("labels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -17,8 +18,8 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
     if bad is not None and bad.masked_rows:
         return Claim(
             0.95,
-            f"At step {run.nonfinite.loss_step} {bad.masked_rows} rows of the softmax at {bad.site or bad.op} "
-            "have every key masked: the softmax of such a row is 0/0.",
+            f"At step {run.nonfinite.loss_step}, every key is masked in {count_of(bad.masked_rows, 'row')} of the "
+            f"softmax at {bad.site or bad.op}: the softmax of such a row is 0/0.",
             step=run.nonfinite.loss_step,
             where=(str(bad.site or ""), str(bad.module or "")),
             evidence=details(bad),
@@ -29,8 +30,8 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
             note = notes[0]
             return Claim(
                 0.93,
-                f"At step {note.step} {note.fully_masked_rows} rows that reach {note.op} at {note.site} "
-                "have every key masked, and a non-finite loss follows.",
+                f"At step {note.step}, every key is masked in {count_of(note.fully_masked_rows, 'row')} that {note.op} "
+                f"at {note.site} gets, and a non-finite loss follows.",
                 step=note.step,
                 where=(note.site, note.module),
                 evidence={"rows": note.fully_masked_rows, "shape": note.shape},

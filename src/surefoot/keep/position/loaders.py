@@ -109,8 +109,8 @@ def warn_of_differences(
         said.append(f"continuing after {skip} batches of the new size, about the same number of samples")
     elif again:
         said.append(
-            f"{count} batches on {then['replicas']} ranks are no whole number of batches on {now['replicas']}: {again} "
-            f"of the samples are repeated, from batch {skip} on"
+            f"{count} batches on {then['replicas']} ranks do not divide evenly among {now['replicas']}: {again} "
+            f"samples are repeated, from batch {skip} on"
         )
     if now["workers"] != then["workers"]:
         said.append("the random streams of the workers start again")

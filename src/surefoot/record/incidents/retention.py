@@ -17,7 +17,7 @@ _PART = re.compile(r"[\w.+-]+")
 
 @dataclass(frozen=True)
 class IncidentKeeper:
-    """Keeps a bundle of every step that was refused or undone, until there is no room for more.
+    """Keeps a bundle of every step that was refused or undone, up to limits on their number and size.
 
     >>> import surefoot as sf
     >>> sf.IncidentKeeper("runs/exp1", most=2)

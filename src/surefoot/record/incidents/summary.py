@@ -92,7 +92,7 @@ def _replay(facts: IncidentFacts) -> list[str]:
     if facts["exact"]:
         return ["`surefoot replay` on this folder runs the step again from the state before it."]
     return [
-        "`surefoot replay` on this folder runs the step again as far as it is known, and says whether it comes "
+        "`surefoot replay` on this folder runs the step again as far as it is known, and reports whether it comes "
         "out the same bit for bit. Not exact:",
         "",
         *(f"- {reason}" for reason in facts["inexact"]),

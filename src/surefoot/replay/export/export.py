@@ -125,7 +125,7 @@ def export_reproduction(
     optimizer: torch.optim.Optimizer | None = None,
     check: bool = True,
 ) -> Reproduction | None:
-    """Write a script that fails as the step does, with torch alone; `None` if the step is finite in the end.
+    """Write a script that reproduces a failed step with torch only; `None` if the results of the step are finite.
 
     >>> import tempfile, torch, surefoot
     >>> w = torch.zeros(3, requires_grad=True)

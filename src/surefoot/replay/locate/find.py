@@ -73,7 +73,7 @@ def find_nonfinite(
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> NonFiniteOrigin | None:
-    """Name the first operation of a step that made a NaN or an infinity; `None` if all is finite in the end.
+    """Name the first operation of a step that made a NaN or an infinity; `None` if the results are finite.
 
     >>> import torch, surefoot
     >>> w = torch.zeros(3, requires_grad=True)

@@ -116,6 +116,6 @@ function showMarkTip(button, events) {
     .slice(0, 6)
     .map((event) => [theme.colour(event.severity), `step ${whole(event.step)}`, `${event.event}: ${event.summary}`]);
   const title = events.length === 1 ? events[0].event : groupWords(events);
-  const more = events.length > 6 ? `and ${counted(events.length - 6, "more")}` : "";
-  showTip(box.right, box.top + 8, title, rows, more.replace("mores", "more"));
+  const more = events.length > 6 ? `and ${whole(events.length - 6)} more` : "";
+  showTip(box.right, box.top + 8, title, rows, more);
 }

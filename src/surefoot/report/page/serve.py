@@ -173,13 +173,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Do not log requests."""
 
 
-def serve(folder: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, say: Any = print) -> None:
+def serve(folder: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, show: Any = print) -> None:
     """Serve the page of a run folder until Ctrl-C. The folder may still be empty."""
     with LiveServer(folder, host, port) as server:
-        say(f"surefoot: {folder} is at {server.url} (Ctrl-C to stop)")
+        show(f"surefoot: serving {folder} at {server.url} (Ctrl-C to stop)")
         if not server.is_loopback:
-            say(f"surefoot: warning: everyone who can reach {host} can read this run; the default is 127.0.0.1.")
+            show(f"surefoot: warning: everyone who can reach {host} can read this run; the default is 127.0.0.1.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("")
+            show("")
