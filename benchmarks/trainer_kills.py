@@ -41,6 +41,8 @@ def kill_repeatedly(framework: str, folder: Path, kills: int, seed: int) -> bool
     from trainers.small_training import same
 
     train, chance, done, runs, torn, missing = killed.preload(framework), random.Random(seed), 0, 0, 0, 0
+    for name in ("surefoot", "lightning.pytorch"):  # importing Lightning sets its level
+        logging.getLogger(name).setLevel(logging.ERROR)
     (folder / "whole").mkdir(parents=True)
     killed.attempt(train, folder / "whole", None)
     whole, differences = torch.load(folder / "whole" / "ended.pt"), []
@@ -108,8 +110,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    for name in ("surefoot", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     results = []
     for framework in chosen.framework:
         with tempfile.TemporaryDirectory() as folder:

@@ -54,6 +54,16 @@ def test_turns_taken_by_two_optimizers_are_adversarial_and_phases_are_not() -> N
     assert not run(optimizers=phases, steps=120).adversarial
 
 
+@pytest.mark.parametrize(("lowest", "ratios", "is_blind"), [(-1.2, 1, True), (0.0, 1, False), (-1.2, 0, False)])
+def test_a_loss_of_importance_ratios_times_advantages_is_blind(lowest: float, ratios: int, is_blind: bool) -> None:
+    other = {"shape": [8, 1], "dtype": "float32", "grad": False, "nonfinite": 0, "min": lowest, "max": 1.4}
+    place = {"site": "train.py:9", "module": "", "index": 1}
+    product = {"op": "mul", "history": ["exp", "log"], "other": other, "other_binary": False, **place}
+    ratio = {"op": "exp", "largest": 1.0, "mean": 1.0, "kl": 0.0, "count": 64, **place}
+    looks = [look(step, notes={"products": [product], "ratios": [ratio] * ratios}) for step in range(4)]
+    assert run(sampled_steps=looks).blind == is_blind
+
+
 def test_a_loss_whose_targets_come_from_a_model_is_blind() -> None:
     looks = [classified(step, 1.0, target_from_model=True) for step in range(4)]
     assert run(sampled_steps=looks).blind

@@ -136,6 +136,40 @@ def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, no
     assert [each["cause"] for each in found["findings"] if each["severity"] != "info"] == []
 
 
+class Adapted(torch.nn.Module):
+    """A layer with a small trained one beside it."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, torch.nn.Linear(12, 4), torch.nn.Linear(4, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def frozen_body(adapters: bool) -> Classifier:
+    """A new model whose body is frozen, with or without trained parameters among the frozen ones."""
+    model = Classifier()
+    model.body.requires_grad_(False)
+    if adapters:
+        model.body[0] = Adapted(model.body[0])
+    return model
+
+
+@pytest.mark.parametrize(("adapters", "causes"), [(False, ["optim.frozen-parameters"]), (True, [])])
+def test_a_new_body_that_is_frozen_is_named_although_the_trainer_leaves_it_out(
+    tmp_path, adapters, causes, nothing_compiled
+):
+    train(
+        tmp_path, StabilizerCallback(tmp_path / "run"), model=frozen_body(adapters), learning_rate=1e-2, max_steps=120
+    )
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())["findings"]
+    assert [each["cause"] for each in found if each["severity"] == "error"] == causes
+    if causes:
+        assert "78% of the weights of `model`" in found[0]["summary"]
+        assert found[0]["fixes"][0].startswith("Set requires_grad=True on them, or load the weights")
+
+
 def test_the_loss_is_that_of_the_whole_step(tmp_path):
     callback = StabilizerCallback(tmp_path / "run")
     trainer = train(tmp_path, callback, gradient_accumulation_steps=4, max_steps=10, logging_steps=1)

@@ -181,3 +181,30 @@ def test_the_version_is_reported_without_torch(tmp_path):
         assert told.returncode == 0, told.stderr[-500:]
         assert told.stdout.startswith("surefoot 0." if code == "--version" else "Usage: surefoot")
         assert not any(line.split("|")[-1].strip() == "torch" for line in told.stderr.splitlines())
+
+
+GUARDS_ITSELF = """
+import torch
+import surefoot as sf
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+guard = sf.attach(model, optimizer)
+for step in range(30):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).pow(2).mean() * (float("nan") if step == 12 else 1.0)
+    guard.observe(loss=loss)
+    loss.backward()
+    optimizer.step()
+print(guard.counts["steps"], guard.counts["skipped"], bool(torch.isfinite(model.weight).all()))
+"""
+
+
+def test_an_optimizer_that_the_script_guards_itself_is_left_to_it_with_one_line(tmp_path):
+    (tmp_path / "train.py").write_text(GUARDS_ITSELF)
+    ended = surefoot(tmp_path, "--guard", "train.py")
+    assert ended.stdout.splitlines()[-1:] == ["30 1 True"], ended.stderr
+    line = "surefoot: --guard does not guard optimizer 1 (SGD): the script guards it with surefoot itself"
+    assert ended.stderr.count(line) == 1
+    assert "stopped watching" not in ended.stderr
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["steps"] == 30

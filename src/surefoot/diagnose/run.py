@@ -117,7 +117,10 @@ class RecordedRun:
         losses = self.sampled.training_losses()
         if losses and sum(call.target_from_model for call in losses) > 0.5 * len(losses):
             return True
-        return any(weighs_by_reward(call) for call in self.sampled.calls.products)
+        calls = self.sampled.calls
+        if calls.ratios and any(_has_both_signs(call) and "exp" in call.history for call in calls.products):
+            return True  # advantages times importance ratios
+        return any(weighs_by_reward(call) for call in calls.products)
 
     # What went wrong
 
@@ -139,9 +142,12 @@ def _can_learn(facts: RunFacts) -> bool:
 
 def weighs_by_reward(call: ProductCall) -> bool:
     """Whether a product is a log-probability times something of both signs: an advantage, never a target."""
-    low, high = call.other.min or 0.0, call.other.max or 0.0
     logs = {"log_prob", "log_softmax", "logsumexp"} & set(call.history)
-    return not call.other_binary and ("log_prob" in call.history or (low < 0 < high and bool(logs)))
+    return not call.other_binary and ("log_prob" in call.history or (_has_both_signs(call) and bool(logs)))
+
+
+def _has_both_signs(call: ProductCall) -> bool:
+    return (call.other.min or 0.0) < 0 < (call.other.max or 0.0)
 
 
 def _continues(optimizer: OptimizerFacts, facts: RunFacts) -> bool:

@@ -29,7 +29,7 @@ from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
 from surefoot.guard.attach import AttachSettings, attach_with
-from surefoot.guard.step_hooks import keep_hook_order, release_hook_order
+from surefoot.guard.step_hooks import hooks_of, keep_hook_order, release_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.measured_steps import MeasuredSteps
 from surefoot.watch.messages import print_line
@@ -274,13 +274,16 @@ class OptimizerGuard:
     # ---- steps that are not guarded ---------------------------------------------------------------------------------
 
     def _why_not(self, record: OptimizerRecord, optimizer: Optimizer) -> bool:
-        """Whether steps of an optimizer must not be skipped, because other ranks may decide differently."""
-        if _world_size() == 1 or _is_replicated(optimizer, list(self._replicas)):
+        """Whether steps of an optimizer must not be skipped: the script guards them, or other ranks may differ."""
+        if any(hooks.acts and hooks.active for hooks in hooks_of(optimizer)):
+            why = "the script guards it with surefoot itself"
+        elif _world_size() == 1 or _is_replicated(optimizer, list(self._replicas)):
             return False
-        why = (
-            "its gradients may differ between ranks, and a step must be skipped on all of them or on none. "
-            "DistributedDataParallel is guarded; for sharded models use TrainingStabilizer"
-        )
+        else:
+            why = (
+                "its gradients may differ between ranks, and a step must be skipped on all of them or on none. "
+                "DistributedDataParallel is guarded; for sharded models use TrainingStabilizer"
+            )
         name = f"optimizer {record.number + 1} ({type(optimizer).__name__})"
         self._not_guarded[name] = why
         print_line(f"surefoot: --guard does not guard {name}: {why}")

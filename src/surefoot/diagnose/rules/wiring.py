@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -205,7 +206,8 @@ def _is_left_out(run: RecordedRun, parameter: ParameterFacts) -> bool:
 
 def frozen_parameters(run: RecordedRun) -> Claim | None:
     """Most parameters of the optimizer cannot change."""
-    mine = [p for p in run.parameters.values() if p.optimizers and p.model]
+    left_out = _left_out_by_trainer(run)
+    mine = [*[p for p in run.parameters.values() if p.optimizers and p.model], *left_out]
     frozen = [p for p in mine if not p.requires_grad and not p.trained_by and not p.loaded]
     share = size_of(frozen) / max(1, size_of(mine))
     if share < 0.5 or not run.optimizers or look_trained(frozen) or not began_new(run.facts, frozen):
@@ -213,17 +215,41 @@ def frozen_parameters(run: RecordedRun) -> Claim | None:
     weak = not run.curve.learned or run.curve.drop < 0.5
     if run.facts.preflight is not None:  # too few steps to tell; a few rows were tried
         weak = (run.facts.preflight.tiny_batch_left or 0.0) > 0.5
+    whose = f"of `{mine[0].model}`" if left_out else f"given to {run.optimizers[-1].type}"
+    otherwise = (
+        "load the weights that were meant to be frozen"
+        if left_out
+        else "leave them out of the optimizer if they are frozen on purpose"
+    )
     return Claim(
         0.9 if weak else 0.5,
-        f"{share:.0%} of the weights given to {run.optimizers[-1].type} have requires_grad=False and were neither "
+        f"{share:.0%} of the weights {whose} have requires_grad=False and were neither "
         f"loaded nor trained before: {', '.join(p.label for p in frozen[:4])}. The loss went from "
         f"{run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=0,
         where=(run.optimizers[-1].site, *[p.label for p in frozen[:6]]),
         evidence={"share": share, "frozen": [p.label for p in frozen[:50]], "drop": run.curve.drop},
         severity="error" if weak else "info",
-        fixes=("Set requires_grad=True on them, or leave them out of the optimizer if they are frozen on purpose.",),
+        fixes=(f"Set requires_grad=True on them, or {otherwise}.",),
     )
+
+
+def _left_out_by_trainer(run: RecordedRun) -> list[ParameterFacts]:
+    """The frozen part of a model, if a trainer passes only parameters that require gradients to the optimizer.
+
+    Then nobody has left them out on purpose. Empty if trained parameters are among the frozen ones, as adapters are.
+    """
+    if run.facts.trainer != "transformers":
+        return []
+    given = [p for p in run.parameters.values() if p.optimizers and p.model]
+    models = {p.model for p in given}
+    frozen = [p for p in run.parameters.values() if p.model in models and p.registered and not p.requires_grad]
+    frozen = [p for p in frozen if not p.optimizers]
+    modules = [p.name.split(".")[:-1] for p in frozen]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    body = [parts[0] for parts in shared]
+    are_among = any(p.name.split(".")[: len(body)] == body for p in given)
+    return [] if are_among else frozen
 
 
 def _frozen_and_left_out(run: RecordedRun) -> Claim | None:
