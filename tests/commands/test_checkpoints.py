@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -33,6 +35,23 @@ def test_verifying_says_which_one_is_damaged_and_ends_with_1(command, folder):
     answer = command("checkpoints", "verify", folder)
     assert answer.code == 1
     assert [line.split(":")[1].split(",")[0].strip() for line in answer.out.splitlines()] == ["complete", "damaged"]
+
+
+def test_what_one_rank_has_not_deleted_yet_after_a_healthy_run_is_no_damage(command, tmp_path):
+    managers = [sf.CheckpointManager(tmp_path, rank=rank, world_size=2, every_steps=None) for rank in range(2)]
+    for step in (5, 10, 15, 20):
+        for manager in managers:  # rank 0 is first, and does not find the newest step complete
+            manager.save({"weight": torch.zeros(3)}, step, metric=1 / step, blocking=True)
+    assert (tmp_path / "checkpoints" / "step-00000005").exists()
+    assert not (tmp_path / "checkpoints" / "step-00000005.rank-1").exists()
+    answer = command("checkpoints", "verify", tmp_path)
+    assert answer.code == 0, answer.out
+    assert "step 5: the rest of a deleted checkpoint" in answer.out
+    assert max(map(len, command("checkpoints", "list", tmp_path).out.splitlines())) <= 90
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000015.rank-1")
+    answer = command("checkpoints", "verify", tmp_path)
+    assert answer.code == 1
+    assert "step 15: damaged: step-00000015.rank-1: the part of rank 1 is missing" in answer.out
 
 
 def test_a_checkpoint_is_exported_and_imported(command, folder, tmp_path):

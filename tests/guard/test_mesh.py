@@ -39,6 +39,9 @@ def test_what_one_rank_refuses_changes_nothing_on_any(ranks, tmp_path, kind, cou
 
 CHAINS = {
     "fewer and more ranks": [("fsdp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 1)],
+    "ddp": [("ddp", 3), ("ddp", 2), ("ddp", 1)],
+    "hsdp": [("hsdp", 4), ("hsdp", 2)],
+    "tp": [("tp", 2), ("tp", 5), ("tp", 1)],
     "other meshes": [("hsdp", 4), ("tp", 2), ("fsdp-tp", 4), ("hsdp", 2), ("fsdp", 4)],
     "with and without shards": [("plain", 1), ("fsdp", 3), ("ddp", 2), ("tp", 2), ("plain", 1), ("ddp", 3)],
 }

@@ -9,8 +9,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from streams import INF, NAN
 from surefoot.observe.tensors import (
+    _IN_CACHE,
     TensorMeter,
     TensorStatistics,
+    _few_at_a_time,
     _measure_anywhere,
     _measure_cpu,
     combine_shards,
@@ -150,6 +152,18 @@ def test_both_ways_agree_on_any_values(rows):
     np.testing.assert_allclose(cpu.norm, anywhere.norm, rtol=1e-5, atol=1e-18)
     np.testing.assert_array_equal(cpu.largest, anywhere.largest)
     np.testing.assert_array_equal(cpu.nonfinite, anywhere.nonfinite)
+
+
+def test_large_tensors_are_measured_in_parts_with_the_same_bits_and_in_their_order():
+    sizes = [3, _IN_CACHE + 1, 5, 7, _IN_CACHE // 2, _IN_CACHE // 2, 0, 2]
+    tensors = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in sizes]
+    tensors[3][1] = NAN
+    assert [len(few) for few in _few_at_a_time(tensors)] == [2, 4, 2]
+    found = TensorMeter().measure(tensors)
+    whole = torch.stack(torch._foreach_norm(tensors, 2))  # what `clip_grad_norm_` calls
+    assert torch.equal(found.norm[[0, 1, 2, 4, 5, 6, 7]], whole[[0, 1, 2, 4, 5, 6, 7]])
+    assert found.nonfinite.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert found.largest.tolist() == [float(each.nan_to_num(0).abs().max()) if len(each) else 0 for each in tensors]
 
 
 def test_measuring_changes_nothing():

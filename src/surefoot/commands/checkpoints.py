@@ -12,6 +12,7 @@ from surefoot.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from surefoot.keep.checkpoint.listing import CheckpointListing
 
+_REST = "the rest of a deleted checkpoint: not every rank has deleted its part"
 app = typer.Typer(help="Checkpoints of a run: list, verify, export, import.", rich_markup_mode=None)
 
 
@@ -27,26 +28,31 @@ def _checkpoints(context: typer.Context) -> None:
 def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
     """List the checkpoints of a run, the newest first. Reads the manifests only."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in
-    from surefoot.keep.checkpoint.listing import by_metric, complete_steps, list_checkpoints
+    from surefoot.keep.checkpoint.listing import by_metric, complete_steps, list_checkpoints, rests_of_deleted
 
     steps = list_checkpoints(checkpoints_in(folder))
+    rests = rests_of_deleted(steps)
     newest_first = complete_steps(steps)
     best = by_metric(newest_first)[:1]
     for listing in [*newest_first, *(each for each in steps if not each.whole)]:
-        typer.echo(_line(listing, listing in best))
+        typer.echo(f"step {listing.step:>10,}  {_REST}" if listing in rests else _line(listing, listing in best))
 
 
 @app.command()
 def verify(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
     """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or incomplete."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, verify_step
-    from surefoot.keep.checkpoint.listing import list_checkpoints
+    from surefoot.keep.checkpoint.listing import list_checkpoints, rests_of_deleted
 
-    damaged = 0
-    for listing in list_checkpoints(checkpoints_in(folder)):
+    damaged, steps = 0, list_checkpoints(checkpoints_in(folder))
+    rests = rests_of_deleted(steps)
+    for listing in steps:
+        name = f"step {listing.step:,}{' (evidence)' if listing.aside else ''}"
+        if listing in rests:
+            typer.echo(f"{name}: {_REST}")
+            continue
         found = verify_step(listing)
         damaged += found.fault is not None
-        name = f"step {listing.step:,}{' (evidence)' if listing.aside else ''}"
         parts = f"{len(listing.paths)} part{'s' * (len(listing.paths) != 1)}, {found.bytes:,} bytes"
         spread = f", with {found.tensors} complete sharded tensors" if found.tensors else ""
         typer.echo(f"{name}: damaged: {found.fault}" if found.fault else f"{name}: complete, {parts}{spread}")

@@ -106,7 +106,10 @@ def agree_and_average(
     """
     dtype = torch.float64 if device.type == "cpu" else torch.float32
     numbers = [*flags, 0.0 if value is None else value, float(value is not None)]
-    shared = torch.stack([_placed(number, device, dtype) for number in numbers])
+    if device.type == "cpu" and not any(isinstance(number, torch.Tensor) for number in numbers):
+        shared = torch.tensor(numbers, dtype=dtype)  # the host decides: one small tensor instead of ten
+    else:
+        shared = torch.stack([_placed(number, device, dtype) for number in numbers])
     count = len(numbers)
     if more is not None:
         shared = torch.cat([shared, more.to(dtype)])

@@ -3,8 +3,8 @@
 Only this module reads gradients. Everything stays on the device; nothing here waits for it.
 
 - CUDA: one Triton pass over the memory (`observe/triton_pass.py`).
-- CPU: `torch._foreach_norm` and `torch.aminmax`, one pass each; entries are counted only in a tensor whose norm is not
-  finite, because reading a CPU scalar costs nothing.
+- CPU: `torch._foreach_norm` and `torch.aminmax`, a few tensors at a time, so that the second one finds them in the
+  cache; entries are counted only in a tensor whose norm is not finite, because reading a CPU scalar costs nothing.
 - Elsewhere: plain torch operations, three passes.
 
 Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an Inf gets the norm NaN; a finite tensor
@@ -32,13 +32,15 @@ from surefoot.core.settings import check_types
 from surefoot.errors import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from surefoot.core.block_tables import BlockTables
     from surefoot.observe.triton_pass import TritonPass
 
 
 _layout, _dtype, _device = map(attrgetter, ("layout", "dtype", "device"))
+_IN_CACHE = 1 << 18
+"""The number of elements that the CPU measures in one go: 1 MiB of float32."""
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -188,10 +190,20 @@ def _largest(views: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.maximum(-low, high)
 
 
+def _few_at_a_time(views: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in their order, in lists that end with the tensor that reaches `_IN_CACHE` elements."""
+    start = count = 0
+    for end, view in enumerate(views, 1):
+        count += view.numel()
+        if count >= _IN_CACHE or end == len(views):
+            yield views[start:end]
+            start, count = end, 0
+
+
 def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
     dtype = _measure_dtype(views)
-    norm = _norms(views, dtype)
-    largest = _largest(views, dtype)
+    parts = [(_norms(few, dtype), _largest(few, dtype)) for few in _few_at_a_time(views)]
+    norm, largest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     nonfinite = torch.zeros_like(norm)
     for i, value in enumerate(norm.tolist()):
         if not math.isfinite(value):

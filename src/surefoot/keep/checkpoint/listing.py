@@ -208,6 +208,20 @@ def to_keep(newest_first: Sequence[CheckpointListing], keep_last: int, keep_evid
     return {(each.step, each.aside) for each in kept}
 
 
+def rests_of_deleted(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
+    """Steps of which some ranks have deleted their parts, and the others will do so at their next save.
+
+    They are older than every complete good step but the best one. After the last save of a run they stay: a rank that
+    was early did not find the newest step complete yet.
+    """
+    newest_first = complete_steps(steps)
+    best = by_metric(newest_first)[:1]
+    recent = [each.order for each in newest_first if each.good and each not in best]
+    oldest = min(recent or [each.order for each in newest_first], default=None)
+    lacking = [each for each in steps if each.missing and not each.faults]
+    return [each for each in lacking if oldest is not None and each.order < oldest]
+
+
 def to_discard(
     steps: Sequence[CheckpointListing], rank: int, world_size: int, keep_last: int, keep_evidence: int
 ) -> list[Path]:
