@@ -428,8 +428,8 @@ _CAUSES = (
         "The first loss is far above chance level, or it diverges before anything is learned.",
         "Activations or gradients grow from layer to layer before the first update, with inputs of unit scale.",
         "lr.too-high data.unscaled-input model.exploding-gradient",
-        "Initialise again with `surefoot.init_for(model)` (He or Xavier, depending on the activation after each "
-        "layer).",
+        "Initialise again with `surefoot.init_for(model, overwrite=True)` (He or Xavier, depending on the activation "
+        "after each layer).",
         "Scale the last layer of each residual branch down, and the output layer as well.",
         "Add normalisation layers.",
     ),
@@ -439,7 +439,7 @@ _CAUSES = (
         "Nothing is learned, because the outputs hardly depend on the inputs.",
         "Activations shrink from layer to layer before the first update, with inputs of unit scale.",
         "model.vanishing-gradient lr.too-low model.dead-units",
-        "Initialise again with `surefoot.init_for(model)`.",
+        "Initialise again with `surefoot.init_for(model, overwrite=True)`.",
         "Add residual connections and normalisation layers.",
     ),
     _cause(
@@ -597,8 +597,8 @@ _CAUSES = (
         "Learning stops early, or the loss jumps at unexpected steps.",
         "The recorded rate reaches 0 long before the end, jumps, or rises again after its decay.",
         "lr.too-low lr.too-high resume.state-missing",
-        "Print the rate over the planned steps before training.",
         "Call `scheduler.step()` once per step or once per epoch, in the unit in which its length is given.",
+        "Print the rate over the planned steps before training.",
         "Save and restore the scheduler with the rest of the state.",
     ),
     # ── optim ────────────────────────────────────────────────────────────────────────────────────────────────────────

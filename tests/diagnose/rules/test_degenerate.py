@@ -73,6 +73,15 @@ def test_a_contrastive_loss_whose_partner_is_always_column_0_is_fine(watch: Nurs
     assert "data.degenerate-batch" not in run.causes
 
 
+@pytest.mark.parametrize(("labels", "is_named"), [("goals.zero_()", True), ("goals.copy_(torch.arange(40))", False)])
+def test_rows_that_are_all_to_match_the_first_row_are_named(watch: Nursery, labels: str, is_named: bool) -> None:
+    loop = LOOP.replace(
+        "model(given), goals)", "model(given) @ model(given + 0.1 * torch.randn_like(given)).T / 0.5, goals)"
+    )
+    run = watch(START, f"def change(step, given, goals):\n    {labels}\n", loop)
+    assert ("data.degenerate-batch" in run.causes) == is_named
+
+
 def test_ordinary_batches_are_not(watch: Nursery) -> None:
     assert watch(START, "def change(step, given, goals):\n    pass\n", LOOP).causes == []
 

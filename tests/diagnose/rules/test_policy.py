@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from recorded import SITE, look, optimizer, run
 from surefoot.diagnose.rules import policy
 
@@ -217,6 +219,35 @@ for episode in range(60):
     loss.backward()
     optimizer.step()
 """
+
+
+ACTOR_CRITIC = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+actor, critic = nn.Linear(3, 4), nn.Linear(3, 1)
+optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=3e-3)
+for step in range(60):
+    state = torch.randn(16, 3)
+    chances = actor(state).softmax(1)
+    action = torch.multinomial(chances.detach(), 1)
+    value = critic(state)
+    better = (action == 2).float() - value
+    loss = SIGN torch.log(chances.gather(1, action)) * better.detach() + F.smooth_l1_loss(value, (action == 2).float())
+    optimizer.zero_grad()
+    loss.mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("sign", "is_unknown"), [("", True), ("-", False)], ids=["plus", "minus"])
+def test_logarithms_of_chosen_probabilities_weighted_by_advantages_have_a_sign(
+    watch: Nursery, sign: str, is_unknown: bool
+) -> None:
+    diagnosis = watch(ACTOR_CRITIC.replace("SIGN", sign)).diagnosis
+    assert ("right if the weights are costs" in diagnosis.reason) == is_unknown
 
 
 def test_a_policy_that_makes_low_weights_likely_is_not_called_healthy(watch: Nursery) -> None:

@@ -56,7 +56,8 @@ def _is_constant(call: ModelCall) -> bool:
 def constant_labels(run: RecordedRun) -> Claim | None:
     """Every label of every batch is the same, and a layer with an output per class is trained on it.
 
-    Contrastive losses have one label too (the partner is column 0): their scores are products, not outputs of a layer.
+    Some contrastive losses have one label too (the partner is column 0): their scores are products, not outputs of a
+    layer. If each row is compared with every row of the batch, the partner of each is another column.
     """
     losses = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
     labels = {label for loss in losses for label in loss.labels or {"": 1}}
@@ -64,7 +65,7 @@ def constant_labels(run: RecordedRun) -> Claim | None:
     count = sum(sum((loss.labels or {}).values()) for loss in losses)
     if run.adversarial or len(labels) != 1 or "" in labels or len({loss.step for loss in losses}) < 3:
         return None
-    if count < _FEWEST_LABELS or not all(_is_of_layer(run, loss) for loss in losses):
+    if count < _FEWEST_LABELS or not all(_is_of_layer(run, loss) or _compares_all(loss) for loss in losses):
         return None
     label, first = next(iter(labels)), losses[0]
     return Claim(
@@ -76,6 +77,12 @@ def constant_labels(run: RecordedRun) -> Claim | None:
         evidence={"label": label, "labels": count, "batches": len(losses)},
         fixes=("Print the labels of one batch directly before the loss, and find the step that makes them equal.",),
     )
+
+
+def _compares_all(loss: LossCall) -> bool:
+    """Whether the scores are a square: each row of a batch against each."""
+    shape = loss.input.shape
+    return len(shape) == 2 and shape[0] == shape[1] >= _FEWEST_ROWS and loss.valid == shape[0]
 
 
 def _is_of_layer(run: RecordedRun, loss: LossCall) -> bool:

@@ -87,13 +87,16 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     done = run.curve.learned and run.curve.drop > (0.5 if "ReduceLROnPlateau" in known.kinds else 0.9)
     if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny or done:
         return None
-    return known.claim(
+    each_batch = _per_step(known.schedulers, count)
+    claim = known.claim(
         0.93,
         f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} "
         f"and stays there: nothing is learned in the last {1 - first_tiny / count:.0%} of the run (loss "
-        f"{run.curve.end:.3g}){_per_step(known.schedulers, count)}.",
+        f"{run.curve.end:.3g}){each_batch}.",
         first_tiny,
     )
+    once = "Call `scheduler.step()` once per epoch, after the loop over the batches."
+    return replace(claim, fixes=(once,)) if each_batch else claim
 
 
 def _rebound(known: RateHistory) -> Claim | None:

@@ -340,7 +340,14 @@ def raises_unlikely(run: RecordedRun) -> bool:
                 if product is None or product.other_binary or product.negated is None or not each.total:
                     continue
                 signs.append((each.total > 0) != product.negated)
-    return is_policy(run) and len(signs) >= 5 and mean(signs) > 0.9
+    return (is_policy(run) or _weighs_logarithms(run)) and len(signs) >= 5 and mean(signs) > 0.9
+
+
+def _weighs_logarithms(run: RecordedRun) -> bool:
+    """Whether logarithms are weighted by numbers of both signs, as those of probabilities are by advantages."""
+    found = [n for n in run.sampled.calls.products if "log" in n.history and not n.other_binary]
+    both = [n for n in found if (n.other.min or 0.0) < 0 < (n.other.max or 0.0)]
+    return len(both) > 0.5 * len(found) and not run.sampled.training_losses("cross_entropy", "nll_loss")
 
 
 def _value_share(run: RecordedRun) -> float | None:

@@ -276,6 +276,12 @@ def saturated_units(run: RecordedRun) -> Claim | None:
                 where=(module, site),
                 evidence={"saturated": median(shares), "at_start": shares[0], "sampled_steps": len(shares)},
                 severity="warning" if well else "error",
+                fixes=(
+                    f"Give the layer before the {op} at {site} smaller initial weights and a bias near 0: its outputs "
+                    "should begin between -3 and 3.",
+                )
+                if from_start
+                else (),
             )
     return None
 
