@@ -32,6 +32,7 @@ from surefoot.trainers.guarded_training import (
     warn_of_another_training,
 )
 from surefoot.trainers.watched_engine import WatchedEngine
+from surefoot.watch.user_frames import variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,7 +266,7 @@ def policy_signals(logs: dict[str, float]) -> dict[str, float]:
 def _is_running(trainer: Any) -> bool:
     """Whether a method of the trainer is being called: the training of another one began within it."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_locals.get("self") is not trainer:
+    while frame is not None and variables(frame).get("self") is not trainer:
         frame = frame.f_back
     return frame is not None
 
