@@ -404,3 +404,26 @@ def test_a_callback_of_two_trainings_says_that_the_rows_of_the_first_are_replace
     train(tmp_path, callback, max_steps=4)
     assert caplog.text.count("another training of 6 steps, whose rows in") == 1
     assert len(sf.load_run(tmp_path / "run").scalars) == 4
+
+
+def test_weight_averaging_ends_with_a_pass_without_backward_that_raises_no_alarm(tmp_path, caplog):
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    class Normed(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body[1] = torch.nn.BatchNorm1d(24)
+
+    ended, callback = [], StabilizerCallback(tmp_path / "run")
+    for chosen in ([], [callback]):
+        averaging = StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=1)
+        saving = ModelCheckpoint(tmp_path / f"saved-{len(chosen)}", save_last=True)
+        module = Module(Normed())
+        train(tmp_path, averaging, saving, *chosen, module=module, epochs=3, enable_checkpointing=True)
+        ended.append(module.state_dict())
+    assert same(*ended)
+    assert guard_of(callback).counts.items() >= {"steps": 120, "skipped": 0, "alarms": 0}.items()
+    assert "no parameter of the optimizer has a gradient" not in caplog.text
+    saved = torch.load(tmp_path / "saved-1" / "last.ckpt", weights_only=False)["callbacks"]
+    assert len(saved["StabilizerCallback"]["guards"]) == 1
+    assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"] == "healthy"

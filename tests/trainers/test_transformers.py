@@ -535,3 +535,20 @@ def test_evaluation_and_prediction_alone_write_no_run_folder(tmp_path):
     trainer.predict(Rows(16))
     trainer.evaluate(Rows(16))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("changed", "own", "warnings"), [(True, False, 1), (False, False, 0), (True, True, 0)])
+def test_a_changed_rate_that_the_trainer_does_not_use_on_resume_is_one_warning(
+    tmp_path, caplog, changed, own, warnings
+):
+    rates = []
+    for steps, rate in ((5, LR), (10, LR / 3 if changed else LR)):
+        model = Classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR) if own else None
+        settings = {"save_strategy": "steps", "save_steps": 5, "learning_rate": rate, "lr_scheduler_type": "constant"}
+        resume = str(tmp_path / "checkpoint-5") if steps == 10 else None
+        copies, callback = Copies(), StabilizerCallback(tmp_path / "run")
+        train(tmp_path, copies, callback, model=model, optimizer=optimizer, resume=resume, max_steps=steps, **settings)
+        rates += copies.rates
+    assert set(rates) == {LR}
+    assert caplog.text.count("has no effect: the resumed schedule is that of the checkpoint") == warnings

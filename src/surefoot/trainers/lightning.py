@@ -156,6 +156,14 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
                 loss = loss / scaler._scale.to(loss.device)  # Lightning has already scaled it
             self.training.add_loss(loss * divided if divided > 1 else loss, is_propagated=True)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """Detach the guard before a pass without backward, by which weight averaging ends: its step is empty."""
+        training = self.training
+        if getattr(trainer.fit_loop, "_skip_backward", False) and isinstance(training, GuardedTraining):
+            self._at_end = self.state_dict()
+            for attachment in training.attachments:
+                attachment.detach()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         """Count a step that the loss scaler has skipped without calling the optimizer, and log surefoot's numbers."""
         training, stepped = self.training, trainer.global_step != self._steps
@@ -165,7 +173,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if isinstance(training, WatchedEngine):
             training.stepped()
             return
-        if len(training.attachments) == 1:
+        if len(training.attachments) == 1 and training.is_attached:
             training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
         numbers = training.numbers()
         if numbers and trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:

@@ -10,6 +10,7 @@ before. The state of the guard is written into `checkpoint-N/surefoot` and read 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
 from functools import partial
@@ -17,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from surefoot.errors import UsageError
@@ -37,7 +38,7 @@ from surefoot.watch.user_frames import variables
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from surefoot.record.log import RunLog
 
@@ -63,6 +64,12 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         """The checkpoint that already contains the state of the guard, before `on_save`."""
         self._ended: tuple[weakref.ref[Any], dict[str, Any]] | None = None
         """The model of the last training and the state of the guard at its end."""
+        self._trainer_makes_optimizer = False
+        """Whether the trainer was made with this callback and without an optimizer of the user."""
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The trainer has been made: record whether its user has passed an optimizer."""
+        self._trainer_makes_optimizer = kwargs.get("optimizer") is None
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
@@ -124,6 +131,8 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self._save_with_random_state(training, trainer)
         if state.global_step:
             load_from(training, Path(resumed_from) if resumed_from else self._checkpoint(args, state))
+            if self._trainer_makes_optimizer and type(trainer).create_optimizer is Trainer.create_optimizer:
+                _warn_of_another_rate(args.learning_rate, getattr(_schedule(trainer), "base_lrs", []))
         elif self._ended is not None and self._ended[0]() is trainer.model:
             training.load_state_dict(self._ended[1])  # a second `train` continues with the model of the first
         else:
@@ -252,6 +261,17 @@ class _AfterOthers(TrainerCallback):  # type: ignore[misc]
 def _schedule(trainer: Any) -> Any:
     """The learning-rate schedule itself, which Accelerate may have wrapped."""
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+
+
+def _warn_of_another_rate(given: float, used: list[float]) -> None:
+    """Log that a changed learning rate has no effect: the trainer loads the schedule of the checkpoint."""
+    if used and not any(math.isclose(given, each) for each in used):
+        logger.warning(
+            "surefoot: `learning_rate=%g` has no effect: the resumed schedule is that of the checkpoint, for a rate of "
+            "%g. To change it, train from the weights of the checkpoint without `resume_from_checkpoint`.",
+            given,
+            max(used),
+        )
 
 
 def policy_signals(logs: dict[str, float]) -> dict[str, float]:
