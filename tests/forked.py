@@ -89,7 +89,11 @@ def start(
 
 def executable() -> str:
     """What may stand for `sys.executable` in this process, so that what is started by it is forked."""
-    return _server_with(()).client
+    from patience import wait_until
+
+    client = _server_with(()).client
+    wait_until(lambda: os.access(client, os.X_OK))  # the server writes it when it has started
+    return client
 
 
 def close() -> None:

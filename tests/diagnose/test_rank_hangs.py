@@ -96,7 +96,8 @@ def test_a_rank_that_never_came_to_its_end_was_killed(tmp_path):
     found = claim(tmp_path, {0: LEFT}, Beat(0, 2, **ENDED), killed)
     assert (found.evidence["kind"], found.evidence["rank"], found.evidence["last_reported_step"]) == ("gone", 1, 38)
     assert found.step == 40, "where the collective of the other rank failed: the report of this one is seconds old"
-    assert "process 77 on node3" in found.summary
+    assert "process 77 on node3 was killed or aborted" in found.summary
+    assert "under a condition on the rank" in found.fixes[0], "gloo aborts a rank whose collective has another size"
     assert "failed after 40 steps; the last report of rank 1 is from step 38, in train.py:9" in found.summary
 
 

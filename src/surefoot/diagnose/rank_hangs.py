@@ -151,8 +151,8 @@ def _of_killed(beats: Mapping[int, Beat], ranks: Mapping[int, Diagnosis]) -> Cla
     step = beat.step if other is None else max(beat.step, other.step)
     return Claim(
         0.9,
-        f"Rank {beat.rank} did not come to an end: its process {beat.process} on {beat.host} was killed. A collective "
-        f"of rank {left[0]} failed after {step:,} steps; the last report of rank {beat.rank} is from step "
+        f"Rank {beat.rank} did not come to an end: its process {beat.process} on {beat.host} was killed or aborted. A "
+        f"collective of rank {left[0]} failed after {step:,} steps; the last report of rank {beat.rank} is from step "
         f"{beat.step:,}, in {beat.place}.",
         step,
         _where(beat.rank, beat.where),
@@ -165,8 +165,9 @@ def _of_killed(beats: Mapping[int, Beat], ranks: Mapping[int, Diagnosis]) -> Cla
             "waiting_ranks": len(left),
         },
         fixes=(
-            f"Find out who killed the process of rank {beat.rank}: the kernel's log names processes that took too much "
-            "memory.",
+            f"Read the last output of rank {beat.rank} and the kernel's log, which names processes that took too much "
+            "memory. If gloo aborted it (`op.preamble.length`), the ranks were in different collectives: look for one "
+            "under a condition on the rank.",
         ),
     )
 
