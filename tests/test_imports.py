@@ -172,6 +172,7 @@ def test_every_optional_package_is_installed_for_development_in_a_pinned_version
     extras = project["optional-dependencies"]
     (own,) = (re.findall(r"\w+", needed)[1:] for needed in extras["dev"] if needed.startswith("surefoot["))
     assert {*own, "dev"} == set(extras)
+    assert set(surefoot.trainers.FRAMEWORKS) <= set(extras), "the message for a missing framework names an extra"
     pinned = re.findall(r"^([\w-]+)==", (CHECKOUT / "constraints.txt").read_text(), re.MULTILINE)
     needed = [re.match(r"[\w-]+", line)[0] for lines in (project["dependencies"], *extras.values()) for line in lines]
     assert set(needed) - {"surefoot"} == set(pinned)
