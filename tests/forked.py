@@ -176,6 +176,7 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="forked-")
         self.client = os.path.join(self._folder.name, "python")
         with ExitStack() as undo:
+            undo.callback(self._folder.cleanup)
             self._channel, theirs = map(undo.enter_context, socket.socketpair())
             if parent is None:
                 self._process: Any = self._fresh(theirs.fileno())

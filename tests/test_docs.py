@@ -45,10 +45,17 @@ def test_there_are_blocks_on_every_page_that_teaches():
 def test_every_path_that_contributing_names_exists():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = {path for path in re.findall(r"`([\w./-]+/[\w.-]*)`", text) if "<" not in path}
-    homes = [ROOT, ROOT / "src" / "surefoot", ROOT / "tests" / "report" / "page"]
-    planned = {"trainers/"}
+    homes = [ROOT, ROOT / "src" / "surefoot"]
     assert len(named) > 20
-    assert [path for path in sorted(named - planned) if not any((home / path).exists() for home in homes)] == []
+    assert [path for path in sorted(named) if not any((home / path).exists() for home in homes)] == []
+
+
+def test_every_table_that_contributing_names_exists():
+    named = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", (ROOT / "CONTRIBUTING.md").read_text()))
+    code = [path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    tables = set(re.findall(r"^ *(_?[A-Z][A-Z_]{3,})\b.*? = ", "\n".join(code), re.MULTILINE))
+    assert len(named) > 8
+    assert named - tables == set()
 
 
 @pytest.mark.parametrize(

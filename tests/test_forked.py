@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -117,3 +118,11 @@ def test_programs_find_modules_imported_that_were_asked_for_and_others_do_not():
     forked._servers.pop(("imaplib",)).close()
     with pytest.raises(ProcessLookupError):
         patience.wait_until(lambda: os.kill(int(parent), 0))
+
+
+def test_a_server_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        forked.Server()
+    assert list(tmp_path.iterdir()) == []

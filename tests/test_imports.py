@@ -68,6 +68,12 @@ def test_every_package_has_its_layer():
     assert len(FILES) > 300
 
 
+def test_contributing_shows_these_layers():
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text()
+    rows = [re.findall(r"`(\w+)`", packages) for packages in re.findall(r"^\| \d+ \|(.+?)\|", text, re.MULTILINE)]
+    assert rows == [[name for name in row if not name.startswith("__")] for row in LAYERS]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_package_imports_no_layer_above_it(path):
     assert against_the_layers(path.read_text(), package_of(path)) == []
@@ -166,6 +172,7 @@ def test_every_optional_package_is_installed_for_development_in_a_pinned_version
     extras = project["optional-dependencies"]
     (own,) = (re.findall(r"\w+", needed)[1:] for needed in extras["dev"] if needed.startswith("surefoot["))
     assert {*own, "dev"} == set(extras)
+    assert set(surefoot.trainers.FRAMEWORKS) <= set(extras), "the message for a missing framework names an extra"
     pinned = re.findall(r"^([\w-]+)==", (CHECKOUT / "constraints.txt").read_text(), re.MULTILINE)
     needed = [re.match(r"[\w-]+", line)[0] for lines in (project["dependencies"], *extras.values()) for line in lines]
     assert set(needed) - {"surefoot"} == set(pinned)

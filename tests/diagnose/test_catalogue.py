@@ -115,9 +115,10 @@ def test_there_are_two_to_four_fixes_and_each_is_a_sentence(cause):
     assert 2 <= len(cause.fixes) <= 4, f"{cause.code} needs two to four fixes; it has {len(cause.fixes)}"
     assert len(set(cause.fixes)) == len(cause.fixes)
     for fix in cause.fixes:
-        assert fix.endswith(".")
-        assert fix[0].isupper() or fix[0] == "`"
-        assert len(fix.split()) >= 3
+        wanted = f"a fix of {cause.code} must be a sentence of at least three words: {fix!r}"
+        assert fix.endswith("."), wanted
+        assert fix[0].isupper() or fix[0] == "`", wanted
+        assert len(fix.split()) >= 3, wanted
 
 
 @causes
