@@ -120,7 +120,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             self.training = WatchedEngine(self._options, engine, state.global_step)
             follow_losses(self.training, trainer.accelerator, is_share=True)
             return
-        self._refuse_two_clippers(args)
+        _refuse_two_clippers(self._options.clip, args.max_grad_norm)
         before = self.training if isinstance(self.training, GuardedTraining) else None
         training = GuardedTraining(self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer")
         self.training, self._trainer = training, trainer
@@ -161,13 +161,6 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "training": None, "_trainer": None, "_begin": None, "_saved_in": None, "_ended": None}
-
-    def _refuse_two_clippers(self, args: TrainingArguments) -> None:
-        if self._options.clip is not None and args.max_grad_norm:
-            raise UsageError(
-                f"`max_grad_norm={args.max_grad_norm:g}` and `clip={self._options.clip!r}` would clip the gradients "
-                "twice. Set `max_grad_norm=0` in the training arguments, or remove `clip`."
-            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -256,6 +249,14 @@ class _AfterOthers(TrainerCallback):  # type: ignore[misc]
         """The other callbacks have not raised."""
         self._callbacks.remove(self)
         self.owner.begin()
+
+
+def _refuse_two_clippers(ours: object, max_grad_norm: float | None) -> None:
+    if ours is not None and max_grad_norm:
+        raise UsageError(
+            f"`max_grad_norm={max_grad_norm:g}` and `clip={ours!r}` would clip the gradients twice. Set "
+            "`max_grad_norm=0` in the training arguments, or remove `clip`."
+        )
 
 
 def _schedule(trainer: Any) -> Any:
