@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import WithoutHooks, script_hooks
+from surefoot.watch.script_hooks import script_hooks
 
 _PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
 _SUM = 2

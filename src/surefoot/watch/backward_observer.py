@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import has_other_ranks, readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of
@@ -24,7 +25,6 @@ from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
 from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.retained_graphs import RetainedGraphCounter
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_recording import BackwardPlace, StepRecording
 from surefoot.watch.step_rows import StepRows
 from surefoot.watch.user_frames import name_of, site, user_frame

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import SampledCalls
 from surefoot.watch.call_history import CallHistory
 from surefoot.watch.deferred import number, own
@@ -28,7 +29,6 @@ from surefoot.watch.operation_names import (
     RISKY,
     WEIGHT_LAYERS,
 )
-from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

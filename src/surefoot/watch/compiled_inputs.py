@@ -27,9 +27,9 @@ from surefoot.core.device_copies import begin_reading
 from surefoot.core.user_code import place
 from surefoot.core.weak_reference import weak_reference
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.watch.data_origin import is_finite
 from surefoot.watch.nonfinite_origin import bad_rows
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import user_frame
 
 if TYPE_CHECKING:

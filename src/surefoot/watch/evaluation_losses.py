@@ -16,9 +16,9 @@ from torch import Tensor
 
 from surefoot.core.weak_reference import weak_reference
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import EvaluationPass
 from surefoot.watch.deferred import READ_AT_ONCE, number, read_each
-from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

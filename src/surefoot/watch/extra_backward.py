@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from surefoot.observe.tensors import measurable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, number, own
 from surefoot.watch.operation_names import CLASS_LOSSES, VIEWS
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import SAMPLE, norms
 from surefoot.watch.token_alignment import SHORTEST
 

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
 from surefoot.core.user_code import is_users, place
+from surefoot.observe.without_hooks import intercepts_operations, runs_eagerly
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import intercepts_operations, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

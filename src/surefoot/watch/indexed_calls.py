@@ -27,8 +27,8 @@ from surefoot.core.device import has_failed, is_capturing
 from surefoot.core.device_copies import permanent_host_memory
 from surefoot.core.user_code import place
 from surefoot.core.weak_reference import IdentityMap
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import CrashArguments, TensorSummary
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import name_of, user_frame
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.record.facts import (
     BackwardCall,
     GraphBreak,
@@ -28,7 +29,6 @@ from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
 from surefoot.watch.operation_names import DISTANCE_LOSSES, LOSSES, VIEWS
-from surefoot.watch.script_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

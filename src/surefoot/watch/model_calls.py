@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, own
 from surefoot.watch.function_recorder import tensors_in
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import few_of, prints_of_rows, summary_of
 from surefoot.watch.user_frames import site
 

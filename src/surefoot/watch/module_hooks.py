@@ -18,8 +18,9 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from surefoot.observe.without_hooks import runs_eagerly
 from surefoot.watch.function_recorder import tensors_in
-from surefoot.watch.script_hooks import runs_eagerly, script_hooks
+from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import NonFiniteLoss
 from surefoot.watch import autograd_graph as graph
-from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

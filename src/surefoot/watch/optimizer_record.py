@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.readable import readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import GroupSettings, OptimizerFacts
 from surefoot.watch.deferred import reads_at_once
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.step_rows import SeriesRow, StepRows
 from surefoot.watch.tensor_summary import real
 

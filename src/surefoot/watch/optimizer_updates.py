@@ -16,10 +16,10 @@ from torch import Tensor
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import is_readable, readable
 from surefoot.observe.tensors import TensorMeter
+from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
 from surefoot.watch.deferred import Count, later, number, numbers, own, reads_at_once
 from surefoot.watch.parameter_registry import weight_facts
-from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations
 from surefoot.watch.tensor_summary import COMPUTED, norms, real, sampled
 
 if TYPE_CHECKING:

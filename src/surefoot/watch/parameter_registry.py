@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.observe.readable import is_sharded, readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import ModelFacts, ModuleFacts, ParameterFacts, WeightScale
 from surefoot.watch.deferred import Count, Lost, later, number, read
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import norms, real, sampled
 from surefoot.watch.user_frames import name_of, user_frame, variables
 

@@ -17,9 +17,9 @@ import torch
 
 from surefoot.core.device import is_capturing, note_failure
 from surefoot.keep.position.workers import worker_died
+from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
 from surefoot.watch.messages import print_line
 from surefoot.watch.originals import Originals, Unobservable
-from surefoot.watch.script_hooks import runs_eagerly, without_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,11 +33,11 @@ from surefoot.observe.fingerprints import fingerprints, state_fingerprints
 from surefoot.observe.parameters import learning_rate, plain_name
 from surefoot.observe.readable import is_sharded
 from surefoot.observe.sampling import RANK_STEPS
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import Fingerprints, GroupSettings, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.ranks import SHARDED, UNWRAPPED, WRAPPED
 from surefoot.record.rank_file import RankFile
 from surefoot.watch.deferred import ArrivalQueue, deferred_so_far, later
-from surefoot.watch.script_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

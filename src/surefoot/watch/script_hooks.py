@@ -6,17 +6,6 @@ from typing import Any
 
 import torch
 
-from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations, runs_eagerly, without_torch_function
-
-__all__ = [
-    "WithoutHooks",
-    "has_modes_of_its_own",
-    "intercepts_operations",
-    "runs_eagerly",
-    "script_hooks",
-    "without_torch_function",
-]
-
 
 def has_modes_of_its_own() -> bool:
     """Whether the script is inside a function mode, including `with torch.device(...)`; a new mode would be above.

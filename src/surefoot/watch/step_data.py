@@ -24,10 +24,11 @@ from torch import Tensor
 
 from surefoot.core.device import has_failed, has_streams
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.batch_numbers import BatchNumbers, LargestNumbers
-from surefoot.watch.script_hooks import WithoutHooks, intercepts_operations, script_hooks
+from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from surefoot.guard.attach import account_of
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.tensor_summary import real
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import Tensor
 
 from surefoot.observe.readable import has_other_ranks, is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph
@@ -26,7 +27,7 @@ from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
 from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.optimizer_updates import OptimizerUpdates, note_if_moved
-from surefoot.watch.script_hooks import WithoutHooks, script_hooks
+from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
     from surefoot.watch.context import WatchContext

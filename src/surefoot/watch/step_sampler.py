@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.core.device import forbids_waiting
+from surefoot.observe.without_hooks import WithoutHooks, without_torch_function
 from surefoot.watch.data_origin import data_origins_in, origin_of_data
 from surefoot.watch.deferred import ArrivalQueue
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
-from surefoot.watch.script_hooks import WithoutHooks, has_modes_of_its_own, without_torch_function
+from surefoot.watch.script_hooks import has_modes_of_its_own
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:

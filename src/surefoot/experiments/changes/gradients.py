@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

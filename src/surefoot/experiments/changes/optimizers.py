@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.watch.script_hooks import WithoutHooks
+from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

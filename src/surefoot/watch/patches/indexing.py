@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from surefoot.core.device import has_streams
+from surefoot.observe.without_hooks import without_torch_function
 from surefoot.watch.indexed_calls import PROBABILITIES
-from surefoot.watch.script_hooks import without_torch_function
 
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from surefoot.observe.readable import is_readable
+from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import PolicyDivergence, PolicyEntropy
-from surefoot.watch.script_hooks import WithoutHooks
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
