@@ -109,15 +109,23 @@ def test_a_run_that_is_always_clipped_leaves_it_to_the_optimizers_kernel():
     assert all(folded)
 
 
-def test_a_step_that_is_not_clipped_is_not_scaled_when_the_host_decides():
-    model, folded = small_model(), []
+def test_a_step_that_is_not_clipped_writes_no_gradient_when_the_host_decides():
+    model, written, folded = small_model(), [], []
     optimizer = OPTIMIZERS["adamw"](model.parameters())
-    optimizer.register_step_pre_hook(lambda opt, *_: folded.append(getattr(opt, "grad_scale", None) is not None))
+    weight, before = model[0].weight, []
+
+    def look(opt: Any, *_: Any) -> None:
+        written.append(weight.grad._version > before.pop())
+        folded.append(getattr(opt, "grad_scale", None) is not None)
+
+    optimizer.register_step_pre_hook(look)
     stabilizer = sf.TrainingStabilizer(model, optimizer, clip=sf.ClipByNorm(LIMIT), decide_on="host")
     for step in range(8):
         stabilizer.backward(loss_of(model, step))
+        before.append(weight.grad._version)
         stabilizer.step()
-    assert folded == [step % 4 == 0 for step in range(8)]
+    assert written == [step % 4 == 0 for step in range(8)]
+    assert not any(folded), "dividing by the inverse of the factor would round differently"
 
 
 def test_gradients_in_half_precision_are_left_to_the_kernel_which_does_not_round_in_between():
