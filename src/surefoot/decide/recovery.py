@@ -96,8 +96,8 @@ again."""
 TRIAL_MOST_STEPS = 20
 """The maximum for a return caused by single losses."""
 BY_CHANCE = 0.005
-"""The probability up to which these healthy steps may be chance, where the losses before the return were not all
-high: single rows have low losses even if the model is wrong."""
+"""The maximum probability that these healthy steps occur by chance, judged by how many losses before the return were
+low: with batches of one row, some are low even if the model is wrong."""
 DOUBT_FACTOR = 4
 """The factor for the patience after a return that was declined or had to be undone."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.rank_comparison import first_where
 from surefoot.diagnose.rank_words import capital, differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
 from surefoot.diagnose.rule import Claim
@@ -96,13 +97,12 @@ def _between_records(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
     if steps <= 0:
         return None
     names = differing_tensors(ranks, optimizer, first, "parameters")
-    taken = "1 step" if steps == 1 else f"{steps:,} steps"
     votes = first.parameters
     return Claim(
         0.95,
         f"{capital(name_ranks(votes.odd))} and rank {votes.reference} hold different parameters of "
         f"{first_of(names, optimizer)} at step {first.step:,}; they were equal before step {before.step:,}, and "
-        f"{taken} in between followed a forward under `no_sync()`, whose backward averaged nothing.",
+        f"{count_of(steps, 'step')} in between followed a forward under `no_sync()`, whose backward averaged nothing.",
         first.step,
         (name_ranks(votes.odd), *names[:1], optimizer.facts.site),
         odd_ranks(votes)
@@ -120,7 +120,7 @@ def _between_records(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
 
 
 def _odd_gradients(look: ComparedLook) -> dict[str, Any]:
-    """As `_odd`; if a minority of ranks, or half of them, changed their gradients after the backward, it is these."""
+    """As `odd_ranks`; if at most half of the ranks changed their gradients after the backward, it is these."""
     changed = look.changed.ranks_with(True)
     others = look.changed.ranks_with(False)
     if not changed or not others or len(changed) > len(others):

@@ -58,7 +58,7 @@ class DeepProbes:
         if watch is None:
             return
         facts = watch.end(error)
-        if facts is None or log is None or not log.folder.is_dir():  # the log has said why it is not
+        if facts is None or log is None or not log.folder.is_dir():  # the log has reported the reason
             return
         try:
             write_json(log.folder / FACTS, facts.to_json())

@@ -340,7 +340,7 @@ class GuardedTraining:
         if log is None or log is given:  # the user closes their own log
             return
         log.close()
-        if diagnose and self._options.diagnose and log.folder.is_dir():  # otherwise the log has said why not
+        if diagnose and self._options.diagnose and log.folder.is_dir():  # otherwise the log has reported the reason
             report_diagnosis(log.folder)
 
 

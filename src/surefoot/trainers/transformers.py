@@ -120,7 +120,7 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             self.training = WatchedEngine(self._options, engine, state.global_step)
             follow_losses(self.training, trainer.accelerator, is_share=True)
             return
-        _refuse_two_clippers(self._options.clip, args.max_grad_norm)
+        _refuse_clip_beside_max_grad_norm(self._options.clip, args.max_grad_norm)
         before = self.training if isinstance(self.training, GuardedTraining) else None
         training = GuardedTraining(self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer")
         self.training, self._trainer = training, trainer
@@ -251,7 +251,7 @@ class _AfterOthers(TrainerCallback):  # type: ignore[misc]
         self.owner.begin()
 
 
-def _refuse_two_clippers(ours: object, max_grad_norm: float | None) -> None:
+def _refuse_clip_beside_max_grad_norm(ours: object, max_grad_norm: float | None) -> None:
     if ours is not None and max_grad_norm:
         raise UsageError(
             f"`max_grad_norm={max_grad_norm:g}` and `clip={ours!r}` would clip the gradients twice. Set "

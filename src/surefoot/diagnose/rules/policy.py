@@ -73,9 +73,8 @@ def gain(run: RecordedRun) -> float | None:
     early, late = known[:third], [each for each in known[third:] if each[0] >= run.steps / 2]
     if len(known) < 6 or not late:
         return None
-    within = mean(s for _, _, s in early) or pstdev(
-        m for _, m, _ in early
-    )  # single returns have no spread of their own
+    # Single returns have no spread of their own.
+    within = mean(s for _, _, s in early) or pstdev(m for _, m, _ in early)
     spread = within + abs(mean(m for _, m, _ in early)) * 0.1
     return (mean(m for _, m, _ in late) - mean(m for _, m, _ in early)) / spread if spread > 0 else None
 
