@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from surefoot.watch.token_alignment import _agreement, _crossed, _follow
@@ -59,6 +60,6 @@ def test_labels_whose_rows_and_columns_are_swapped_are_the_following_ids_only_af
 def test_outputs_that_depend_on_their_id_follow_the_ids() -> None:
     ids = text(32, 16).reshape(-1)
     outputs = ids + 0.5 * torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
-    assert (_follow(ids.tolist(), outputs.tolist()) or 0.0) > 10
-    assert abs(_follow(ids.tolist(), outputs.reshape(32, 16).t().reshape(-1).tolist()) or 0.0) < 6
-    assert _follow(list(range(512)), outputs.tolist()) is None
+    assert (_follow(ids.numpy(), outputs.numpy()) or 0.0) > 10
+    assert abs(_follow(ids.numpy(), outputs.reshape(32, 16).t().reshape(-1).numpy()) or 0.0) < 6
+    assert _follow(np.arange(512), outputs.numpy()) is None

@@ -7,8 +7,9 @@ on the graph itself; hooks on its nodes only accumulate values. Graphs with more
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,6 +178,14 @@ def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:
     return {number for past in recorder.history(entry.index, 2000) for number in past.parameters}
 
 
+class _KnownSum(NamedTuple):
+    """The sum of a gradient, as long as autograd adds nothing to it in place."""
+
+    tensor: weakref.ref[Tensor]
+    version: int
+    total: Tensor
+
+
 class NodeHooks:
     """Records the gradients that the nodes of one backward receive and return."""
 
@@ -184,6 +193,8 @@ class NodeHooks:
         self._safely = safely
         self._recorder = recorder
         self._seen: list[tuple[str, int | None, list[Tensor], list[Tensor]]] = []
+        self._known: dict[int, _KnownSum] = {}
+        """The sums of gradients, by identity: most results of a node are what the next one receives."""
 
     def register(self, below: list[Any]) -> Iterator[Any]:
         """Add a hook to each node; returns the handles that remove them."""
@@ -201,9 +212,24 @@ class NodeHooks:
 
     def _note(self, op: str, entry: int | None, given: Any, made: Any) -> None:
         with WithoutHooks():
-            results = _sums(made)
+            results = self._sums(made)
             if results:
-                self._seen.append((op, entry, _sums(given), results))
+                self._seen.append((op, entry, self._sums(given), results))
+
+    def _sums(self, tensors: Any) -> list[Tensor]:
+        held = [t for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
+        return [total for t in held if (total := self._sum(t)) is not None]
+
+    def _sum(self, tensor: Tensor) -> Tensor | None:
+        known = self._known.get(id(tensor))
+        if known is not None and known.tensor() is tensor and known.version == tensor._version:
+            return known.total
+        values = readable(tensor)
+        if values is None:
+            return None
+        total = values.sum(dtype=torch.float32)
+        self._known[id(tensor)] = _KnownSum(weakref.ref(tensor), tensor._version, total)
+        return total
 
     def gradients_of(self, nodes: Mapping[int, int]) -> list[ResultGradient] | None:
         """The sum of the gradient for the results of some calls: by the numbers of their nodes, the index to record."""
@@ -216,7 +242,7 @@ class NodeHooks:
 
     def first_bad(self) -> NonFiniteNode | None:
         """The first node that turned finite gradients into non-finite ones."""
-        seen, self._seen = self._seen, []
+        seen, self._seen, self._known = self._seen, [], {}
         sums = [value for _, _, given, made in seen for value in (*given, *made)]
         if not sums:
             return None
@@ -245,8 +271,3 @@ def _first_bad(
                 module=entry.module if entry is not None else "",
             )
     return None
-
-
-def _sums(tensors: Any) -> list[Tensor]:
-    held = [readable(t) for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
-    return [t.sum(dtype=torch.float32) for t in held if t is not None]

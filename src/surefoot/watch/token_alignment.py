@@ -9,23 +9,23 @@ reduced to their first rows. Not covered: ids that are not in a matrix of sequen
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from dataclasses import replace
 from functools import partial
-from math import isfinite
-from statistics import mean, pstdev, pvariance
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from surefoot.record.facts import TokenAlignment
 from surefoot.watch.deferred import later, own
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+
+    Array = NDArray[Any]
 
 MOST_EMBEDDINGS = 3
 """The number of embeddings that the labels of one loss are compared with."""
@@ -99,31 +99,31 @@ def _crossed(ids: Tensor, target: Tensor, outputs: Tensor) -> tuple[Tensor, Tens
 
 
 def _with_order(aligned: TokenAlignment, crossed: Tensor, ids: Tensor, outputs: Tensor) -> TokenAlignment:
-    return replace(aligned, crossed=crossed.tolist()[0], outputs_follow=_follow(ids.tolist(), outputs.tolist()))
+    return replace(aligned, crossed=crossed.tolist()[0], outputs_follow=_follow(ids.numpy(), outputs.numpy()))
 
 
-def _follow(ids: list[int], outputs: list[float]) -> float | None:
+def _follow(ids: Array, outputs: Array) -> float | None:
     """How much less the outputs of equal ids differ than after shuffling, in spreads of the latter."""
-    found = _spread_within(ids, outputs)
+    if not np.isfinite(outputs).all():
+        return None
+    groups = _numbered(ids)
+    found = _spread_within(groups, outputs)
     if found is None:
         return None
-    shuffler, others = random.Random(0), []
-    for _ in range(_SHUFFLES):
-        shuffler.shuffle(outputs)
-        others.append(_spread_within(ids, outputs) or 0.0)
-    return (mean(others) - found) / (pstdev(others) + 1e-12)
+    shuffler = np.random.default_rng(0)
+    others = [_spread_within(groups, shuffler.permutation(outputs)) or 0.0 for _ in range(_SHUFFLES)]
+    return float((np.mean(others) - found) / (np.std(others) + 1e-12))
 
 
-def _spread_within(ids: list[int], outputs: list[float]) -> float | None:
-    """The mean squared distance of outputs from the mean of their id; `None` if few ids occur twice."""
-    groups: dict[int, list[float]] = {}
-    for token, value in zip(ids, outputs, strict=True):
-        groups.setdefault(token, []).append(value)
-    several = [group for group in groups.values() if len(group) > 1]
-    count = sum(map(len, several))
-    if len(several) < 2 or count < _FEWEST_PAIRS / 4 or not all(map(isfinite, outputs)):
+def _spread_within(groups: Array, outputs: Array) -> float | None:
+    """The mean squared distance of outputs from the mean of their group; `None` if few groups have several."""
+    sizes = np.bincount(groups)
+    has_several = sizes > 1
+    count = sizes[has_several].sum()
+    if has_several.sum() < 2 or count < _FEWEST_PAIRS / 4:
         return None
-    return sum(pvariance(group) * len(group) for group in several) / count
+    means = np.bincount(groups, outputs) / sizes
+    return float(np.square(outputs - means[groups])[has_several[groups]].sum() / count)
 
 
 def _aligned(entry: RecordedCall, ids: Tensor, goals: Tensor, ignore: int) -> TokenAlignment:
@@ -179,22 +179,34 @@ def _agreement(ids: Tensor, goals: Tensor, valid: Tensor) -> tuple[float | None,
     """How often two labels agree whose own ids and those before are the same; the same with shuffled labels, and its
     spread. `None` if there are too few such labels.
     """
-    contexts = list(zip(ids[:, :-1].reshape(-1).tolist(), ids[:, 1:].reshape(-1).tolist(), strict=True))
-    counted = valid[:, 1:].reshape(-1).tolist()
-    labels = [label for label, counts in zip(goals[:, 1:].reshape(-1).tolist(), counted, strict=True) if counts]
-    kept = [context for context, counts in zip(contexts, counted, strict=True) if counts]
-    found = _agreeing(kept, labels)
+    counted = valid[:, 1:].numpy()
+    before, own_ids = (_numbered(part.numpy()[counted]) for part in (ids[:, :-1], ids[:, 1:]))
+    contexts, labels = _paired(before, own_ids), _numbered(goals[:, 1:].numpy()[counted])
+    found = _agreeing(contexts, labels)
     if found is None:
         return None, None, None
-    shuffler, others = random.Random(0), []
-    for _ in range(_SHUFFLES):
-        shuffler.shuffle(labels)
-        others.append(_agreeing(kept, labels) or 0.0)
-    return found, mean(others), pstdev(others)
+    shuffler = np.random.default_rng(0)
+    others = [_agreeing(contexts, shuffler.permutation(labels)) or 0.0 for _ in range(_SHUFFLES)]
+    return found, float(np.mean(others)), float(np.std(others))
 
 
-def _agreeing(contexts: list[tuple[int, int]], labels: list[int]) -> float | None:
+def _numbered(values: Array) -> Array:
+    """The place of each value among the different ones."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def _paired(first: Array, second: Array) -> Array:
+    """One number for each pair of numbers; equal pairs have equal numbers."""
+    return _numbered(first * (second.max(initial=0) + 1) + second)
+
+
+def _agreeing(contexts: Array, labels: Array) -> float | None:
     """The share of the pairs with the same context that have the same label; `None` with too few pairs."""
-    together = Counter(zip(contexts, labels, strict=True))
-    pairs = sum(count * (count - 1) for count in Counter(contexts).values())
-    return sum(count * (count - 1) for count in together.values()) / pairs if pairs >= _FEWEST_PAIRS else None
+    pairs = _pairs_in(contexts)
+    return _pairs_in(_paired(contexts, labels)) / pairs if pairs >= _FEWEST_PAIRS else None
+
+
+def _pairs_in(numbers: Array) -> int:
+    """The number of ordered pairs of equal numbers."""
+    counts = np.bincount(numbers)
+    return int((counts * (counts - 1)).sum())
