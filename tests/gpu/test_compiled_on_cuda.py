@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
+from torch._inductor import config
 
+config.deterministic = True  # otherwise the compiler times variants of a kernel, and they differ in their last bits
 torch.manual_seed(0)
 x = torch.randn(16384, 64, device="cuda")
 y = x[:, :3].argmax(1)

@@ -69,6 +69,15 @@ def test_only_what_the_script_has_put_in_place_of_a_function_stands_for_it(monke
     assert originals.original_of(own) is relu
 
 
+def test_a_function_that_torch_itself_replaces_is_not_the_script_s(monkeypatch):
+    owner = _Owner(torch)
+    monkeypatch.setattr(torch, "manual_seed", torch._dynamo.disable(torch.manual_seed))
+    assert owner.is_same()
+    assert owner.functions["manual_seed"] is torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    assert not owner.is_same()
+
+
 def test_asking_for_other_threads_keeps_no_variable_of_the_script_alive():
     class Activation:
         pass

@@ -257,11 +257,16 @@ class _Owner:
         self._picked = self._pick(vars(kind))
 
     def is_same(self) -> bool:
-        """Whether they are unchanged."""
+        """Whether they are unchanged, except by torch itself: the compiler replaces `torch.manual_seed`."""
         try:
-            return bool(self._pick(vars(self.kind)) == self._picked)
+            now = self._pick(vars(self.kind))
         except KeyError:
             return False
+        if now != self._picked and all(
+            new is old or _is_torchs(new) for new, old in zip(now, self._picked, strict=True)
+        ):
+            self.functions, self._picked = dict(zip(self.functions, now, strict=True)), now
+        return bool(now == self._picked)
 
 
 class _Class:
