@@ -1,7 +1,8 @@
 """Converts numpy arrays and strings to Arrow arrays and columns of Arrow tables back, through their buffers.
 
-`pyarrow.array` and `Array.to_numpy` import pandas if it is installed: a second or more, and tens of megabytes, in a
-program that may not use it. The run log is written while a script trains, so it converts its arrays here.
+`pyarrow.array`, `Array.to_numpy` and, in some versions, `DataType.to_pandas_dtype` import pandas if it is installed: a
+second or more, and tens of megabytes, in a program that may not use it. The run log is written while a script trains,
+so it converts its arrays here.
 """
 
 from __future__ import annotations
@@ -42,11 +43,19 @@ def to_numpy(values: pa.Array, null: float) -> Array:
     """The numbers of an Arrow array, with `null` for missing ones."""
     valid, data = values.buffers()
     end = values.offset + len(values)
-    numbers: Array = np.frombuffer(data, values.type.to_pandas_dtype(), end)[values.offset :]
+    numbers: Array = np.frombuffer(data, _dtype(values.type), end)[values.offset :]
     if not values.null_count:
         return numbers
     flags = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[values.offset :]
     return np.where(flags, numbers, numbers.dtype.type(null))
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy type of an Arrow type of numbers."""
+    from pyarrow import types
+
+    letter = "f" if types.is_floating(kind) else "u" if types.is_unsigned_integer(kind) else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
 def _bits(flags: Array) -> pa.Buffer:
