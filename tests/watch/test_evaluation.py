@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from watched import CLASSES
 
 NET = """
@@ -122,3 +124,28 @@ def test_blocks_before_the_first_step_do_not_count(watch):
     """
     run = watch(CLASSES, NET, layers, textwrap.dedent(loop))
     assert "model.train-mode-eval" in run.causes
+
+
+LONG_EVALUATION = """
+import surefoot.watch.step_recording
+
+surefoot.watch.step_recording.LONG_SECONDS = SECONDS
+for step in range(32):
+    F.cross_entropy(model(x[:32]), y[:32]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step >= 30:  # an evaluation may be a part of a sampled step, but not two of them
+        with torch.no_grad():
+            for first in range(0, 160, 16):
+                F.cross_entropy(model(x[first : first + 16]), y[first : first + 16])
+"""
+
+
+@pytest.mark.parametrize(("seconds", "losses"), [("0.0", 4), ("1e9", 10)])
+def test_an_evaluation_that_takes_long_to_record_is_recorded_in_part(watch, seconds, losses):
+    facts = watch(CLASSES, NET, LONG_EVALUATION.replace("= SECONDS", f"= {seconds}")).facts
+    block, *_ = facts["evaluation_calls"]
+    calls = [call for call in facts["evaluations"] if call["block"] == block["block"]]
+    assert len(calls) == 10, "model calls are followed further"
+    assert len(block["losses"]) == losses
+    assert block["pairs"] is not None

@@ -65,7 +65,7 @@ def hooked():
     context = WatchContext(WatchOptions())
     context.module_memory = ModuleMemoryNotes(lambda: [DEVICE], allocator.level)
     recorder = FunctionRecorder(lambda *_: None, context.probes.safely)
-    hooks = ModuleHooks(context, recorder, ModelCalls(0, context.registry, None))
+    hooks = ModuleHooks(context, recorder, ModelCalls(0, context.registry, None), lambda: False)
     hooks.add()
     yield allocator, context
     hooks.remove()

@@ -73,7 +73,9 @@ class ModelCalls:
         """
         self._enough = enough
         self.last_features: Features | None = None
-        """A few values of the first input of the last call of an evaluation."""
+        """A few values of the first input of the last call of an evaluation …"""
+        self.keeps_features = True
+        """… while its losses are recorded."""
         self.calls: list[ModelCall] = []
         self.held: list[Held] = []
         self._step, self._registry, self._marks = step, registry, marks
@@ -117,7 +119,7 @@ class ModelCalls:
             self.calls.append(call)
             if grad_mode:
                 self._hold(call, inputs, outputs)
-            elif self._enough is not None:
+            elif self._enough is not None and self.keeps_features:
                 self.last_features = _features(inputs[0]) if inputs and is_readable(inputs[0]) else None
 
     def has_enough(self) -> bool:

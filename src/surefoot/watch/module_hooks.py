@@ -23,6 +23,8 @@ from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from surefoot.watch.context import WatchContext
     from surefoot.watch.function_recorder import FunctionRecorder
     from surefoot.watch.model_calls import ModelCalls
@@ -35,9 +37,16 @@ _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncod
 class ModuleHooks:
     """Hooks on every module call of the current thread, and the recorder that is active in the meantime."""
 
-    def __init__(self, context: WatchContext, recorder: FunctionRecorder | None, calls: ModelCalls) -> None:
+    def __init__(
+        self,
+        context: WatchContext,
+        recorder: FunctionRecorder | None,
+        calls: ModelCalls,
+        has_recorded_enough: Callable[[], bool],
+    ) -> None:
+        """Before a model call, if `has_recorded_enough`, the recorder is exited."""
         self._registry, self._safely = context.registry, context.probes.safely
-        self._recorder, self._calls = recorder, calls
+        self._recorder, self._calls, self._has_recorded_enough = recorder, calls, has_recorded_enough
         self._memory, self._state = context.module_memory, context.state
         self._handles: list[Any] = []
         self._running: list[tuple[int, str]] = []
@@ -73,6 +82,9 @@ class ModuleHooks:
             if isinstance(handle, RemovableHandle):  # torch does not release one of its own tables
                 _global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._handles = []
+        self._leave_recorder()
+
+    def _leave_recorder(self) -> None:
         if self._is_entered and self._recorder is not None:
             self._is_entered = False
             self._recorder.paused += 1
@@ -97,6 +109,9 @@ class ModuleHooks:
         return get_ident() == self._thread and type(module).__name__ != COMPILED and runs_eagerly()
 
     def _enter_call(self, module: nn.Module, args: Any) -> None:
+        if self._is_entered and not self._running and self._has_recorded_enough():
+            self._leave_recorder()
+            self._calls.keeps_features = False
         recorder = self._recorder
         if (
             self._is_entered

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from surefoot.watch.eager_stance import EagerStance
     from surefoot.watch.function_recorder import RecordedCall
 
+LONG_SECONDS = 0.1
+"""After this much time, the recorder is removed from an evaluation …"""
+FEWEST_RECORDED = 4
+"""… once this many model calls were recorded, and before the next one."""
+
 
 class BackwardPlace(TypedDict):
     """Identifies a call of `backward` and its loss."""
@@ -78,13 +83,18 @@ class StepRecording:
         self.calls = CallFacts(self.step, self._registry.id_of, self.recorder, keeps_outputs)
         marks = self.recorder.mark if self.recorder is not None and not self._is_evaluation else None
         self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
-        self.hooks = ModuleHooks(context, self.recorder, self.model_calls)
+        self.hooks = ModuleHooks(context, self.recorder, self.model_calls, self._has_recorded_enough)
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
         self.has_deferred = False
         """Whether some numbers in the facts may be on a device, to be read later."""
         self.seconds = 0.0
         """The host time that surefoot's code has taken in the sampled step; complete when the step has ended."""
+
+    def _has_recorded_enough(self) -> bool:
+        """Whether the losses of some calls of an evaluation were recorded, and recording takes long."""
+        is_long = self._is_evaluation and self.seconds > LONG_SECONDS
+        return is_long and len(self.model_calls.calls) >= FEWEST_RECORDED
 
     # Beginning and end
 
