@@ -214,17 +214,33 @@ def test_an_error_that_the_script_caught_or_wrapped_is_still_what_ended_it(range
     assert (facts.type, facts.step) == ("AcceleratorError", 7)
 
 
-def test_what_a_compiled_model_is_given_is_compared_with_its_largest_table(ranges: IndexedCalls) -> None:
+def test_what_a_compiled_model_is_given_fits_its_largest_table(ranges: IndexedCalls) -> None:
     model = nn.Sequential(nn.Embedding(3, 2), nn.ModuleList([nn.Embedding(50, 4)]))
     ranges._registry.add(model[1][0].weight).name = "1.0.weight"
     targets = torch.tensor([-1, 49])  # below 0: a label that is ignored
     ranges.take_input(targets, model)
     ranges.take_input(torch.rand(3), model)
     ranges.take_input(torch.tensor([99]), nn.Linear(2, 2))  # has no table
+    ranges._state.steps = 8
+    ranges.take_input(torch.tensor([0]), model)
     assert ranges.first_misfit() is None
     tokens = torch.tensor([7, 50])
     ranges.take_input(tokens, model)
     cause, step, summary = first_finding(crashed(ranges))
-    assert (cause, step) == ("device.assert", 7)
+    assert (cause, step) == ("device.assert", 8)
     assert "`tokens` goes into the compiled model at " in summary
-    assert "from 7 to 50; the largest table in the model (`1.0.weight`) has 50 rows" in summary
+    assert "from 7 to 50; a table in the model (`1.0.weight`) has 50 rows" in summary
+
+
+def test_a_smaller_table_is_the_one_that_no_earlier_input_of_a_compiled_model_went_beyond(ranges: IndexedCalls) -> None:
+    words, kinds, positions = nn.Embedding(20, 2), nn.Embedding(3, 2), nn.Embedding(64, 2)
+    model = nn.ModuleList([positions, words, kinds])
+    ranges._registry.add(words.weight).name = "words.weight"
+    ranges.take_input(torch.tensor([0, 19]), model)  # beyond the table of 3 rows: it is not for this one
+    ranges._state.steps = 8
+    tokens = torch.tensor([5, 20])
+    ranges.take_input(tokens, model)
+    cause, step, summary = first_finding(crashed(ranges))
+    assert (cause, step) == ("device.assert", 8)
+    assert "`tokens` goes into the compiled model at " in summary
+    assert "from 5 to 20; a table in the model (`words.weight`) has 20 rows" in summary

@@ -9,7 +9,8 @@ failure. Memory that still contains `_ABSENT` has not arrived. The lowest and th
 
 Only calls of `torch.nn.functional` are covered (`patches/indexing.py`). `table[ids]`, `gather`, `scatter` and `one_hot`
 are implemented in C and not observed, nor is anything inside a compiled function or a CUDA graph. Integer inputs of a
-compiled model are compared with its largest table: larger ones fit none.
+compiled model are compared with its tables: which of them an input belongs to is not known, but one that fits none is
+a misfit, and so is the last one before the failure, if no earlier one went beyond the same table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.user_frames import name_of, user_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import CodeType, FrameType
 
     from surefoot.record.facts import CrashFacts
@@ -50,6 +51,17 @@ _LEAST_SIZE = 64
 """Rings have sizes that are powers of two, starting with this one."""
 
 
+class _Table(NamedTuple):
+    """What indices pick from: the rows of an embedding, or classes."""
+
+    size: int
+    """The number of rows or classes; 1 for probabilities."""
+    shape: torch.Size
+    """The shape of the table, or of the scores."""
+    parameter: int | None
+    """The number of the parameter that is the table."""
+
+
 class IndexedCall(NamedTuple):
     """A call that picks rows or classes by index, or takes values for probabilities."""
 
@@ -57,20 +69,17 @@ class IndexedCall(NamedTuple):
     """The number of calls recorded before it."""
     function: str
     """`embedding`, `embedding_bag`, `cross_entropy` or `nll_loss`; or `COMPILED_MODEL`; or `PROBABILITIES`."""
-    size: int
-    """The rows of the table, or the number of classes; 1 for probabilities."""
+    table: _Table
+    smaller: tuple[_Table, ...]
+    """The other tables of a compiled model, the larger ones first."""
     shape: torch.Size
     """The shape of the indices."""
     dtype: torch.dtype
-    other_shape: torch.Size
-    """The shape of the table, or of the scores."""
     ignore_index: int | None
     """The label that is ignored; `None` for ids."""
     step: int
     code: CodeType | None
     line: int
-    parameter: int | None
-    """The number of the parameter that is the table."""
     name: str
     """The variable of the script that holds the indices; empty if there is none."""
 
@@ -86,70 +95,67 @@ class IndexedCalls:
         """The indices taken in this step, by identity, with their version and the size that they must fit."""
         self._known_step = -1
         self._names: dict[tuple[CodeType, int], str] = {}
-        self._tables: IdentityMap[Callable[[], Tensor | None]] = IdentityMap()
-        """The largest table of each compiled model, held weakly; `None` if it has none."""
+        self._tables: IdentityMap[tuple[_Table, ...]] = IdentityMap()
+        """The tables of each compiled model, the larger ones first."""
 
     def take(self, function: str, indices: Tensor, other: Tensor, dim: int, ignore_index: int | None) -> None:
         """`function` is about to be called with indices into a dimension of a table, or of scores."""
         if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
             return
         size = other.shape[dim] if other.dim() > dim else other.numel()
-        if not size or self._is_known(indices, size) or is_capturing(indices.device):
-            return
-        call = self._noted(function, size, indices, other, ignore_index)
-        with WithoutHooks():
-            self._copy(call, indices.detach())
+        if size and not self._is_known(indices, size) and not is_capturing(indices.device):
+            table = _Table(size, other.shape, self._registry.id_of(other))
+            self._copy(self._noted(function, indices, ignore_index, table), indices.detach())
 
     def take_probabilities(self, values: Tensor) -> None:
         """`binary_cross_entropy` is about to be called with values that must lie between 0 and 1."""
         if not values.is_floating_point() or not values.numel() or has_failed() or is_capturing(values.device):
             return
-        call = self._noted(PROBABILITIES, 1, values, values, None)
+        call = self._noted(PROBABILITIES, values, None, _Table(1, values.shape, None))
         with WithoutHooks():
             self._copy(call, torch.stack(torch.aminmax(values.detach())).float())
 
-    def _noted(self, function: str, size: int, indices: Tensor, other: Tensor, ignore_index: int | None) -> IndexedCall:
+    def _noted(self, function: str, indices: Tensor, ignore_index: int | None, *tables: _Table) -> IndexedCall:
         frame = user_frame()
         self._taken += 1
         return IndexedCall(
             self._taken - 1,
             function,
-            size,
+            tables[0],
+            tables[1:],
             indices.shape,
             indices.dtype,
-            other.shape,
             ignore_index,
             self._state.steps,
             None if frame is None else frame.f_code,
             0 if frame is None else frame.f_lineno,
-            self._registry.id_of(other),
             self._name(indices, frame),
         )
 
     def _copy(self, call: IndexedCall, indices: Tensor) -> None:
-        if indices.numel() > MOST_COPIED:
-            if call.ignore_index is not None:
-                indices = indices.masked_fill(indices == call.ignore_index, 0)
-            indices = torch.stack(torch.aminmax(indices))
-        capacity = max(_LEAST_SIZE, 1 << (indices.numel() - 1).bit_length())
-        key = indices.device, indices.dtype, capacity
-        ring = self._rings.get(key)
-        if ring is None:
-            ring = self._rings[key] = _Ring(*key)
-        ring.take(call, indices)
+        with WithoutHooks():
+            if indices.numel() > MOST_COPIED:
+                if call.ignore_index is not None:
+                    indices = indices.masked_fill(indices == call.ignore_index, 0)
+                indices = torch.stack(torch.aminmax(indices))
+            capacity = max(_LEAST_SIZE, 1 << (indices.numel() - 1).bit_length())
+            key = indices.device, indices.dtype, capacity
+            ring = self._rings.get(key)
+            if ring is None:
+                ring = self._rings[key] = _Ring(*key)
+            ring.take(call, indices)
 
     def take_input(self, indices: Tensor, model: nn.Module) -> None:
         """A compiled model is about to be called with integers: ids or labels."""
-        if indices.dtype not in _INTEGERS:
+        if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
             return
-        if self._tables.get(model) is None:
-            tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
-            largest = max(tables, key=len, default=None)
-            self._tables.set(model, (lambda: None) if largest is None else weakref.ref(largest))
-        found = self._tables.get(model)
-        table = None if found is None else found()
-        if table is not None:
-            self.take(COMPILED_MODEL, indices, table, 0, None)
+        tables = self._tables.get(model)
+        if tables is None:
+            found = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+            tables = tuple(_Table(len(each), each.shape, self._registry.id_of(each)) for each in found)
+            self._tables.set(model, tables := tuple(sorted(tables, key=_size, reverse=True)))
+        if tables and not self._is_known(indices, tables[0].size) and not is_capturing(indices.device):
+            self._copy(self._noted(COMPILED_MODEL, indices, None, *tables), indices.detach())
 
     def _name(self, indices: Tensor, frame: FrameType | None) -> str:
         """The variable that holds the indices in a line of the script, searched when the line is first executed."""
@@ -178,8 +184,9 @@ class IndexedCalls:
 
     def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
         """The first call with an index out of range, with the lowest and highest index. Does not access the device."""
-        found = [misfit for ring in self._rings.values() if (misfit := ring.first_misfit()) is not None]
-        return min(found, key=lambda each: each[0].number, default=None)
+        ranges = sorted((each for ring in self._rings.values() for each in ring.ranges()), key=_number)
+        found = next(((call, low, high) for call, low, high in ranges if not _fits(call, low, high)), None)
+        return found or _last_beyond_a_smaller_table([each for each in ranges if each[0].function == COMPILED_MODEL])
 
     def explain(self, crash: CrashFacts) -> CrashFacts:
         """Add the call that caused a device error to its facts, if it is known."""
@@ -187,7 +194,7 @@ class IndexedCalls:
         if misfit is None:
             return replace(crash, calls_checked=sum(ring.arrived() for ring in self._rings.values()))
         call, low, high = misfit
-        parameter = None if call.parameter is None else self._registry.parameters[call.parameter]
+        parameter = None if call.table.parameter is None else self._registry.parameters[call.table.parameter]
         return replace(
             crash,
             site=crash.site if call.code is None else place(call.code.co_filename, call.line),
@@ -216,7 +223,7 @@ def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
     )
     if is_probability:
         return CrashArguments(input=indices)
-    other = TensorSummary(shape=list(call.other_shape), dtype="float32", requires_grad=True)
+    other = TensorSummary(shape=list(call.table.shape), dtype="float32", requires_grad=True)
     if call.function == COMPILED_MODEL:
         return CrashArguments(indices=indices, weight=other)
     if call.ignore_index is None:
@@ -257,18 +264,15 @@ class _Ring:
         slot.memory[:count].view(indices.shape).copy_(indices, non_blocking=True)
         self.calls.append((slot, count, call))
 
-    def first_misfit(self) -> tuple[IndexedCall, float, float] | None:
-        """The oldest call whose indices have arrived and are out of range."""
+    def ranges(self) -> Iterator[tuple[IndexedCall, float, float]]:
+        """The calls whose indices have arrived, oldest first, each with its lowest and highest index."""
         for slot, count, call in self.calls:
-            if not self._has_arrived(slot, count):
-                continue
-            values = slot.seen[:count]
-            if call.ignore_index is not None:
-                values = values[values != call.ignore_index]
-            low, high = (values.min().item(), values.max().item()) if len(values) else (0, 0)
-            if not _fits(call, low, high):
-                return call, low, high
-        return None
+            if self._has_arrived(slot, count):
+                values = slot.seen[:count]
+                if call.ignore_index is not None:
+                    values = values[values != call.ignore_index]
+                low, high = (values.min().item(), values.max().item()) if len(values) else (0, 0)
+                yield call, low, high
 
     def _has_arrived(self, slot: _IndexMemory, count: int) -> bool:
         return self._absent not in (slot.seen[0], slot.seen[count - 1])
@@ -282,4 +286,29 @@ def _fits(call: IndexedCall, low: float, high: float) -> bool:
     """Whether all indices are in range. Labels of a compiled model may be negative, to be ignored."""
     if call.function == PROBABILITIES:
         return low >= 0 and high <= 1
-    return (low >= 0 or call.function == COMPILED_MODEL) and high < call.size
+    return (low >= 0 or call.function == COMPILED_MODEL) and high < call.table.size
+
+
+def _last_beyond_a_smaller_table(
+    ranges: list[tuple[IndexedCall, float, float]],
+) -> tuple[IndexedCall, float, float] | None:
+    """The call of the last step whose indices are the first to go beyond one of the smaller tables of its model.
+
+    Nothing arrives after the failure, and an earlier call that went beyond the same table did not fail. Of several
+    tables, it is the largest.
+    """
+    tables = sorted({table for call, _, _ in ranges for table in call.smaller}, key=_size, reverse=True)
+    for table in tables:
+        first = next((each for each in ranges if table in each[0].smaller and each[2] >= table.size), None)
+        if first is not None and first[0].step == ranges[-1][0].step:
+            call, low, high = first
+            return call._replace(table=table), low, high
+    return None
+
+
+def _size(table: _Table) -> int:
+    return table.size
+
+
+def _number(found: tuple[IndexedCall, float, float]) -> int:
+    return found[0].number

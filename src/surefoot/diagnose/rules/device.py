@@ -189,7 +189,7 @@ def _is_collective(crash: CrashFacts) -> bool:
 
 
 def compiled_misfit(run: RecordedRun) -> Claim | None:
-    """A compiled model got integers that exceed every table in it."""
+    """A compiled model got integers that exceed a table in it."""
     crash = run.facts.crash
     given = crash.arguments if crash is not None and crash.call == "compiled model" else None
     if crash is None or given is None or given.indices is None or given.weight is None:
@@ -200,9 +200,9 @@ def compiled_misfit(run: RecordedRun) -> Claim | None:
     later = f", which the device reported at {crash.reported_at}" if crash.reported_at else ""
     return Claim(
         0.9,
-        f"{name} into the compiled model at {crash.site} with values from {low} to {high}; the largest table in "
-        f"the model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label is out of range. The call failed "
-        f"at step {crash.step}{later}.",
+        f"{name} into the compiled model at {crash.site} with values from {low} to {high}; a table in the "
+        f"model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label is out of range. The call failed at "
+        f"step {crash.step}{later}.",
         step=crash.step,
         where=(crash.site or "", crash.table or ""),
         evidence={"lowest": low, "highest": high, "rows": rows},
