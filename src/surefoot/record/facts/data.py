@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepBatch(Facts):
     """The data of one backward, read from its graph."""
 
     step: int
-    """The step."""
     backward: int
     """Which backward of the run it is."""
     line: int
@@ -28,14 +24,12 @@ class StepBatch(Facts):
     labels: dict[str, int] | None = None
     """How often each label occurs."""
     target_mean: float | None = item("y_mean", default=None)
-    """The mean of the targets."""
     target_std: float | None = item("y_std", default=None)
     """The standard deviation of the targets."""
     target_largest: float | None = item("y_largest", default=None)
     """The largest absolute target."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SeenRows(Facts):
     """Every row that was trained on from one line that calls `backward`."""
 
@@ -47,7 +41,6 @@ class SeenRows(Facts):
     """Whether every row is known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepDataFacts(Facts):
     """What the steps were trained on."""
 
@@ -57,28 +50,22 @@ class StepDataFacts(Facts):
     """The rows, by the number of the line."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Permutation(Facts):
     """A permutation that rows were picked by, at the first sampled step that saw it."""
 
     step: int
-    """The step."""
     length: int
-    """Its length."""
     fingerprint: int = item("print")
     """A number that equal permutations share."""
     number: int
     """Which permutation of the run it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderFacts(Facts):
     """A data loader that was iterated."""
 
     number: int
-    """Its number."""
     batch_size: int | None = item(null=True)
-    """Its batch size."""
     sampler: str
     """The class of its sampler."""
     shuffles: bool
@@ -99,7 +86,6 @@ class LoaderFacts(Facts):
     """Not used."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnBatch(Facts):
     """A batch that a data loader returned."""
 
@@ -108,7 +94,6 @@ class DrawnBatch(Facts):
     iteration: int
     """Which iteration of the loader it is from, counted from 1."""
     step: int
-    """The step."""
     backward: int
     """The number of backward calls so far."""
     size: int
@@ -120,6 +105,5 @@ class DrawnBatch(Facts):
     labels: dict[str, int] | None = None
     """How often each label occurs."""
     target_mean: float | None = None
-    """The mean of the targets."""
     target_std: float | None = None
     """The standard deviation of the targets."""

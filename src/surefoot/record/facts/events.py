@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar, TypeAlias
 
 from surefoot.record.facts.calls import TensorSummary
@@ -10,7 +10,6 @@ from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.sampled_steps import NonFiniteNode
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UngraphedCall(Facts):
     """An operation without a graph, on the way of data into the model, that is not defined everywhere."""
 
@@ -34,7 +33,6 @@ class UngraphedCall(Facts):
     """The lowest value it was given."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteLoss(Facts):
     """A loss that is not finite, and where the first non-finite value under it came from."""
 
@@ -43,7 +41,6 @@ class NonFiniteLoss(Facts):
     step: int | None = None
     """The step; `None` for a loss that `backward` was never called on."""
     value: float
-    """The loss."""
     kind: str
     """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
     backwards_late: int | None = None
@@ -116,13 +113,11 @@ class NonFiniteLoss(Facts):
     """The operations without a graph that the data went through, in words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteLossEvent(NonFiniteLoss):
     """The first loss that was not finite."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-loss")
     step: int
-    """The step."""
 
     @classmethod
     def at(cls, step: int, loss: NonFiniteLoss) -> NonFiniteLossEvent:
@@ -130,13 +125,11 @@ class NonFiniteLossEvent(NonFiniteLoss):
         return cls(**{each.name: getattr(loss, each.name) for each in fields(loss)} | {"step": step})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteGradientEvent(Facts):
     """The first step whose gradients were not finite."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-gradient")
     step: int
-    """The step."""
     parameters: list[str]
     """The parameters whose gradients are not finite, at most 20."""
     finite: list[str]
@@ -147,7 +140,6 @@ class NonFiniteGradientEvent(Facts):
     """The node of the backward pass that made the first of them, where that was seen."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedTensor(Facts):
     """A tensor that an autograd node saved."""
 
@@ -157,7 +149,6 @@ class SavedTensor(Facts):
     """What the node calls it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeData(TensorSummary, SavedTensor):
     """A tensor of data that went into a loss."""
 
@@ -167,13 +158,11 @@ class SpikeData(TensorSummary, SavedTensor):
     """That value over the median of all rows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeEvent(Facts):
     """A loss far above the last ones from the same line of the script."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "spike")
     step: int
-    """The step."""
     value: float
     """The loss."""
     level: float
@@ -186,26 +175,22 @@ class SpikeEvent(Facts):
     """Where the loss of that line was at first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLoadedEvent(Facts):
     """A state was loaded into a model."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "model-loaded")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
     file: int | None = None
     """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerLoadedEvent(Facts):
     """A state was loaded into an optimizer."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "optimizer-loaded")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
     optimizer: int
@@ -216,35 +201,29 @@ class OptimizerLoadedEvent(Facts):
     """How many steps old its moments are; `None` if they do not say."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ScalerLoadedEvent(Facts):
     """A state was loaded into a gradient scaler."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scaler-loaded")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerLoadedEvent(Facts):
     """A state was loaded into a learning-rate scheduler."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scheduler-loaded")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FileLoadedEvent(Facts):
     """A file was read with `torch.load`."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "file-loaded")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
     holds: list[str]
@@ -261,26 +240,22 @@ class FileLoadedEvent(Facts):
     """How many steps a gradient scaler had been asked for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FileSavedEvent(Facts):
     """A file was written with `torch.save`."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "saved")
     step: int
-    """The step."""
     site: str
     """The line of the script."""
     holds: list[str]
     """The kinds of state in it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSkippedEvent(Facts):
     """A step was skipped by the guard."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "skip")
     step: int
-    """The step."""
     parameters: list[str]
     """The parameters whose gradients are not finite."""
     of: int
@@ -291,13 +266,11 @@ class StepSkippedEvent(Facts):
     """The number of the optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IncidentEvent(Facts):
     """Something that a stabilizer noticed, and what it did about it."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "incident")
     step: int
-    """The step."""
     kind: str
     """The detector that raised it, or a cause."""
     severity: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefoot.record.facts.codec import Facts, item
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 Setting = bool | int | float | str | list[float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings(Facts):
     """The settings of one parameter group, as the optimizer was given them."""
 
@@ -80,7 +78,6 @@ def _simple(value: object) -> Setting | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSeries(Facts):
     """One number per step, in columns. A column is empty if no step had the number, and `None` where one had not.
 
@@ -94,7 +91,6 @@ class StepSeries(Facts):
     closure: list[int | None] = item(factory=list)
     """How often the step evaluated its closure."""
     loss: list[float | None] = item(factory=list)
-    """The loss."""
     backwards: list[int | None] = item(factory=list)
     """How many backwards there were since the step before."""
     lr: list[float | None] = item(factory=list)
@@ -123,7 +119,6 @@ class StepSeries(Facts):
         return StepSeries(**{name: [column[row] for row in rows] for name, column in columns.items() if column})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerFacts(Facts):
     """One optimizer: its settings and the numbers of its steps."""
 
@@ -158,7 +153,6 @@ class OptimizerFacts(Facts):
         return self.settings[0] if self.settings else GroupSettings(values={})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerFacts(Facts):
     """A learning-rate scheduler."""
 
@@ -181,19 +175,15 @@ class SchedulerFacts(Facts):
         return (self.settings or {}).get("T_max")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ClippingFacts(Facts):
     """One of the first calls that clip gradients."""
 
     step: int
-    """The step."""
     site: str
     """The line of the script."""
     limit: float | None = item(null=True)
-    """The limit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossScalerFacts(Facts):
     """What a gradient scaler did. Empty if there is none."""
 

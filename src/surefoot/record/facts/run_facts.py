@@ -6,7 +6,6 @@ evidence: a rule that needs them makes no finding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from surefoot.core.formats import FACTS
@@ -23,7 +22,6 @@ from surefoot.record.facts.sampled_steps import EvaluationBlock, SampledStep
 WHOLE_SCRIPT, STEPS_ONLY, TRAINING = "script", "steps", "training"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Seeds(Facts):
     """At which steps each generator of random numbers was seeded."""
 
@@ -35,12 +33,10 @@ class Seeds(Facts):
     """`numpy.random.seed`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEntropy(Facts):
     """The entropy of a policy whose log-probabilities were trained on."""
 
     step: int
-    """The step."""
     backward: int
     """The number of backward calls so far."""
     entropy: float
@@ -49,7 +45,6 @@ class PolicyEntropy(Facts):
     """The number of actions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicySignal(Facts):
     """A number about a policy that its trainer has computed and logged."""
 
@@ -63,12 +58,10 @@ class PolicySignal(Facts):
     """The number."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDivergence(Facts):
     """The KL divergence of a learned distribution from a fixed one."""
 
     step: int
-    """The step."""
     backward: int
     """The number of backward calls so far."""
     site: str
@@ -77,7 +70,6 @@ class PolicyDivergence(Facts):
     """The mean divergence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPass(Facts):
     """One pass over a validation set: calls of a loss function without gradients, between two steps."""
 
@@ -99,14 +91,12 @@ class RetainedGraphs(NamedTuple):
     """How many graphs of earlier steps were still held."""
 
     step: int
-    """The step."""
     alive: int
     """How many are held."""
     made: int
     """Of how many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GuardFacts(Facts):
     """What `surefoot run --guard` did."""
 
@@ -126,16 +116,12 @@ class GuardFacts(Facts):
     """The optimizers it could not guard, and why."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CrashArguments(Facts):
     """The arguments of the torch function that raised."""
 
     input: TensorSummary | None = None
-    """Its input."""
     target: TensorSummary | None = None
-    """Its target."""
     weight: TensorSummary | None = None
-    """Its weight."""
     tensor: TensorSummary | None = None
     """The argument called `tensor`."""
     indices: TensorSummary | None = None
@@ -144,14 +130,12 @@ class CrashArguments(Facts):
     """The label that is left out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CrashFacts(Facts):
     """The error that ended the script."""
 
     type: str
     """The name of its class."""
     message: str
-    """Its message."""
     site: str | None = None
     """The line of the script."""
     function: str | None = None
@@ -159,7 +143,6 @@ class CrashFacts(Facts):
     call: str | None = None
     """The torch function that raised, if its arguments are recorded."""
     arguments: CrashArguments | None = None
-    """Its arguments."""
     locals: dict[str, TensorSummary] | None = None
     """The tensors among the local variables, if the arguments are not known."""
     step: int | None = None
@@ -174,12 +157,10 @@ class CrashFacts(Facts):
     """How many of the last calls had ids or labels that fit, of an error of a device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldMemory(Facts):
     """Memory of an accelerator after a step, as torch's allocator counts it."""
 
     step: int
-    """The step."""
     device: str
     """The device, as torch prints it."""
     allocated: float
@@ -188,12 +169,10 @@ class HeldMemory(Facts):
     """The most that they have held so far."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleMemory(Facts):
     """Memory of an accelerator that the calls of one module take in a sampled step, as torch's allocator counts it."""
 
     step: int
-    """The step."""
     device: str
     """The device, as torch prints it."""
     module: str
@@ -204,7 +183,6 @@ class ModuleMemory(Facts):
     """The most that the whole process was seen to hold while it ran."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts(Facts):
     """Everything that was observed in one run. Nothing in it is a judgement."""
 
@@ -233,7 +211,6 @@ class RunFacts(Facts):
     schedulers: list[SchedulerFacts] = item(factory=list, always=True)
     """The learning-rate schedulers."""
     sampled_steps: list[SampledStep] = item(factory=list, always=True)
-    """The sampled steps."""
     events: list[Event] = item(factory=list, always=True)
     """What happened, in order."""
     evaluations: list[ModelCall] = item(factory=list, always=True)
