@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.errors import UsageError
 from surefoot.experiments import scratch_folder
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.export.export import ReproductionData
     from surefoot.replay.locate.result import OriginData
-    from surefoot.replay.pass_exchange import PassOrder
     from surefoot.replay.tensor_difference import TensorDifference
 
 _OUTPUT_SHOWN = 20
@@ -61,9 +60,29 @@ class Order:
     """Files that are older are the user's."""
 
 
+class PassOrder(TypedDict):
+    """The order of one pass, in JSON: the fields of an `Order` that the pass needs, and what belongs to the pass."""
+
+    incident: str
+    script: str | None
+    module: str | None
+    """The module that trains, in place of a script."""
+    arguments: list[str]
+    target: str | None
+    export: str | None
+    began: float
+    writable: list[str]
+    locate: bool
+    """Whether to look for the first bad operation."""
+    answer: str
+    """The file that the answer is written to."""
+    scratch: str
+    """The folder that the pass may write to."""
+
+
 @dataclass(frozen=True)
 class ReplayPass:
-    """What one pass found."""
+    """What one pass found, which its process answers in JSON: `status` is `ran`, or `failed` with an `error`."""
 
     prints: IncidentPrints
     """The fingerprints of losses, inputs and gradients."""

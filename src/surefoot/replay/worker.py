@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from surefoot.replay.first_step import FirstStep
     from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
-    from surefoot.replay.pass_exchange import PassAnswer, PassOrder
+    from surefoot.replay.processes import PassOrder
 
 
 class Answer:
@@ -48,7 +48,8 @@ class Answer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.found: PassAnswer = {"status": "failed", "notes": []}
+        self.notes: list[str] = []
+        self.found: dict[str, object] = {"status": "failed", "notes": self.notes}
 
     def leave(self) -> NoReturn:
         """Write the answer and end the process, without any of the script's exit hooks."""
@@ -148,7 +149,7 @@ def _run_target(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
     assert target is not None, "an order has a script, a module or a target"
     step = TargetStep(target, incident)
     step.run()
-    answer.found["notes"] += step.notes
+    answer.notes += step.notes
     answer.ran(incident, step.prints(), step.gradients(), step.home)
     if order["locate"]:
         model = step.models[0] if len(step.models) == 1 else torch.nn.ModuleList(step.models)
@@ -161,7 +162,7 @@ def _run_target(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
             found = first_bad(lambda repair: again(lambda names: OperationRecorder(names, repair)))
             answer.located(found, again, order["export"])
         except Exception as error:
-            answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+            answer.notes.append(f"the first bad operation was not found: {type(error).__name__}: {error}")
 
 
 def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> None:
@@ -180,13 +181,13 @@ def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
     def over() -> NoReturn:
         objects = first_step.objects
         assert objects is not None
-        answer.found["notes"] += first_step.notes
+        answer.notes += first_step.notes
         answer.ran(incident, objects.prints(), objects.gradients(), objects.layout.home)
         if order["locate"]:
             try:
                 runs.locate(located)
             except BaseException as error:
-                answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+                answer.notes.append(f"the first bad operation was not found: {type(error).__name__}: {error}")
         answer.leave()
 
     def located(found: tuple[OriginSearch, MemoryWrite] | None) -> NoReturn:
