@@ -120,6 +120,7 @@ class LossCall(SampledCall):
     input: TensorSummary
     """The predictions."""
     target: TensorSummary
+    """The targets."""
     producer: CallSite | None = item(null=True)
     """The call that made the predictions, looking through views."""
     same_shape: bool
@@ -294,7 +295,9 @@ class RatioCall(SampledCall):
     """The exponential of a difference of log-probabilities: an importance ratio."""
 
     largest: float
+    """The largest ratio."""
     mean: float
+    """The mean ratio."""
     kl: float
     """An estimate of the KL divergence between the two policies."""
     count: int
@@ -351,6 +354,7 @@ class RowOrder(Facts):
     """A permutation that rows were picked by."""
 
     length: int
+    """Its length."""
     fingerprint: int = item("print")
     """A number that equal permutations share."""
     number: int
@@ -398,6 +402,7 @@ class FeatureScales(Facts):
     count: int
     """The number of rows."""
     mean: list[float]
+    """The mean of each feature."""
     std: list[float]
     """The standard deviation of each feature."""
 

@@ -9,6 +9,7 @@ class StepBatch(Facts):
     """The data of one backward, read from its graph."""
 
     step: int
+    """The step."""
     backward: int
     """Which backward of the run it is."""
     line: int
@@ -24,6 +25,7 @@ class StepBatch(Facts):
     labels: dict[str, int] | None = None
     """How often each label occurs."""
     target_mean: float | None = item("y_mean", default=None)
+    """The mean of the targets."""
     target_std: float | None = item("y_std", default=None)
     """The standard deviation of the targets."""
     target_largest: float | None = item("y_largest", default=None)
@@ -54,7 +56,9 @@ class Permutation(Facts):
     """A permutation that rows were picked by, at the first sampled step that saw it."""
 
     step: int
+    """The step."""
     length: int
+    """Its length."""
     fingerprint: int = item("print")
     """A number that equal permutations share."""
     number: int
@@ -65,7 +69,9 @@ class LoaderFacts(Facts):
     """A data loader that was iterated."""
 
     number: int
+    """Its number."""
     batch_size: int | None = item(null=True)
+    """Its batch size."""
     sampler: str
     """The class of its sampler."""
     shuffles: bool
@@ -94,6 +100,7 @@ class DrawnBatch(Facts):
     iteration: int
     """Which iteration of the loader it is from, counted from 1."""
     step: int
+    """The step."""
     backward: int
     """The number of backward calls so far."""
     size: int
@@ -105,5 +112,6 @@ class DrawnBatch(Facts):
     labels: dict[str, int] | None = None
     """How often each label occurs."""
     target_mean: float | None = None
+    """The mean of the targets."""
     target_std: float | None = None
     """The standard deviation of the targets."""

@@ -41,6 +41,7 @@ class NonFiniteLoss(Facts):
     step: int | None = None
     """The step; `None` for a loss that `backward` was never called on."""
     value: float
+    """The loss."""
     kind: str
     """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
     backwards_late: int | None = None
@@ -118,6 +119,7 @@ class NonFiniteLossEvent(NonFiniteLoss):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-loss")
     step: int
+    """The step."""
 
     @classmethod
     def at(cls, step: int, loss: NonFiniteLoss) -> NonFiniteLossEvent:
@@ -130,6 +132,7 @@ class NonFiniteGradientEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "nonfinite-gradient")
     step: int
+    """The step."""
     parameters: list[str]
     """The parameters whose gradients are not finite, at most 20."""
     finite: list[str]
@@ -163,6 +166,7 @@ class SpikeEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "spike")
     step: int
+    """The step."""
     value: float
     """The loss."""
     level: float
@@ -180,6 +184,7 @@ class ModelLoadedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "model-loaded")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
     file: int | None = None
@@ -191,6 +196,7 @@ class OptimizerLoadedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "optimizer-loaded")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
     optimizer: int
@@ -206,6 +212,7 @@ class ScalerLoadedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scaler-loaded")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
 
@@ -215,6 +222,7 @@ class SchedulerLoadedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scheduler-loaded")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
 
@@ -224,6 +232,7 @@ class FileLoadedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "file-loaded")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
     holds: list[str]
@@ -245,6 +254,7 @@ class FileSavedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "saved")
     step: int
+    """The step."""
     site: str
     """The line of the script."""
     holds: list[str]
@@ -256,6 +266,7 @@ class StepSkippedEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "skip")
     step: int
+    """The step."""
     parameters: list[str]
     """The parameters whose gradients are not finite."""
     of: int
@@ -271,6 +282,7 @@ class IncidentEvent(Facts):
 
     TAG: ClassVar[tuple[str, str]] = ("event", "incident")
     step: int
+    """The step."""
     kind: str
     """The detector that raised it, or a cause."""
     severity: str

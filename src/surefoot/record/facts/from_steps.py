@@ -29,6 +29,7 @@ class StepValues:
     step: int
     """The step, skipped ones included."""
     loss: float | None = None
+    """The loss."""
     grad_norm: float | None = None
     """The norm of the gradients before clipping."""
     lr: float | None = None

@@ -29,6 +29,7 @@ class WeightScale(Facts):
     """The scale of a weight; of a sharded one, of the part in this process. Empty if it could not be read."""
 
     norm: float | None = None
+    """Its norm."""
     largest: float | None = None
     """Its largest absolute entry."""
     std: float | None = None

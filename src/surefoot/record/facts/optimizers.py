@@ -91,6 +91,7 @@ class StepSeries(Facts):
     closure: list[int | None] = item(factory=list)
     """How often the step evaluated its closure."""
     loss: list[float | None] = item(factory=list)
+    """The loss."""
     backwards: list[int | None] = item(factory=list)
     """How many backwards there were since the step before."""
     lr: list[float | None] = item(factory=list)
@@ -179,9 +180,11 @@ class ClippingFacts(Facts):
     """One of the first calls that clip gradients."""
 
     step: int
+    """The step."""
     site: str
     """The line of the script."""
     limit: float | None = item(null=True)
+    """The limit."""
 
 
 class LossScalerFacts(Facts):

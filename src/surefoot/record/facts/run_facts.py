@@ -37,6 +37,7 @@ class PolicyEntropy(Facts):
     """The entropy of a policy whose log-probabilities were trained on."""
 
     step: int
+    """The step."""
     backward: int
     """The number of backward calls so far."""
     entropy: float
@@ -62,6 +63,7 @@ class PolicyDivergence(Facts):
     """The KL divergence of a learned distribution from a fixed one."""
 
     step: int
+    """The step."""
     backward: int
     """The number of backward calls so far."""
     site: str
@@ -91,6 +93,7 @@ class RetainedGraphs(NamedTuple):
     """How many graphs of earlier steps were still held."""
 
     step: int
+    """The step."""
     alive: int
     """How many are held."""
     made: int
@@ -120,8 +123,11 @@ class CrashArguments(Facts):
     """The arguments of the torch function that raised."""
 
     input: TensorSummary | None = None
+    """Its input."""
     target: TensorSummary | None = None
+    """Its target."""
     weight: TensorSummary | None = None
+    """Its weight."""
     tensor: TensorSummary | None = None
     """The argument called `tensor`."""
     indices: TensorSummary | None = None
@@ -136,6 +142,7 @@ class CrashFacts(Facts):
     type: str
     """The name of its class."""
     message: str
+    """Its message."""
     site: str | None = None
     """The line of the script."""
     function: str | None = None
@@ -143,6 +150,7 @@ class CrashFacts(Facts):
     call: str | None = None
     """The torch function that raised, if its arguments are recorded."""
     arguments: CrashArguments | None = None
+    """Its arguments."""
     locals: dict[str, TensorSummary] | None = None
     """The tensors among the local variables, if the arguments are not known."""
     step: int | None = None
@@ -161,6 +169,7 @@ class HeldMemory(Facts):
     """Memory of an accelerator after a step, as torch's allocator counts it."""
 
     step: int
+    """The step."""
     device: str
     """The device, as torch prints it."""
     allocated: float
@@ -173,6 +182,7 @@ class ModuleMemory(Facts):
     """Memory of an accelerator that the calls of one module take in a sampled step, as torch's allocator counts it."""
 
     step: int
+    """The step."""
     device: str
     """The device, as torch prints it."""
     module: str
@@ -211,6 +221,7 @@ class RunFacts(Facts):
     schedulers: list[SchedulerFacts] = item(factory=list, always=True)
     """The learning-rate schedulers."""
     sampled_steps: list[SampledStep] = item(factory=list, always=True)
+    """The sampled steps."""
     events: list[Event] = item(factory=list, always=True)
     """What happened, in order."""
     evaluations: list[ModelCall] = item(factory=list, always=True)

@@ -51,6 +51,7 @@ class LossTerm(Facts):
     op: str
     """The function that made it."""
     value: float
+    """Its value."""
     norm: float
     """The norm of the gradient it brings."""
     loss: str | None = item(null=True)
@@ -245,7 +246,9 @@ class SampledStep(Facts):
     step: int
     """The number of the step."""
     model_calls: list[ModelCall] = item("passes", factory=list, always=True)
+    """Calls of models."""
     backward_calls: list[BackwardCall] = item("roots", factory=list, always=True)
+    """Calls of `backward`."""
     updates: list[OptimizerUpdate] = item("steps", factory=list, always=True)
     """Steps of optimizers."""
     calls: SampledCalls = item("notes", factory=SampledCalls, always=True)
