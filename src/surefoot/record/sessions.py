@@ -14,9 +14,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from surefoot.core.files import make_subfolder
+from surefoot.core.files import OwnedFile, make_subfolder
 from surefoot.core.formats import RUN_LOG
-from surefoot.record.owned_file import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
 if TYPE_CHECKING:
@@ -55,11 +54,7 @@ class Session:
 
     def vanished(self) -> bool:
         """Whether the folder was deleted or replaced, or its files were closed by other code."""
-        try:
-            there, here = os.stat(self._path), os.fstat(self._file.number)
-        except OSError:
-            return True
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return not self._file.is_at(self._path)
 
     def withdraw(self) -> None:
         """Release the number: nothing was written under it."""
