@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from surefoot.core.random_state import loader_generators
 from surefoot.core.save_restore import untouched
 from surefoot.core.settings import is_number, is_whole, shown
-from surefoot.doctor.batches import generators_of, is_iterator, take
+from surefoot.doctor.batches import is_iterator, take
 from surefoot.doctor.checks import STEPS, Check, Examination, skipped
 from surefoot.doctor.clipping import check_clipping
 from surefoot.doctor.context import CheckContext
@@ -77,7 +78,7 @@ def debug_training_stability(
     _check_numbers(clip, seconds, num_steps)
     start = time.monotonic()
     inner = _unwrapped(model)
-    generators = [*generators_of(loader), *generators_of(eval_loader)]
+    generators = [*loader_generators(loader), *loader_generators(eval_loader)]
     with untouched(model, optimizer, generators), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
