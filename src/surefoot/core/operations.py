@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
 
     from torch import nn
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from surefoot.diagnose.engine import claims_of
 from surefoot.doctor.batches import first_rows, to_device
-from surefoot.doctor.checks import from_finding
+from surefoot.doctor.checks import Check, from_finding
 from surefoot.doctor.model_copy import ModelCopy, PassTrace
 from surefoot.doctor.probe_facts import REHEARSED
 from surefoot.doctor.rehearsal import rehearse
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from surefoot.diagnose.findings import Finding
-    from surefoot.doctor.checks import Check
     from surefoot.doctor.loss_of_batch import Convention
 
 TINY_ROWS = 8

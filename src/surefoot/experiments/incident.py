@@ -30,7 +30,7 @@ from surefoot.experiments.after_incident import (
 from surefoot.experiments.baseline import usable_facts
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row
-from surefoot.experiments.run_comparison import crash_of, is_numeric
+from surefoot.experiments.run_comparison import RunReading, crash_of, is_numeric
 from surefoot.experiments.step_conclusion import (
     conclude,
     other_draws,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.plan import Change
-    from surefoot.experiments.run_comparison import RunReading
     from surefoot.record.facts import ExperimentFacts, RunDescription, RunFacts
     from surefoot.record.incidents.summary import IncidentFacts
 

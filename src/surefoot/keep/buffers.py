@@ -20,14 +20,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core.save_restore import LARGEST_STATISTIC, is_batch_norm, is_writable, may_have_changed, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import nn
 
 
 def infinite_buffers(model: nn.Module) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core import nested
 from surefoot.errors import CheckpointError
@@ -26,8 +26,6 @@ from surefoot.keep.restore import renamed
 from surefoot.keep.staging import map_leaves
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from surefoot.core.random_state import RandomStreams
     from surefoot.keep.checkpoint.parts import SavedParts
 

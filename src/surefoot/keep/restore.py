@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
@@ -27,7 +27,6 @@ from surefoot.observe.parameters import plain_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from torch import nn
 
 _LIKE_PARAMETER = frozenset(
     (

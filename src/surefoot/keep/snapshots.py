@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core.device import has_streams, total_bytes, unreserved_bytes
 from surefoot.core.save_restore import is_writable, write_all
@@ -28,8 +28,6 @@ from surefoot.keep.weight_movement import MovementJumps, WeightMovement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from torch import nn
 
     from surefoot.keep.position.data import DataPlace
 

@@ -35,13 +35,12 @@ from surefoot.core.device import (
     new_stream,
     on_stream,
 )
-from surefoot.keep.checkpoint.shards import is_spread, spread_of
+from surefoot.keep.checkpoint.shards import Spread, is_spread, spread_of
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from surefoot.keep.checkpoint.shards import Spread
 
 Place: TypeAlias = Literal["device", "pinned"]
 """The place of the copy of a GPU tensor. Other tensors are cloned on their device."""

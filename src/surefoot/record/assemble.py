@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.record.arrays import from_numpy, numbers, words
+from surefoot.record.arrays import Array, from_numpy, numbers, words
 from surefoot.record.schema import TABLES, TableName, public_schema
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from surefoot.record.arrays import Array
     from surefoot.record.sessions import FirstSteps
 
 _KEYS: dict[TableName, tuple[str, ...]] = {

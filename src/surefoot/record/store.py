@@ -16,7 +16,7 @@ import pyarrow as pa
 from surefoot.record.arrays import numbers, words
 from surefoot.record.encode import MOST_EXTRA_COLUMNS, Encoder
 from surefoot.record.events import EventFile
-from surefoot.record.schema import TABLES
+from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, segments_in
 from surefoot.record.sessions import Session, adopt
 from surefoot.record.thinning import EventNeighbourhood, TableThinning
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.schema import TableName
 
 log = logging.getLogger("surefoot")
 

@@ -31,9 +31,10 @@ from surefoot.record.messages import (
     Histogram,
     LayerRows,
     SessionBegins,
+    Sink,
     StepRow,
 )
-from surefoot.record.progress_alarms import RunProgress
+from surefoot.record.progress_alarms import ProgressAlarms, RunProgress
 from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
     from surefoot.core.folder_lock import Hold
     from surefoot.record.limits import LogLimits
-    from surefoot.record.messages import Sink
-    from surefoot.record.progress_alarms import ProgressAlarms
     from surefoot.record.store import Store
 
 log = logging.getLogger("surefoot")

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from surefoot.errors import SurefootError
-from surefoot.record.facts import CapturedBatch, ContinuedStep
+from surefoot.record.facts import CapturedBatch, ContinuedStep, ExperimentFacts
 from surefoot.record.incidents.reading import StoredIncident, number, read_incident
 from surefoot.record.incidents.values import tensors_in
 from surefoot.replay.changed_data import ChangedData
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
-    from surefoot.record.facts import ExperimentFacts
 
 HOPELESS_STEPS = 5
 """After this many consecutive non-finite losses, the run is not expected to recover."""

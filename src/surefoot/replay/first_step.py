@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from surefoot.core.random_state import set_streams
 from surefoot.errors import UsageError
 from surefoot.observe.parameters import Layout
-from surefoot.record.incidents.contents import prints_of
-from surefoot.record.incidents.values import decode, tensors_in
+from surefoot.record.incidents.contents import WindowState, prints_of
+from surefoot.record.incidents.values import Encoded, decode, tensors_in
 from surefoot.replay.state import put_in_place
 
 if TYPE_CHECKING:
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from surefoot.record.incidents.contents import WindowState
     from surefoot.record.incidents.reading import StoredIncident
     from surefoot.record.incidents.step_capture import StepCapture
     from surefoot.record.incidents.summary import IncidentPrints
-    from surefoot.record.incidents.values import Encoded
 
 
 @dataclass(frozen=True)

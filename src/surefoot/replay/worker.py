@@ -22,8 +22,8 @@ from surefoot.experiments.changes.outputs import protect
 from surefoot.record.incidents.bundle import as_plain
 from surefoot.record.incidents.environment import hardware, switches, versions
 from surefoot.record.incidents.reading import StoredIncident, read_incident
-from surefoot.replay.export.export import export_found
-from surefoot.replay.locate.find import first_bad, result_of, run_step
+from surefoot.replay.export.export import Execute, export_found
+from surefoot.replay.locate.find import OriginSearch, first_bad, result_of, run_step
 from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.replay.locate.result import as_data
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from surefoot.record.incidents.summary import IncidentPrints
-    from surefoot.replay.export.export import Execute
     from surefoot.replay.first_step import FirstStep
-    from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
     from surefoot.replay.processes import PassOrder
 

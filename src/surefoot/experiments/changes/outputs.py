@@ -13,13 +13,11 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from surefoot.experiments.changes.guard import guard_for
+from surefoot.experiments.changes.guard import Protected, guard_for
 from surefoot.watch.patches.hooks import around
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from surefoot.experiments.changes.guard import Protected
 
 
 def protect(run: Protected) -> None:

@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,6 @@ from surefoot.keep.position.workers import worker_died
 from surefoot.keep.staging import Staged, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from surefoot.keep.checkpoint.parts import SavedParts

@@ -20,7 +20,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -36,7 +36,6 @@ from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, FileFacts, HashedF
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"

@@ -33,12 +33,11 @@ from torch import Tensor
 
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked, unflatten
-from surefoot.keep.checkpoint.shards import is_spread, spread_of
+from surefoot.keep.checkpoint.shards import Spread, is_spread, spread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from surefoot.keep.checkpoint.shards import Spread
 
 LONGEST_NAME = 300
 STORED_AS_IS = {

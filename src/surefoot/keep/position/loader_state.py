@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from surefoot.core.weak_reference import weak_reference
-from surefoot.keep.position.generators import read_generators, set_generators
+from surefoot.keep.position.generators import Generators, read_generators, set_generators
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from surefoot.keep.position.generators import Generators
 
 _NO_ENTRY = -1
 _MOST_ENTRIES = 64

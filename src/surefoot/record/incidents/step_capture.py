@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
 from surefoot.record.incidents.loader_batches import add_listener
@@ -35,8 +35,6 @@ from surefoot.record.incidents.values import TensorMirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import nn
 
     from surefoot.types import Scalar
 

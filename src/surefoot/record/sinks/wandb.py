@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from surefoot.errors import UsageError, require
 from surefoot.record.bins import EDGES
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.named_values import BatchReader, encodable, full_name, sentence, shortened
+from surefoot.record.sinks.named_values import BatchReader, PlacedItem, Point, encodable, full_name, sentence, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.named_values import PlacedItem, Point
     from surefoot.types import Severity
 
 LONGEST_NAME = 250

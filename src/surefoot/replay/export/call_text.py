@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from surefoot.replay.export.captured import Key
+from surefoot.replay.export.captured import Key, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.replay.export.captured import Ran
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "__pow__": "**", "pow": "**", "gt": ">", "lt": "<",

@@ -31,13 +31,12 @@ from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.origins import choose, leads_to, origins, path, unsure
 from surefoot.replay.locate.outcomes import LEVELS, OTHER, StepOutput, find_loss, outcomes_of, was_run
 from surefoot.replay.locate.recorder import OperationRecorder
-from surefoot.replay.locate.result import make_result
+from surefoot.replay.locate.result import NonFiniteOrigin, make_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from surefoot.replay.locate.memory_writes import MemoryWrite
-    from surefoot.replay.locate.result import NonFiniteOrigin
 
 _RECENT_OPERATIONS = 12
 

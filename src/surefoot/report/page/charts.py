@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from surefoot.report.page.columns import by_part, measured, whole_numbers
-from surefoot.report.page.downsample import kept_with, smoothed
+from surefoot.report.page.downsample import Numbers, kept_with, smoothed
 from surefoot.report.page.encode import numbers
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
     from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CHARTS = {

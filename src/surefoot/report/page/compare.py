@@ -18,14 +18,13 @@ from surefoot.report.page.charts import scalar_charts
 from surefoot.report.page.diagnosis import findings_of
 from surefoot.report.page.html import page
 from surefoot.report.page.payload import description_rows, marked_steps, stamp
-from surefoot.report.page.source import read_source
+from surefoot.report.page.source import RunFolder, read_source
 from surefoot.report.page.summary import head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from surefoot.report.page.sections import ComparedRun, Head, PageChart
-    from surefoot.report.page.source import RunFolder
 
 _MOST_RUNS = 12
 """Curves of more runs cannot be distinguished in one chart."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN
 from surefoot.errors import UsageError
-from surefoot.record.messages import Batch, StepRow
+from surefoot.record.messages import Batch, Event, StepRow
 from surefoot.report.page.source import merged_findings
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from surefoot.record.follow import RunFollower
-    from surefoot.record.messages import Event
 
 _READ_SECONDS = 0.5
 _PAUSE_FACTOR = 4
