@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from surefoot.doctor.rehearsal import rehearse
 from surefoot.record.facts import PreflightFacts, RunFacts, SampledCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.diagnose.findings import Finding
     from surefoot.doctor.loss_of_batch import Convention
 

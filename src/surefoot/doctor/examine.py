@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,6 @@ from surefoot.doctor.trial_run import check_trial_run
 from surefoot.errors import SettingError, UsageError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from surefoot.doctor.loss_of_batch import LossOf
 
 

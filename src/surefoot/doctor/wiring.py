@@ -6,6 +6,7 @@ The rules judge the rehearsal. Not reported: parameters frozen on purpose, and m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,6 @@ from surefoot.doctor.checks import Check, passed, skipped, warned
 from surefoot.record.facts import MomentScale, ParameterFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.model_copy import PassTrace
 

@@ -8,6 +8,7 @@ Then the changes run, as many at a time as there are jobs. When the budget is us
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from surefoot.experiments.baseline import Baseline, run_baseline
@@ -19,7 +20,6 @@ from surefoot.experiments.run_comparison import compare, not_learned, probe_text
 from surefoot.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ from surefoot.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, T
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from surefoot.experiments.changes.run_order import RunOrder

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from surefoot.diagnose.engine import load
@@ -19,8 +20,6 @@ from surefoot.experiments.results import Row, Verdict
 from surefoot.record.facts import ExperimentFacts, RunDescription, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.processes import Child, Children
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -27,8 +28,6 @@ from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_
 from surefoot.keep.weight_movement import MovementJumps, WeightMovement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from surefoot.keep.position.data import DataPlace
 
 log = logging.getLogger("surefoot")

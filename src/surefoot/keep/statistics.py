@@ -14,6 +14,7 @@ torch's batch norm.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,8 +23,6 @@ from surefoot.core.device_copies import ArrivingNumber, KnownNumber, begin_readi
 from surefoot.core.save_restore import is_batch_norm, is_writable, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
 
 

@@ -6,14 +6,13 @@ program that may not use it. The run log is written while a script trains, so it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.ma  # numpy imports it when it is first needed, which may be when the disk is full
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -7,6 +7,7 @@ out, for each part separately: the run was resumed from an earlier step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,6 @@ from surefoot.record.arrays import Array, from_numpy, numbers, words
 from surefoot.record.schema import TABLES, TableName, public_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pyarrow as pa
 
     from surefoot.record.sessions import FirstSteps

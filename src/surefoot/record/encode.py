@@ -10,6 +10,7 @@ anything that is not a number becomes null. A message that cannot be encoded is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,6 @@ from surefoot.record.arrays import Array, from_numpy, from_words
 from surefoot.record.schema import LAYER_NUMBERS, SIGNAL, STEP_NUMBERS, TableName, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     import pyarrow as pa
 
     from surefoot.record.messages import DeviceRow, Histogram, LayerRows, StepRow

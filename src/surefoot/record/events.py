@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from surefoot.record.messages import Event
 from surefoot.record.run_folder import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 NAME = "events.jsonl"

@@ -7,6 +7,7 @@ events fail independently: what cannot be written is counted, and the rest is st
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,6 @@ from surefoot.record.sessions import Session, adopt
 from surefoot.record.thinning import EventNeighbourhood, TableThinning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from surefoot.record.limits import LogLimits

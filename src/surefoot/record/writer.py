@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from surefoot.core.folder_lock import Hold

@@ -16,6 +16,7 @@ that the numbers can be compared with those before the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,8 +34,6 @@ from surefoot.replay.first_step import FirstStep
 from surefoot.replay.hooks import install as install_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment

@@ -18,6 +18,7 @@ batch (`gives`), use another one (`choose`), set other random streams (`place_st
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,6 @@ from surefoot.record.incidents.values import Encoded, decode, tensors_in
 from surefoot.replay.state import put_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor, nn
 
     from surefoot.record.incidents.reading import StoredIncident

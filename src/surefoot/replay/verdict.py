@@ -15,6 +15,7 @@ algorithms were on.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
@@ -22,8 +23,6 @@ from surefoot.core.formats import REPLAY
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.record.incidents.summary import IncidentFacts, IncidentPrints
     from surefoot.replay.export.export import ReproductionData
     from surefoot.replay.locate.result import OriginData

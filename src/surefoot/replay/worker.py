@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,8 +32,6 @@ from surefoot.replay.tensor_difference import differences
 from surefoot.watch.run_script import Target, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch import Tensor
 
     from surefoot.record.incidents.summary import IncidentPrints

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,6 @@ from torch.optim import Optimizer
 from torch.utils.data import SequentialSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from surefoot.experiments.changes.experiment import Experiment
 
 OTHER = 7_919

@@ -7,7 +7,8 @@ not seen here: `surefoot bisect` lets the kernel confine its runs where possible
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import safetensors.numpy
 import safetensors.torch
@@ -15,9 +16,6 @@ import torch
 
 from surefoot.experiments.changes.guard import Protected, guard_for
 from surefoot.watch.patches.hooks import around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def protect(run: Protected) -> None:

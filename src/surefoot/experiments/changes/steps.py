@@ -10,6 +10,7 @@ only see their own values. Updates without an optimizer are not supported.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,6 @@ from torch.optim import Optimizer
 from surefoot.observe.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.guard.step_decision import StepDecision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from surefoot.experiments.changes.precision import use_bf16, use_deterministic_k
 from surefoot.experiments.changes.steps import change_eps, clip, divide_rate, reset_moments, skip_batches, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.experiments.changes.experiment import Experiment
 
 INSTALL: dict[str, Callable[[Experiment], None]] = {

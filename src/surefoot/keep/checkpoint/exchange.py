@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -32,7 +33,6 @@ from surefoot.keep.checkpoint.tree import Flattened, unflatten
 from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 

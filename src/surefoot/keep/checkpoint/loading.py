@@ -8,6 +8,7 @@ that agree afterwards on what they load share the work.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.storage import SaveFacts, read, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
     from pathlib import Path
 
 

@@ -12,6 +12,7 @@ pass over another loader. The random numbers that they used are not counted.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -21,8 +22,6 @@ from surefoot.keep.position.generators import Generators, read_generators, set_g
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping
 
 from surefoot.record.facts.codec import Facts, item
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
 
 Setting = bool | int | float | str | list[float]
 

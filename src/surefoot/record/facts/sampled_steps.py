@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from surefoot.record.facts.calls import DropoutCall, LossCall, ModelCall, SampledCalls
 from surefoot.record.facts.codec import Facts, item
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.observe.readable import has_other_ranks, is_readable, readable
@@ -10,8 +11,6 @@ from surefoot.record.incidents.fingerprints import Print, print_of
 from surefoot.record.incidents.values import Encoded, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor, nn
 
     from surefoot.core.random_state import RandomStreams

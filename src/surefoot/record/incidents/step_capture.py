@@ -22,6 +22,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +35,6 @@ from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
 from surefoot.record.incidents.values import TensorMirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from surefoot.types import Scalar
 
     Weight = Scalar | Callable[[], Scalar] | None

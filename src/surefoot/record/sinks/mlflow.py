@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,6 @@ from surefoot.record.sinks.named_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from surefoot.record.messages import Batch
 
 LONGEST_NAME = 250

@@ -15,6 +15,7 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from surefoot.record.sinks.extras import load
 from surefoot.record.sinks.named_values import BatchReader, PlacedItem, Point, full_name, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from surefoot.record.messages import Batch, Event
 
 _numbers = itertools.count()

@@ -15,6 +15,7 @@ Not enabled: W&B's console capture, which replaces `sys.stdout`; `settings=wandb
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from surefoot.record.sinks.extras import load
 from surefoot.record.sinks.named_values import BatchReader, PlacedItem, Point, encodable, full_name, sentence, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from surefoot.record.messages import Batch, Event
     from surefoot.types import Severity
 

@@ -13,6 +13,7 @@ Not covered: user code. The backward of a custom `autograd.Function` is written 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
@@ -30,8 +31,6 @@ from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.recorder import OperationRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
     from torch import nn
 

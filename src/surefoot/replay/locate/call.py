@@ -6,6 +6,7 @@ although the schema does not say so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,6 @@ from surefoot.replay.locate.describe import Counts, count, nonfinite_number
 from surefoot.replay.locate.memory_writes import MemoryWrite, same_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from surefoot.replay.locate.frames import Scene
 
 _OVERWRITES = frozenset(

@@ -15,6 +15,7 @@ overwrites are bitwise as before, also if the step raises. Compiled modules run 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,6 @@ from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.replay.locate.result import NonFiniteOrigin, make_result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
     from surefoot.replay.locate.memory_writes import MemoryWrite
 
 _RECENT_OPERATIONS = 12

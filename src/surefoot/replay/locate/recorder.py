@@ -10,6 +10,7 @@ be restored. Not covered: values that leave torch (for example through NumPy) an
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,8 +26,6 @@ from surefoot.replay.locate.frames import Place, look
 from surefoot.replay.locate.memory_writes import Memory, MemoryWrite, MemoryWrites, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
     from surefoot.replay.locate.names import Names
 
 _BLANK = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -9,8 +10,6 @@ from surefoot.replay.locate.call import base_name
 from surefoot.replay.locate.frames import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.replay.locate.describe import Counts, TensorDescription
     from surefoot.replay.locate.memory_writes import MemoryWrite, Phase
 

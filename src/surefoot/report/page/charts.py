@@ -7,6 +7,7 @@ value never changes is shown as text instead of a chart.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,6 @@ from surefoot.report.page.downsample import Numbers, kept_with, smoothed
 from surefoot.report.page.encode import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pyarrow as pa
 
     from surefoot.report.page.sections import PageChart, PageSeries, Role

@@ -8,6 +8,7 @@ they recorded. Layer maps and histograms are only on the page of a single run.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from surefoot.report.page.source import RunFolder, read_source
 from surefoot.report.page.summary import head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.report.page.sections import ComparedRun, Head, PageChart
 
 _MOST_RUNS = 12

@@ -7,10 +7,8 @@ begins with an underscore contains the optional keys. Numbers in columns keep si
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypedDict
 
 Column: TypeAlias = "list[float | int | str]"
 """Numbers of the page; non-finite values are strings."""

@@ -7,6 +7,7 @@ of the first rank. A folder of `surefoot bisect` is represented by its baseline,
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from surefoot.record.reading import RunTables, is_run_folder, load_run
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.report.page.sections import RankRow
 
 

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule
 from surefoot.report.terminal.plain import PlainLines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.console import Console
     from rich.text import Text
 
