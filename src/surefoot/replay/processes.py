@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from surefoot.record.incidents.environment import Hardware, Switches, Versions
     from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.locate.result import OriginData
     from surefoot.replay.tensor_difference import TensorDifference
 
 _OUTPUT_SHOWN = 20
@@ -96,7 +96,7 @@ class ReplayPass:
     """The settings that decide which kernels run."""
     notes: list[str] = field(default_factory=list)
     """What could not be done as recorded."""
-    origin: OriginData | None = None
+    origin: Mapping[str, object] | None = None
     """The first bad operation, if it was looked for and found."""
     reproduction: ReproductionData | None = None
     """The script that was written, or why none was; `None` if none was asked for."""

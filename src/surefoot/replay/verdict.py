@@ -25,7 +25,6 @@ from surefoot.record.incidents.reading import number
 if TYPE_CHECKING:
     from surefoot.record.incidents.summary import IncidentFacts, IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.locate.result import OriginData
     from surefoot.replay.processes import ReplayPass
     from surefoot.replay.tensor_difference import TensorDifference
 
@@ -64,7 +63,7 @@ class Replayed:
     surroundings: list[str] = field(default_factory=list)
     """What differs from the record: versions, device, threads, settings."""
     notes: list[str] = field(default_factory=list)
-    origin: OriginData | None = None
+    origin: Mapping[str, object] | None = None
     """The first operation that made a non-finite value."""
     losses: ReplayLosses = field(default_factory=ReplayLosses)
     reproduction: ReproductionData | None = None
