@@ -81,10 +81,8 @@ def _placed(saved: Any, now: Any) -> Any:
     """One value, divided like the tensor that it belongs to."""
     spread = isinstance(now, Tensor) and is_spread(now)
     if isinstance(saved, SavedShards):
-        if not isinstance(now, Tensor):
-            return _unplaced(saved)
-        if saved.shape != tuple(now.shape):
-            return _unplaced(saved)  # it does not fit, which the comparison of shapes reports
+        if not isinstance(now, Tensor) or saved.shape != tuple(now.shape):
+            return _unplaced(saved)  # the comparison of shapes reports what does not fit
         return saved.part(layout_of(now)) if spread else saved.whole()
     if spread and isinstance(saved, Tensor) and saved.shape == now.shape and now.to_local().shape != now.shape:
         return cut(saved, layout_of(now))
