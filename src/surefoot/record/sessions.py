@@ -102,21 +102,10 @@ def _lock(file: int) -> bool:
     return True
 
 
-class Adopted:
-    """The permission to change the files of sessions whose processes have ended: one lock for all of them."""
-
-    def __init__(self, file: OwnedFile) -> None:
-        self._file = file
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._file.close()
-
-
-def adopt(folder: Path, before: int) -> dict[int, Adopted]:
+def adopt(folder: Path, before: int) -> dict[int, OwnedFile]:
     """The earlier sessions whose processes have ended: only this process may change their files.
 
-    One process at a time may adopt. This takes one open file, independent of the number of sessions.
+    One process at a time may adopt, until it closes the file, which is one and the same for all sessions.
     """
     earlier = [number for number in _numbers(folder) if number < before]
     if not earlier:
@@ -125,7 +114,7 @@ def adopt(folder: Path, before: int) -> dict[int, Adopted]:
         file = OwnedFile(folder / FOLDER / ADOPTING, os.O_RDWR | os.O_CREAT)
         gone = [number for number in earlier if _is_over(folder, number)] if _lock(file.number) else []
         if gone:
-            return dict.fromkeys(gone, Adopted(file))
+            return dict.fromkeys(gone, file)
         file.close()
     return {}
 

@@ -77,8 +77,7 @@ class FirstStep:
     """Replaces the script's first step with the captured one. `start` begins a new run of the script."""
 
     def __init__(self, incident: StoredIncident) -> None:
-        if missing := incident.missing("models", "window"):
-            raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
+        incident.check_replayable()
         self.incident = incident
         window: WindowState = incident.state["window"]
         self._microbatches = window["microbatches"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from surefoot.errors import UsageError
 from surefoot.experiments import scratch_folder
 from surefoot.experiments.changes.guard import free_folders, missing_caches
+from surefoot.experiments.processes import end_session
 from surefoot.experiments.sandbox import confined
 
 if TYPE_CHECKING:
@@ -162,12 +162,7 @@ def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-        process.wait()
+        end_session(process)
 
 
 def _below_here(script: str) -> str:

@@ -42,8 +42,7 @@ class TargetStep:
     """One step that can be run repeatedly."""
 
     def __init__(self, target: str, incident: StoredIncident) -> None:
-        if missing := incident.missing("models", "window"):
-            raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
+        incident.check_replayable()
         self._incident, self._facts = incident, incident.facts
         self.models, self.optimizer, how, self.loader = _built(load_function(target), target)
         self.notes = self.put_back()
