@@ -89,15 +89,11 @@ def completed(hint: Any, value: Any) -> Any:
     hints, made = get_type_hints(hint), dict(value)
     known = {hint.TAG[0]} if hint.TAG is not None else set()
     for field in dataclasses.fields(hint):
-        how = field.metadata.get("facts")
-        key = (how.key if how is not None else None) or field.name
-        if how is not None and how.whole:
+        key = field.metadata.get("key") or field.name
+        if field.metadata.get("whole"):
             return value
-        if how is not None and how.rest:
-            known |= set(made)
-            continue
         known.add(key)
-        if how is not None and how.unwritten:  # it is taken from around it, whatever a test says
+        if field.metadata.get("unwritten"):  # it is taken from around it, whatever a test says
             continue
         if key in made:
             made[key] = completed(hints[field.name], made[key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import resource
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import surefoot as sf
-from surefoot.core.files import make_subfolder, new_file, write_file
+from surefoot.core.files import OwnedFile, append_all, make_subfolder, new_file, write_file
 from surefoot.core.redaction import Redactor
 from surefoot.diagnose.engine import load
 from surefoot.errors import UsageError
@@ -163,7 +164,6 @@ def test_facts_that_are_none_are_refused_in_one_line(run: Path, text: str) -> No
 WRITERS = {
     "core/files.py": "this is the one",
     "core/folder_lock.py": "a lock file of its own; follows no link",
-    "record/owned_file.py": "telemetry; refuses links",
     "record/events.py": "appends to events.jsonl; refuses links",
     "record/thinning.py": "renames a new file of telemetry over an old one",
     "keep/checkpoint/tensor_file.py": "new files in a new folder",
@@ -244,3 +244,42 @@ def test_nothing_else_in_the_package_writes_files_by_itself() -> None:
 def test_a_writer_would_be_found(line: str) -> None:
     assert writes_in(line)
     assert not writes_in("open(path).read(); open(path, 'rb'); text.replace('a', 'b'); replace(batch, x=1)")
+
+
+# ---- files that stay open -------------------------------------------------------------------------------------------
+
+
+def test_a_file_whose_descriptor_belongs_to_another_file_is_neither_used_nor_closed(tmp_path: Path) -> None:
+    own = OwnedFile(tmp_path / "own", os.O_RDWR | os.O_CREAT)
+    number = own.number
+    os.close(number)
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert other == number, "the lowest free descriptor is used again"
+    with pytest.raises(OSError, match="closed by other code"):
+        own.number  # noqa: B018
+    assert not own.is_at(tmp_path / "own")
+    own.close()
+    assert os.write(other, b"still open") == 10
+    os.close(other)
+
+
+def test_a_file_is_at_its_path_until_it_is_replaced(tmp_path: Path) -> None:
+    own = OwnedFile(tmp_path / "own", os.O_RDWR | os.O_CREAT)
+    assert own.is_at(tmp_path / "own")
+    write_file(tmp_path / "own", "another")
+    assert not own.is_at(tmp_path / "own")
+    own.close()
+
+
+def test_what_cannot_be_appended_whole_is_removed_again(tmp_path: Path) -> None:
+    file = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    append_all(file, b"first\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, hard))  # room for three more bytes
+    try:
+        with pytest.raises(OSError, match="too large"):
+            append_all(file, b"second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(file)
+    assert (tmp_path / "log").read_bytes() == b"first\n"

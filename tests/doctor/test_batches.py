@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from surefoot.core.random_state import loader_generators
 from surefoot.doctor.batches import (
     MOST_BATCHES,
     byte_count,
     first_rows,
-    generators_of,
     is_iterator,
     leaves,
     map_leaves,
@@ -90,7 +90,7 @@ def test_workers_are_not_started_and_the_order_is_the_loaders():
     loader = DataLoader(data, batch_size=2, num_workers=2, generator=torch.Generator().manual_seed(1), shuffle=True)
     plain = DataLoader(data, batch_size=2, generator=torch.Generator().manual_seed(1), shuffle=True)
     assert [batch[0].tolist() for batch in take(loader)] == [batch[0].tolist() for batch in plain]
-    assert generators_of(loader) == [loader.generator]
+    assert loader_generators(loader) == [loader.generator]
 
 
 def test_a_loader_with_state_gets_it_back():

@@ -16,12 +16,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.build.line_chart import Chart, ChartSeries, to_svg, to_text
+from surefoot.core.random_state import loader_generators
 from surefoot.core.save_restore import untouched
 
 Batch = TypeVar("Batch")
@@ -103,7 +104,7 @@ def find_lr(
         raise ValueError(f"Expected 0 < lowest < highest and steps >= 10; got {lowest=}, {highest=}, {steps=}.")
     growth = (highest / lowest) ** (1.0 / (steps - 1))
     planned = [lowest * growth**step for step in range(steps)]
-    with untouched(model, optimizer, _generators(batches)), torch.enable_grad():
+    with untouched(model, optimizer, loader_generators(batches)), torch.enable_grad():
         model.train()
         losses, diverged_at = _train(model, optimizer, _cycled(batches), loss_of, planned)
     rates = planned[: len(losses)]
@@ -148,14 +149,6 @@ def _cycled(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
         if empty:
             raise ValueError("`batches` is empty, or an exhausted iterator. Pass a loader or a list.")
-
-
-def _generators(batches: Any) -> list[torch.Generator]:
-    """Find the generators a `DataLoader` shuffles by; they are random streams too."""
-    sources = (batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
-    inner = getattr(sources[2], "sampler", None)
-    found = [getattr(source, "generator", None) for source in (*sources, inner)]
-    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
 
 
 def _shares(optimizer: torch.optim.Optimizer) -> list[float]:

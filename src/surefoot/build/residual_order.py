@@ -19,13 +19,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _TORCH_NAMES = {"torch", "F", "nn", "functional", "math"}
 """First names of functions that contain no norm, unless their last name has "norm" in it."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
     from rich.console import Console
     from rich.progress import Progress
 

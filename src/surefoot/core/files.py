@@ -4,9 +4,13 @@ A run folder can be shared. Its author may have put a link where a file is about
 under a new, unpredictable name, and renamed: a link with the same name is replaced, and its target is unchanged. The
 other functions open and create only what is not a link.
 
-Files that are appended to during a run are in `record/owned_file.py` and `record/events.py`, the one that is rewritten
-repeatedly is in `record/heartbeat.py`; folders that are filled before they get their name are in
-`keep/checkpoint/folders.py`. Nothing else writes into run folders.
+A file that stays open is an `OwnedFile`. Scripts that become daemons close every descriptor above 2 (`os.closerange`),
+and the next file that they open gets the same number. Writing to it, truncating it or closing it would damage a file of
+the script, so the descriptor is compared with the opened file before each use. Not covered: a file that a thread opens
+within the microsecond between.
+
+The file that is rewritten repeatedly is in `record/heartbeat.py`; folders that are filled before they get their name
+are in `keep/checkpoint/folders.py`. Nothing else writes into run folders.
 """
 
 from __future__ import annotations
@@ -68,3 +72,58 @@ def make_subfolder(path: Path) -> None:
             raise NotADirectoryError(
                 errno.ENOTDIR, "it is a link or a file where a folder is expected; nothing is written there", str(path)
             ) from None
+
+
+def append_all(descriptor: int, data: bytes | bytearray) -> None:
+    """Append everything to a file, or undo what was written as far as possible."""
+    size, rest = os.fstat(descriptor).st_size, memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        _cut(descriptor, size, written=len(data) - len(rest))
+        raise
+
+
+def _cut(descriptor: int, size: int, written: int) -> None:
+    """Remove what was written after `size`, unless another process has written since."""
+    try:
+        if os.fstat(descriptor).st_size == size + written:
+            os.ftruncate(descriptor, size)
+    except OSError:
+        return
+
+
+class OwnedFile:
+    """A file that was opened here and is not a link. Raises `OSError` when its descriptor belongs to another file."""
+
+    def __init__(self, path: str | Path, flags: int) -> None:
+        self._number = os.open(path, flags | NO_LINKS | _PLAIN, 0o666)
+        self._identity = _identity(os.fstat(self._number))
+
+    @property
+    def number(self) -> int:
+        """The descriptor, for immediate use."""
+        if self._number < 0 or _identity(os.fstat(self._number)) != self._identity:
+            raise OSError(errno.EBADF, "the file was closed by other code")
+        return self._number
+
+    def is_at(self, path: str | Path) -> bool:
+        """Whether a path leads to this file, and it is open."""
+        try:
+            return _identity(os.stat(path)) == _identity(os.fstat(self.number))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close it, unless it is closed, or another file has its descriptor."""
+        number, self._number = self._number, -1
+        try:
+            if number >= 0 and _identity(os.fstat(number)) == self._identity:
+                os.close(number)
+        except OSError:  # closed by other code
+            return
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 
-from surefoot.core.files import NO_LINKS
+from surefoot.core.files import OwnedFile
 from surefoot.errors import FolderInUse
 
 TRIES, PAUSE_SECONDS = 5, 0.05
@@ -38,9 +38,8 @@ _LAUNCHERS = (
 class _Lock:
     """One lock file that this process has locked, and the number of its holders."""
 
-    def __init__(self, path: str, descriptor: int) -> None:
-        self.path, self.descriptor, self.process, self.holds = path, descriptor, os.getpid(), 0
-        self._identity = _identity(os.fstat(descriptor))
+    def __init__(self, path: str, file: OwnedFile) -> None:
+        self.path, self.file, self.process, self.holds = path, file, os.getpid(), 0
 
     @property
     def is_held(self) -> bool:
@@ -49,25 +48,13 @@ class _Lock:
         The kernel drops the lock when any code in the process closes the file, as copying the folder does. So it is
         taken again here, which has no effect if it is held.
         """
+        if self.process != os.getpid() or not self.file.is_at(self.path):
+            return False
         try:
-            if (
-                self.process != os.getpid()
-                or self._identity != _identity(os.fstat(self.descriptor))
-                or self._identity != _identity(os.stat(self.path))
-            ):
-                return False
-            os.lockf(self.descriptor, os.F_TLOCK, 0)
+            os.lockf(self.file.number, os.F_TLOCK, 0)
         except OSError:
             return False
         return True
-
-    def close(self) -> None:
-        """Unlock, unless the descriptor was closed and now belongs to another file."""
-        try:
-            if self._identity == _identity(os.fstat(self.descriptor)):
-                os.close(self.descriptor)
-        except OSError:
-            return
 
 
 _locks: dict[str, _Lock] = {}
@@ -95,7 +82,7 @@ class Hold:
             if lock.holds == 0:
                 if _locks.get(lock.path) is lock:
                     del _locks[lock.path]
-                lock.close()
+                lock.file.close()
 
 
 def hold(folder: str | os.PathLike[str], what: str, rank: int = 0) -> Hold:
@@ -138,7 +125,7 @@ def _taken(path: str, folder: str, what: str) -> _Lock | None:
         return None
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINKS, 0o666)
+        file = OwnedFile(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(
@@ -148,19 +135,19 @@ def _taken(path: str, folder: str, what: str) -> _Lock | None:
     try:
         for attempt in range(TRIES):
             try:
-                os.lockf(descriptor, os.F_TLOCK, 0)
+                os.lockf(file.number, os.F_TLOCK, 0)
                 break
             except OSError as error:
                 if error.errno not in _CONFLICT:
-                    os.close(descriptor)
+                    file.close()
                     return None
                 if attempt == TRIES - 1:
-                    raise FolderInUse(_message(folder, what, descriptor)) from None
+                    raise FolderInUse(_message(folder, what, file.number)) from None
             time.sleep(PAUSE_SECONDS)
-        _sign(descriptor)
-        return _Lock(path, descriptor)
+        _sign(file.number)
+        return _Lock(path, file)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
 
 
@@ -183,7 +170,3 @@ def _message(folder: str, what: str, descriptor: int) -> str:
         f"another process is writing {files} into {folder}: {owner or 'its name is not known'}. Two processes in one "
         "folder would overwrite each other's files. Stop that process, or use another folder."
     )
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino

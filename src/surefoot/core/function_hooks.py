@@ -20,12 +20,10 @@ import linecache
 import sys
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _HOOK = "@surefoot"
 """Replaces the hook among the constants of the new code, until the hook itself is inserted."""

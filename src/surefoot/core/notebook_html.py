@@ -6,11 +6,8 @@ light and on a dark background. Each function returns one fragment, and `page` j
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _COLOURS = {
     "fail": "#c62828",

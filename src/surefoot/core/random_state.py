@@ -1,7 +1,8 @@
 """The random streams of the process: Python's, NumPy's, torch's on the CPU and on every device.
 
 `read_streams` returns their states as tensors and plain values, so they can be saved without pickle; `set_streams` sets
-them. Generators of the program (`torch.Generator`, `numpy.random.Generator`) are not included.
+them. Generators of the program (`torch.Generator`, `numpy.random.Generator`) are not included; `loader_generators`
+finds those of a data loader.
 """
 
 from __future__ import annotations
@@ -79,3 +80,11 @@ def set_streams(state: RandomStreams) -> None:
     np.random.set_state((legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
     torch.set_rng_state(state["torch"].cpu())
     set_random_states(state)
+
+
+def loader_generators(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader shuffles with; they are random streams too."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sources = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(source, "generator", None) for source in sources]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]

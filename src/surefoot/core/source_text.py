@@ -12,12 +12,9 @@ from __future__ import annotations
 import io
 import token
 import tokenize
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from surefoot.core.redaction import REDACTED, Redactor, is_secret_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _LITERALS = {token.STRING, getattr(token, "FSTRING_MIDDLE", token.STRING)}
 _SKIPPED = {

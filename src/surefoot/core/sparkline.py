@@ -12,12 +12,9 @@ the scale and drawn as an arrow. There is no axis: the numbers are next to the c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SLOTS = 128
 _BLOCKS, _BLOCKS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"

@@ -8,8 +8,9 @@ part, which defines the types.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -17,9 +18,6 @@ from torch import Tensor
 
 from surefoot.core import nested
 from surefoot.types import LayerStats, OptimizerSetting, Signals, StepRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Packed: TypeAlias = "Tensor | float | str | list[Packed] | dict[str, Packed] | None"
 """The stored form of a state: the result of `pack`."""

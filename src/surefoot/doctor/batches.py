@@ -74,14 +74,6 @@ def is_iterator(loader: Any) -> bool:
     return hasattr(loader, "__next__") and iter(loader) is loader
 
 
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader shuffles with; they are random streams too."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    sources = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(source, "generator", None) for source in sources]
-    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
-
-
 def take(loader: Iterable[Any], most: int = MOST_BATCHES) -> list[Any]:
     """A few batches on the host, limited in rows and memory. A loader with state gets its state back."""
     batches: list[Any] = []

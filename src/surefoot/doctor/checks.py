@@ -6,13 +6,14 @@ not be answered, and the summary gives the reason; it never means that something
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, cast
 
 from surefoot.core.formats import EXAMINATION
+from surefoot.core.notebook_html import heading, page, table, text
 from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.doctor.notebook import html_of
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Finding
@@ -34,6 +35,8 @@ STEPS = {
 """The ten steps, ordered so that a fault in one explains faults in later ones."""
 
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "pass", "skipped")
+_SHOWN_FIRST: tuple[Status, ...] = ("fail", "warn", "skipped", "pass")
+"""The order in a notebook."""
 _WIDTH = 72
 
 
@@ -186,41 +189,41 @@ class Examination:
             "seconds": round(self.seconds, 3),
             "causes": list(self.causes),
             "notes": list(self.notes),
-            "checks": [
-                {
-                    "step": check.step,
-                    "name": check.name,
-                    "status": check.status,
-                    "number": _plain(check.number),
-                    "expected": check.expected,
-                    "summary": check.summary,
-                    "fix": check.fix,
-                    "cause": check.cause,
-                }
-                for check in self.checks
-            ],
+            "checks": [_as_json(check) for check in self.checks],
         }
 
     def __repr__(self) -> str:
         return f"Examination({self.verdict})"
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        ranked = sorted(self.checks, key=lambda check: _SHOWN_FIRST.index(check.status))
+        rows = [(each.status, f"{each.step} {each.name}", each.summary, _advice(each)) for each in ranked]
+        return page(
+            heading(self.status, self.verdict),
+            table(("status", "check", "found", "what to change"), rows),
+            *(text(note) for note in self.notes),
+        )
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
         lines: list[str] = []
         for check in self.checks:
-            text = textwrap.wrap(check.summary, _WIDTH) or [""]
+            words = textwrap.wrap(check.summary, _WIDTH) or [""]
             if check.fix:
                 cause = f"{check.cause}: " if check.cause else ""
-                text += textwrap.wrap(f"-> {cause}{check.fix}", _WIDTH, subsequent_indent="   ")
-            lines.append(f"{check.step:>2}  {check.name:<{width}}  {check.status:<7}  {text[0]}")
-            lines += [f"{'':>2}  {'':<{width}}  {'':<7}  {more}" for more in text[1:]]
+                words += textwrap.wrap(f"-> {cause}{check.fix}", _WIDTH, subsequent_indent="   ")
+            lines.append(f"{check.step:>2}  {check.name:<{width}}  {check.status:<7}  {words[0]}")
+            lines += [f"{'':>2}  {'':<{width}}  {'':<7}  {more}" for more in words[1:]]
         return "\n".join([*lines, "", *self.notes, self.verdict])
 
 
-def _plain(number: float | None) -> float | str | None:
-    if number is None or abs(number) < float("inf"):
-        return number
-    return str(number)
+def _as_json(check: Check) -> CheckJson:
+    values = {name: getattr(check, name) for name in CheckJson.__annotations__}
+    number = check.number
+    if number is not None and not math.isfinite(number):
+        values["number"] = str(number)
+    return cast("CheckJson", values)
+
+
+def _advice(check: Check) -> str:
+    return f"{check.cause}: {check.fix}" if check.cause and check.fix else check.fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,14 @@ from torch import nn
 
 from surefoot.diagnose.engine import claims_of
 from surefoot.doctor.batches import first_rows, to_device
-from surefoot.doctor.checks import from_finding
+from surefoot.doctor.checks import Check, from_finding
 from surefoot.doctor.model_copy import ModelCopy, PassTrace
 from surefoot.doctor.probe_facts import REHEARSED
 from surefoot.doctor.rehearsal import rehearse
 from surefoot.record.facts import PreflightFacts, RunFacts, SampledCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.diagnose.findings import Finding
-    from surefoot.doctor.checks import Check
     from surefoot.doctor.loss_of_batch import Convention
 
 TINY_ROWS = 8

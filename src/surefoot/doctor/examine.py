@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from surefoot.core.random_state import loader_generators
 from surefoot.core.save_restore import untouched
 from surefoot.core.settings import is_number, is_whole, shown
-from surefoot.doctor.batches import generators_of, is_iterator, take
+from surefoot.doctor.batches import is_iterator, take
 from surefoot.doctor.checks import STEPS, Check, Examination, skipped
 from surefoot.doctor.clipping import check_clipping
 from surefoot.doctor.context import CheckContext
@@ -40,8 +42,6 @@ from surefoot.doctor.trial_run import check_trial_run
 from surefoot.errors import SettingError, UsageError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from surefoot.doctor.loss_of_batch import LossOf
 
 
@@ -77,7 +77,7 @@ def debug_training_stability(
     _check_numbers(clip, seconds, num_steps)
     start = time.monotonic()
     inner = _unwrapped(model)
-    generators = [*generators_of(loader), *generators_of(eval_loader)]
+    generators = [*loader_generators(loader), *loader_generators(eval_loader)]
     with untouched(model, optimizer, generators), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

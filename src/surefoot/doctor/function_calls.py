@@ -9,17 +9,15 @@ Not covered: what runs inside a single call, such as the softmax within `multi_h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.core.operations import FunctionMode, RunningModules, arguments_by_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CLASSES = ("cross_entropy", "nll_loss")
 """Losses whose targets are class indices."""

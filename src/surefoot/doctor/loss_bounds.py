@@ -7,15 +7,11 @@ for sums, and for losses whose best constant prediction has no formula.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from surefoot.doctor.function_calls import CLASSES
-
-if TYPE_CHECKING:
-    from surefoot.doctor.function_calls import LossInput
+from surefoot.doctor.function_calls import CLASSES, LossInput
 
 
 def lowest_loss(call: LossInput) -> float:

@@ -8,6 +8,7 @@ of a sigmoid never does.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,6 @@ from surefoot.doctor.probe_facts import judge
 from surefoot.record.facts import OutputRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.diagnose.findings import Finding
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.model_copy import PassTrace

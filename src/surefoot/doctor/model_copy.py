@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from surefoot.doctor.probe_facts import ProbeRecorder
 from surefoot.observe.tensors import TensorMeter, total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from surefoot.doctor.loss_of_batch import Convention
     from surefoot.record.facts import SampledStep
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.doctor.batches import row_count
-from surefoot.doctor.checks import Check, failed, skipped
+from surefoot.doctor.checks import Check, Status, failed, skipped
 from surefoot.doctor.context import TINY_ROWS, CheckContext
 from surefoot.doctor.loss_bounds import constant_answer_loss, lowest_loss
 
 if TYPE_CHECKING:
-    from surefoot.doctor.checks import Status
     from surefoot.doctor.model_copy import ModelCopy
 
 STEP = 3

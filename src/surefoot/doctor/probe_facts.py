@@ -9,6 +9,7 @@ rate.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from surefoot.watch.function_recorder import FunctionRecorder
 from surefoot.watch.loss_graph import sign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
     from surefoot.core.operations import RunningModules

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from surefoot.doctor.checks import Check, from_finding, passed, skipped
 from surefoot.doctor.model_copy import ModelCopy, rms
-from surefoot.record.facts import AlikeRows
+from surefoot.record.facts import AlikeRows, LayerCall
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.record.facts import LayerCall
 
 STEP = 6
 _FEW_UPDATES = 3

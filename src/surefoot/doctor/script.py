@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.engine import diagnose, load
-from surefoot.doctor.checks import Check, Examination, passed, skipped
+from surefoot.doctor.checks import Check, Examination, Status, passed, skipped
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Diagnosis, Finding
-    from surefoot.doctor.checks import Status
 
 _COVERS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("labels and tokens", ("data.label-out-of-range", "data.token-mismatch", "loss.no-valid-targets")),

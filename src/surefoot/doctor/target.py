@@ -11,14 +11,13 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from torch import nn

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from surefoot.doctor.checks import STEPS
+from surefoot.doctor.checks import STEPS, Check, Examination
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from surefoot.doctor.checks import Check, Examination
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 

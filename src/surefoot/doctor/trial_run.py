@@ -14,12 +14,11 @@ import torch
 
 from surefoot.act.torch_clip import clip_grad_norm
 from surefoot.doctor.checks import Check, failed, passed, skipped, warned
-from surefoot.doctor.model_copy import needs_closure
+from surefoot.doctor.model_copy import ModelCopy, needs_closure
 from surefoot.guard.attach import AttachSettings, attach_with
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
-    from surefoot.doctor.model_copy import ModelCopy
     from surefoot.types import Incident
 
 STEP = 11

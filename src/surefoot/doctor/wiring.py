@@ -6,20 +6,18 @@ The rules judge the rehearsal. Not reported: parameters frozen on purpose, and m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.doctor.checks import Check, passed, skipped, warned
-from surefoot.record.facts import MomentScale
+from surefoot.record.facts import MomentScale, ParameterFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.doctor.context import CheckContext
     from surefoot.doctor.model_copy import PassTrace
-    from surefoot.record.facts import ParameterFacts
 
 STEP = 4
 _FEW = 0.05

@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from surefoot.experiments.run_comparison import RunReading, crash_of, is_numeric
-from surefoot.record.facts import ExperimentFacts
+from surefoot.experiments.run_comparison import Result, RunReading, crash_of, is_numeric
+from surefoot.record.facts import ContinuedStep, ExperimentFacts, RunDescription, RunFacts
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from surefoot.experiments.run_comparison import Result
-    from surefoot.record.facts import ContinuedStep, RunDescription, RunFacts
     from surefoot.record.incidents.summary import IncidentFacts
 
 FOLLOW_STEPS = 20

@@ -8,24 +8,22 @@ Then the changes run, as many at a time as there are jobs. When the budget is us
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from surefoot.experiments.baseline import Baseline, run_baseline
 from surefoot.experiments.change_causes import causes_of_cures, confirm, weigh
-from surefoot.experiments.plan import in_turn, nothing_to_change, order_for
+from surefoot.experiments.plan import Change, in_turn, nothing_to_change, order_for
 from surefoot.experiments.processes import Children, Subject
-from surefoot.experiments.results import Report, Row, sentence
+from surefoot.experiments.results import Answer, Report, Row, Verdict, sentence
 from surefoot.experiments.run_comparison import compare, not_learned, probe_text, read
 from surefoot.experiments.trials import BASELINE_SHARE, FLAKY, LEAST_SECONDS, REPEAT, Trials, cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
     from surefoot.experiments.changes.run_order import RunOrder
-    from surefoot.experiments.plan import Change
-    from surefoot.experiments.results import Answer, Verdict
     from surefoot.record.facts import RunDescription, RunFacts
 
 

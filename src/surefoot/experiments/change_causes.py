@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.diagnose.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.diagnose.findings import Diagnosis, Finding
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,6 @@ from surefoot.experiments.terminal import progress, show
 from surefoot.experiments.trials import default_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from surefoot.experiments.results import Report
     from surefoot.replay.processes import Order
 

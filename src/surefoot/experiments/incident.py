@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from surefoot.experiments.after_incident import (
 from surefoot.experiments.baseline import usable_facts
 from surefoot.experiments.processes import Children, Subject
 from surefoot.experiments.results import Report, Row
-from surefoot.experiments.run_comparison import crash_of, is_numeric
+from surefoot.experiments.run_comparison import RunReading, crash_of, is_numeric
 from surefoot.experiments.step_conclusion import (
     conclude,
     other_draws,
@@ -42,12 +43,10 @@ from surefoot.experiments.trials import BASELINE_SHARE, LEAST_SECONDS, REPEAT, T
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.plan import Change
-    from surefoot.experiments.run_comparison import RunReading
     from surefoot.record.facts import ExperimentFacts, RunDescription, RunFacts
     from surefoot.record.incidents.summary import IncidentFacts
 

@@ -103,7 +103,7 @@ class Children:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for child in self.running:
-            _end(child)
+            end_session(child.process)
         self.running = []
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -170,17 +170,17 @@ class Children:
 
     def _done(self, child: Child) -> Child:
         self.running.remove(child)
-        _end(child)
+        end_session(child.process)
         child.ended = time.monotonic()
         shutil.rmtree(child.scratch, ignore_errors=True)
         return child
 
 
-def _end(child: Child) -> None:
-    """End a run and its child processes."""
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and its child processes."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):  # all have ended
-            os.killpg(child.process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
     else:
-        child.process.kill()
-    child.process.wait()
+        process.kill()
+    process.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from surefoot.core.formats import EXPERIMENTS
 from surefoot.record.run_folder import write_json
@@ -22,54 +22,6 @@ SURE = 0.9
 
 Verdict = Literal["cures", "does not", "cannot tell", "does not apply", "tells", "not run", "fails", "healthy"]
 Answer = Literal["healthy", "no harm", "cured", "not cured", "flaky", "undecided"]
-
-
-class DrawsJson(TypedDict):
-    """The captured step with other random numbers."""
-
-    failed: int
-    """How many draws failed."""
-    tried: int
-    """How many were tried."""
-
-
-class RowJson(TypedDict):
-    """One run in `bisect.json`."""
-
-    name: str
-    title: str
-    kind: str
-    applied: bool
-    outcome: str | None
-    """The outcome of the run; `None` if it was not run or not judged."""
-    verdict: Verdict
-    why: str
-    notes: list[str]
-    draws: DrawsJson | None
-    steps: int
-    failed_at: int | None
-    final_loss: float | None
-    loss: list[list[float]]
-    """The loss curve, thinned: step and loss."""
-    seconds: float
-
-
-class ReportJson(TypedDict):
-    """`bisect.json`."""
-
-    schema: int
-    script: str
-    incident: str | None
-    answer: Answer
-    sentence: str
-    conclusions: list[str]
-    cures: list[str]
-    confirms: list[str]
-    speaks_for: list[str]
-    budget_s: float
-    seconds: float
-    jobs: int
-    runs: list[RowJson]
 
 
 @dataclass
@@ -92,8 +44,8 @@ class Row:
         """Whether the run differed from the baseline."""
         return self.verdict not in ("does not apply", "not run") and self.name not in ("baseline", "repeat")
 
-    def as_json(self) -> RowJson:
-        """For `bisect.json`."""
+    def as_json(self) -> dict[str, object]:
+        """For `bisect.json`; `outcome` is null if the run was not run or not judged."""
         held = self.reading
         return {
             "name": self.name,
@@ -150,8 +102,8 @@ class Report:
         sure = (f for f in self.diagnosis.findings if f.severity != "info" and f.confidence >= SURE)
         return [] if any("experiments" not in finding.evidence for finding in sure) else self.speaks_for
 
-    def as_json(self) -> ReportJson:
-        """The whole result as JSON."""
+    def as_json(self) -> dict[str, object]:
+        """`bisect.json`."""
         return {
             "schema": EXPERIMENTS.version,
             "script": self.script,

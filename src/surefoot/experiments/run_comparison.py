@@ -12,16 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from surefoot.diagnose.curves import FEWEST_LOSSES
+from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
 from surefoot.diagnose.run import RecordedRun
-from surefoot.record.facts import NonFiniteLossEvent
-
-if TYPE_CHECKING:
-    from surefoot.diagnose.curves import LossCurve
-    from surefoot.record.facts import RunDescription, RunFacts
-
+from surefoot.record.facts import NonFiniteLossEvent, RunDescription, RunFacts
 
 Outcome = Literal[
     "learned", "slow", "stuck", "diverged", "non-finite", "crashed", "spiked", "too short", "calm", "risen"

@@ -17,14 +17,12 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from surefoot.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
 
 MOST_COPIED_BYTES = 1 << 30
 """How many bytes are copied for each run, if blocks cannot be shared."""

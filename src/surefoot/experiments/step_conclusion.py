@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.experiments.change_causes import causes_of_cures, weigh
-from surefoot.experiments.results import Report, Row, sentence
+from surefoot.experiments.results import Answer, Report, Row, Verdict, sentence
 from surefoot.experiments.trials import FLAKY, REPEAT
 from surefoot.replay.verdict import fails as fails_in
 
 if TYPE_CHECKING:
     from surefoot.experiments.incident import AppliedAsItWas
-    from surefoot.experiments.results import Answer, Verdict
     from surefoot.experiments.run_comparison import RunReading
     from surefoot.record.facts import FailingRows
 

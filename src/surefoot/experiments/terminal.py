@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.console import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from rich.console import Console
 
     from surefoot.experiments.results import Report, Row

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from surefoot.diagnose.engine import load
 from surefoot.errors import UsageError
 from surefoot.experiments.plan import Change
-from surefoot.experiments.results import Row
-from surefoot.record.facts import ExperimentFacts
+from surefoot.experiments.results import Row, Verdict
+from surefoot.record.facts import ExperimentFacts, RunDescription, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.experiments.processes import Child, Children
-    from surefoot.experiments.results import Verdict
-    from surefoot.record.facts import RunDescription, RunFacts
 
 BASELINE_SHARE = 1 / 3
 """The share of the budget for the first run."""

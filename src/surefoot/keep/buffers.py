@@ -17,17 +17,12 @@ before its first microbatch, which may have been long before the save.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core.save_restore import LARGEST_STATISTIC, is_batch_norm, is_writable, may_have_changed, write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
 
 
 def infinite_buffers(model: nn.Module) -> list[str]:

@@ -16,11 +16,11 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
 log = logging.getLogger("surefoot")

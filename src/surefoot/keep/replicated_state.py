@@ -8,13 +8,12 @@ next forward pass, and permanently with `broadcast_buffers=False`.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
 
     from surefoot.keep.restore import OptimizerState

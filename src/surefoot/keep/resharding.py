@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core import nested
 from surefoot.errors import CheckpointError
@@ -26,8 +26,6 @@ from surefoot.keep.restore import renamed
 from surefoot.keep.staging import map_leaves
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from surefoot.core.random_state import RandomStreams
     from surefoot.keep.checkpoint.parts import SavedParts
 
@@ -83,10 +81,8 @@ def _placed(saved: Any, now: Any) -> Any:
     """One value, divided like the tensor that it belongs to."""
     spread = isinstance(now, Tensor) and is_spread(now)
     if isinstance(saved, SavedShards):
-        if not isinstance(now, Tensor):
-            return _unplaced(saved)
-        if saved.shape != tuple(now.shape):
-            return _unplaced(saved)  # it does not fit, which the comparison of shapes reports
+        if not isinstance(now, Tensor) or saved.shape != tuple(now.shape):
+            return _unplaced(saved)  # the comparison of shapes reports what does not fit
         return saved.part(layout_of(now)) if spread else saved.whole()
     if spread and isinstance(saved, Tensor) and saved.shape == now.shape and now.to_local().shape != now.shape:
         return cut(saved, layout_of(now))

@@ -14,20 +14,16 @@ be forged. Other optimizers may keep state of any shape (low-rank or 8-bit momen
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import has_layout_of, map_tensors, sharded_like, with_layout_of
 from surefoot.observe.parameters import plain_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import nn
 
 _LIKE_PARAMETER = frozenset(
     (

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.core.device import has_streams, total_bytes, unreserved_bytes
 from surefoot.core.save_restore import is_writable, write_all
@@ -27,10 +28,6 @@ from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_
 from surefoot.keep.weight_movement import MovementJumps, WeightMovement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from torch import nn
-
     from surefoot.keep.position.data import DataPlace
 
 log = logging.getLogger("surefoot")

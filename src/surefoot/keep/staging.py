@@ -16,8 +16,9 @@ in new containers. A tensor that occurs twice (tied weights) is copied once. For
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -35,13 +36,8 @@ from surefoot.core.device import (
     new_stream,
     on_stream,
 )
-from surefoot.keep.checkpoint.shards import is_spread, spread_of
+from surefoot.keep.checkpoint.shards import Spread, is_spread, spread_of
 from surefoot.keep.checkpoint.tree import local_part, odd_kind, same_view
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from surefoot.keep.checkpoint.shards import Spread
 
 Place: TypeAlias = Literal["device", "pinned"]
 """The place of the copy of a GPU tensor. Other tensors are cloned on their device."""

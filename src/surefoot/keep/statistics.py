@@ -14,19 +14,17 @@ torch's batch norm.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from surefoot.core.device_copies import begin_reading_number
+from surefoot.core.device_copies import ArrivingNumber, KnownNumber, begin_reading_number
 from surefoot.core.save_restore import is_batch_norm, is_writable, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
 
-    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 CHECK_STEPS = 10
 _NAMES = ("running_mean", "running_var")

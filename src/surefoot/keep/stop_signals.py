@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from surefoot.keep.dead_workers import is_workers_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from types import FrameType
 
 _RECEIVING = ("multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions")

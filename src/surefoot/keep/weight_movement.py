@@ -11,6 +11,7 @@ In healthy runs an interval hardly ever exceeds all before it by more than a fac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,8 +19,6 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from surefoot.keep.snapshots import Snapshot, TrainedState

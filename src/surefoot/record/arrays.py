@@ -7,17 +7,16 @@ so it converts its arrays here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.ma  # numpy imports it when it is first needed, which may be when the disk is full
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
-    Array: TypeAlias = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def from_numpy(values: Array, missing: Array | None = None) -> pa.Array:

@@ -7,19 +7,17 @@ out, for each part separately: the run was resumed from an earlier step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.record.arrays import from_numpy, numbers, words
+from surefoot.record.arrays import Array, from_numpy, numbers, words
 from surefoot.record.schema import TABLES, TableName, public_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pyarrow as pa
 
-    from surefoot.record.arrays import Array
     from surefoot.record.sessions import FirstSteps
 
 _KEYS: dict[TableName, tuple[str, ...]] = {

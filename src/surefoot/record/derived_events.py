@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
 
-from surefoot.record.messages import Event
-
-if TYPE_CHECKING:
-    from surefoot.record.messages import StepRow
+from surefoot.record.messages import Event, StepRow
 
 LR_JUMP = 2.5
 """The factor between the learning rates of two steps that counts as a jump. The first steps of a warm-up double it."""

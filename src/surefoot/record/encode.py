@@ -10,22 +10,19 @@ anything that is not a number becomes null. A message that cannot be encoded is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from surefoot.record import bins
-from surefoot.record.arrays import from_numpy, from_words
+from surefoot.record.arrays import Array, from_numpy, from_words
 from surefoot.record.schema import LAYER_NUMBERS, SIGNAL, STEP_NUMBERS, TableName, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     import pyarrow as pa
 
     from surefoot.record.messages import DeviceRow, Histogram, LayerRows, StepRow
-
-    Array: TypeAlias = np.ndarray[Any, Any]
 
 MOST_EXTRA_COLUMNS = 256
 """Signals (or device readings) with more names than this are left out: a name per step would be a column per step."""

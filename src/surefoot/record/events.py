@@ -16,17 +16,16 @@ import os
 import stat
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from surefoot.core.files import NO_LINKS, read_file
+from surefoot.core.files import NO_LINKS, append_all, read_file
 from surefoot.record.messages import Event
 from surefoot.record.run_folder import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 NAME = "events.jsonl"
@@ -148,7 +147,7 @@ class EventFile:
             if not self._end_is_known and _is_torn(file):
                 data = b"\n" + data
             self._end_is_known = False
-            _write_all(file, data)
+            append_all(file, data)
             self._end_is_known = True
         finally:
             os.close(file)
@@ -170,19 +169,6 @@ def _is_torn(file: int) -> bool:
         return False
     os.lseek(file, -1, os.SEEK_END)
     return os.read(file, 1) != b"\n"
-
-
-def _write_all(file: int, data: bytes) -> None:
-    """Write everything, or undo what was written as far as possible."""
-    size, rest = os.fstat(file).st_size, memoryview(data)
-    try:
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    except OSError:
-        with suppress(OSError):
-            if os.fstat(file).st_size == size + len(data) - len(rest):  # no other process has written in the meantime
-                os.ftruncate(file, size)
-        raise
 
 
 def _line(event: Event, session: int) -> str:

@@ -17,18 +17,14 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.core.wording import count_of
-from surefoot.record.log import part_of
+from surefoot.record.log import RunLog, part_of
 from surefoot.record.messages import BatchesDrawn, Event
 from surefoot.record.progress_alarms import LOADER_STALLED, QUIET_TIMES, AwakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from surefoot.record.log import RunLog
 
 LOOK_SECONDS = 1.0
 MOST_LOADERS = 64

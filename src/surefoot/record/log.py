@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,21 @@ from surefoot.core.folder_lock import hold, rank_of_process
 from surefoot.core.settings import is_number, shown
 from surefoot.errors import require
 from surefoot.record.limits import LogLimits
-from surefoot.record.messages import Event, LayerRows, SessionBegins, StepRow
+from surefoot.record.messages import (
+    CheckpointsExpected,
+    DeviceRow,
+    Event,
+    EventName,
+    Histogram,
+    LayerRows,
+    SessionBegins,
+    Sink,
+    StepRow,
+)
 from surefoot.record.progress_alarms import ProgressAlarms
 from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from surefoot.record.messages import CheckpointsExpected, DeviceRow, EventName, Histogram, Sink
     from surefoot.types import Severity
 
 USUAL_ALARMS = ProgressAlarms()

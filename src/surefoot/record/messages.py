@@ -6,12 +6,11 @@ theirs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.types import Severity
 
 EventName: TypeAlias = Literal[

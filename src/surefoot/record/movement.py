@@ -13,6 +13,7 @@ that was stopped, has not waited in that time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from surefoot.core.activity import Work, own_work
 from surefoot.core.stacks import Position, position_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.record.heartbeat import Movement
 
 IDLE_CPU = 0.05

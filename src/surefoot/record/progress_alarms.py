@@ -27,18 +27,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.core.settings import check_types
 from surefoot.errors import require
-from surefoot.record.messages import Event
+from surefoot.record.messages import CheckpointsExpected, Event, StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from surefoot.record.messages import CheckpointsExpected, StepRow
     from surefoot.types import Severity
 
 STALLED, SLOW, NO_CHECKPOINT, LOADER_STALLED = (

@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from surefoot.core.files import NO_LINKS, new_file
+from surefoot.core.files import NO_LINKS, OwnedFile, new_file
 from surefoot.core.formats import RANK
 from surefoot.record.facts import FactsError, RankOptimizer, RankSetup, ReplicaLook
-from surefoot.record.owned_file import OwnedFile
 from surefoot.record.run_folder import as_json
 
 if TYPE_CHECKING:

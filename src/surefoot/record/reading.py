@@ -21,7 +21,7 @@ from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
-from surefoot.record.sessions import check_versions, first_steps
+from surefoot.record.sessions import FirstSteps, check_versions, first_steps
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from surefoot.record.messages import Event
-    from surefoot.record.sessions import FirstSteps
 
 
 _MARKS = ("run.json", event_file.NAME, FOLDER)

@@ -10,13 +10,12 @@ A number that was not measured is null; NaN and Inf are values, and are preserve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from surefoot.record import bins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pyarrow as pa
 
 TableName: TypeAlias = Literal["scalars", "layers", "histograms", "device"]

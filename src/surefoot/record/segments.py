@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.record.owned_file import OwnedFile
+from surefoot.core.files import OwnedFile, append_all
 from surefoot.record.schema import TABLES, TableName, fits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -99,16 +99,9 @@ class Segment:
         self._file.close()
 
     def _write(self) -> None:
-        data = memoryview(self._pieces.take())
-        size = self.size + len(data)
-        try:
-            while data:
-                data = data[os.write(self._file.number, data) :]
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._file.number, self.size)
-            raise
-        self.size = size
+        data = self._pieces.take()
+        append_all(self._file.number, data)
+        self.size += len(data)
 
 
 class _Pieces:

@@ -14,9 +14,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from surefoot.core.files import make_subfolder
+from surefoot.core.files import OwnedFile, make_subfolder
 from surefoot.core.formats import RUN_LOG
-from surefoot.record.owned_file import OwnedFile
 from surefoot.record.segments import FOLDER, segments_in
 
 if TYPE_CHECKING:
@@ -55,11 +54,7 @@ class Session:
 
     def vanished(self) -> bool:
         """Whether the folder was deleted or replaced, or its files were closed by other code."""
-        try:
-            there, here = os.stat(self._path), os.fstat(self._file.number)
-        except OSError:
-            return True
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return not self._file.is_at(self._path)
 
     def withdraw(self) -> None:
         """Release the number: nothing was written under it."""
@@ -107,21 +102,10 @@ def _lock(file: int) -> bool:
     return True
 
 
-class Adopted:
-    """The permission to change the files of sessions whose processes have ended: one lock for all of them."""
-
-    def __init__(self, file: OwnedFile) -> None:
-        self._file = file
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._file.close()
-
-
-def adopt(folder: Path, before: int) -> dict[int, Adopted]:
+def adopt(folder: Path, before: int) -> dict[int, OwnedFile]:
     """The earlier sessions whose processes have ended: only this process may change their files.
 
-    One process at a time may adopt. This takes one open file, independent of the number of sessions.
+    One process at a time may adopt, until it closes the file, which is one and the same for all sessions.
     """
     earlier = [number for number in _numbers(folder) if number < before]
     if not earlier:
@@ -130,7 +114,7 @@ def adopt(folder: Path, before: int) -> dict[int, Adopted]:
         file = OwnedFile(folder / FOLDER / ADOPTING, os.O_RDWR | os.O_CREAT)
         gone = [number for number in earlier if _is_over(folder, number)] if _lock(file.number) else []
         if gone:
-            return dict.fromkeys(gone, Adopted(file))
+            return dict.fromkeys(gone, file)
         file.close()
     return {}
 

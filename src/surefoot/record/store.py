@@ -7,6 +7,7 @@ events fail independently: what cannot be written is counted, and the rest is st
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,18 +17,16 @@ import pyarrow as pa
 from surefoot.record.arrays import numbers, words
 from surefoot.record.encode import MOST_EXTRA_COLUMNS, Encoder
 from surefoot.record.events import EventFile
-from surefoot.record.schema import TABLES
+from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, segments_in
 from surefoot.record.sessions import Session, adopt
 from surefoot.record.thinning import EventNeighbourhood, TableThinning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from surefoot.record.limits import LogLimits
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.schema import TableName
 
 log = logging.getLogger("surefoot")
 

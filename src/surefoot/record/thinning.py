@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,6 @@ from surefoot.record.arrays import from_numpy, numbers, to_numpy
 from surefoot.record.segments import EVENTS, FOLDER, Segment, SegmentName, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import pyarrow as pa

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +32,19 @@ from surefoot.record.messages import (
     Histogram,
     LayerRows,
     SessionBegins,
+    Sink,
     StepRow,
 )
-from surefoot.record.progress_alarms import RunProgress
+from surefoot.record.progress_alarms import ProgressAlarms, RunProgress
 from surefoot.record.sinks.batch_queue import size_of
 from surefoot.record.sinks.runner import SinkRunner, close_all
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from surefoot.core.folder_lock import Hold
     from surefoot.record.limits import LogLimits
-    from surefoot.record.messages import Sink
-    from surefoot.record.progress_alarms import ProgressAlarms
     from surefoot.record.store import Store
 
 log = logging.getLogger("surefoot")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from surefoot.core.random_state import set_streams
-from surefoot.experiments.changes.order import OTHER, change_order
+from surefoot.experiments.changes.data import OTHER, change_order
 from surefoot.replay.failing_rows import OtherRows, RowSearch, microbatch_to_search
 
 if TYPE_CHECKING:

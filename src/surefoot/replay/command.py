@@ -6,9 +6,9 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from surefoot.experiments import scratch_folder
 from surefoot.experiments.sandbox import warn_if_unconfined
@@ -17,9 +17,6 @@ from surefoot.replay.consent import import_path, order_for, received
 from surefoot.replay.export.folder import usable
 from surefoot.replay.processes import run_pass
 from surefoot.replay.verdict import Replayed, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def replay(

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ from surefoot.record.incidents.retention import INCIDENTS
 from surefoot.replay.processes import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.record.incidents.environment import ScriptFacts
     from surefoot.record.incidents.summary import IncidentFacts
 

@@ -16,6 +16,7 @@ that the numbers can be compared with those before the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from surefoot.errors import SurefootError
-from surefoot.record.facts import CapturedBatch, ContinuedStep
+from surefoot.record.facts import CapturedBatch, ContinuedStep, ExperimentFacts
 from surefoot.record.incidents.reading import StoredIncident, number, read_incident
 from surefoot.record.incidents.values import tensors_in
 from surefoot.replay.changed_data import ChangedData
@@ -33,12 +34,9 @@ from surefoot.replay.first_step import FirstStep
 from surefoot.replay.hooks import install as install_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment
-    from surefoot.record.facts import ExperimentFacts
 
 HOPELESS_STEPS = 5
 """After this many consecutive non-finite losses, the run is not expected to recover."""

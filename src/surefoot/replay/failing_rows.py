@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +28,8 @@ from surefoot.core.nested import equal
 from surefoot.core.random_state import read_streams
 from surefoot.keep.staging import map_tensors
 from surefoot.record.facts import FailingRows
-from surefoot.record.incidents.reading import number
-from surefoot.record.incidents.values import tensors_in
-
-if TYPE_CHECKING:
-    from surefoot.record.incidents.reading import StoredIncident
-    from surefoot.record.incidents.values import Encoded
+from surefoot.record.incidents.reading import StoredIncident, number
+from surefoot.record.incidents.values import Encoded, tensors_in
 
 MOST_TRIES = 120
 MOST_ROWS = 8

@@ -18,6 +18,7 @@ batch (`gives`), use another one (`choose`), set other random streams (`place_st
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +28,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from surefoot.core.random_state import set_streams
 from surefoot.errors import UsageError
 from surefoot.observe.parameters import Layout
-from surefoot.record.incidents.contents import prints_of
-from surefoot.record.incidents.values import decode, tensors_in
+from surefoot.record.incidents.contents import WindowState, prints_of
+from surefoot.record.incidents.values import Encoded, decode, tensors_in
 from surefoot.replay.state import put_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor, nn
 
-    from surefoot.record.incidents.contents import WindowState
     from surefoot.record.incidents.reading import StoredIncident
     from surefoot.record.incidents.step_capture import StepCapture
     from surefoot.record.incidents.summary import IncidentPrints
-    from surefoot.record.incidents.values import Encoded
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,7 @@ class FirstStep:
     """Replaces the script's first step with the captured one. `start` begins a new run of the script."""
 
     def __init__(self, incident: StoredIncident) -> None:
-        if missing := incident.missing("models", "window"):
-            raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
+        incident.check_replayable()
         self.incident = incident
         window: WindowState = incident.state["window"]
         self._microbatches = window["microbatches"]

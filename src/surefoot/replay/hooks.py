@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ from surefoot.replay.state import fits
 from surefoot.watch.first_model_call import FirstModelCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 

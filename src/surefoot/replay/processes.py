@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.errors import UsageError
 from surefoot.experiments import scratch_folder
 from surefoot.experiments.changes.guard import free_folders, missing_caches
+from surefoot.experiments.processes import end_session
 from surefoot.experiments.sandbox import confined
 
 if TYPE_CHECKING:
     from surefoot.record.incidents.environment import Hardware, Switches, Versions
     from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.locate.result import OriginData
-    from surefoot.replay.pass_exchange import PassOrder
     from surefoot.replay.tensor_difference import TensorDifference
 
 _OUTPUT_SHOWN = 20
@@ -61,9 +60,29 @@ class Order:
     """Files that are older are the user's."""
 
 
+class PassOrder(TypedDict):
+    """The order of one pass, in JSON: the fields of an `Order` that the pass needs, and what belongs to the pass."""
+
+    incident: str
+    script: str | None
+    module: str | None
+    """The module that trains, in place of a script."""
+    arguments: list[str]
+    target: str | None
+    export: str | None
+    began: float
+    writable: list[str]
+    locate: bool
+    """Whether to look for the first bad operation."""
+    answer: str
+    """The file that the answer is written to."""
+    scratch: str
+    """The folder that the pass may write to."""
+
+
 @dataclass(frozen=True)
 class ReplayPass:
-    """What one pass found."""
+    """What one pass found, which its process answers in JSON: `status` is `ran`, or `failed` with an `error`."""
 
     prints: IncidentPrints
     """The fingerprints of losses, inputs and gradients."""
@@ -77,7 +96,7 @@ class ReplayPass:
     """The settings that decide which kernels run."""
     notes: list[str] = field(default_factory=list)
     """What could not be done as recorded."""
-    origin: OriginData | None = None
+    origin: Mapping[str, object] | None = None
     """The first bad operation, if it was looked for and found."""
     reproduction: ReproductionData | None = None
     """The script that was written, or why none was; `None` if none was asked for."""
@@ -143,12 +162,7 @@ def _run(command: list[str], seconds: float, **settings: Any) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-        process.wait()
+        end_session(process)
 
 
 def _below_here(script: str) -> str:

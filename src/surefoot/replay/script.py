@@ -9,6 +9,7 @@ a result back, a run has its own thread, which then stays blocked.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.watch.run_script import Ending, Target, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
     from contextlib import AbstractContextManager
 
     from surefoot.replay.first_step import FirstStep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +14,6 @@ from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.restore import load_models, load_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.record.incidents.contents import ModelModes
     from surefoot.record.incidents.reading import StoredIncident
 

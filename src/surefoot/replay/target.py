@@ -24,7 +24,7 @@ from surefoot.errors import UsageError
 from surefoot.keep.staging import map_tensors
 from surefoot.observe.parameters import Layout, named_parameters
 from surefoot.record.incidents.fingerprints import Print, print_of
-from surefoot.record.incidents.reading import number
+from surefoot.record.incidents.reading import StoredIncident, number
 from surefoot.record.incidents.values import decode, tensors_in
 from surefoot.replay.locate.names import Names
 from surefoot.replay.state import put_in_place, set_modes
@@ -32,7 +32,6 @@ from surefoot.types import NamedParameter
 
 if TYPE_CHECKING:
     from surefoot.record.incidents.contents import MicrobatchState
-    from surefoot.record.incidents.reading import StoredIncident
     from surefoot.record.incidents.summary import IncidentPrints
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,8 +42,7 @@ class TargetStep:
     """One step that can be run repeatedly."""
 
     def __init__(self, target: str, incident: StoredIncident) -> None:
-        if missing := incident.missing("models", "window"):
-            raise UsageError(f"the incident {incident.folder} lacks {' and '.join(missing)}: it cannot be replayed")
+        incident.check_replayable()
         self._incident, self._facts = incident, incident.facts
         self.models, self.optimizer, how, self.loader = _built(load_function(target), target)
         self.notes = self.put_back()

@@ -8,6 +8,7 @@ are those of the record. Clipping by a stabilizer is not included.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from surefoot.replay.failing_rows import microbatch_to_search
 from surefoot.replay.target import TargetStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.record.incidents.contents import MicrobatchState
     from surefoot.replay.continued_run import ContinuedRun
 

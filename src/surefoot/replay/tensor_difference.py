@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Mapping
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.record.incidents.fingerprints import plain_values
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_TENSORS = 50

@@ -15,6 +15,7 @@ algorithms were on.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
@@ -22,11 +23,8 @@ from surefoot.core.formats import REPLAY
 from surefoot.record.incidents.reading import number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.record.incidents.summary import IncidentFacts, IncidentPrints
     from surefoot.replay.export.export import ReproductionData
-    from surefoot.replay.locate.result import OriginData
     from surefoot.replay.processes import ReplayPass
     from surefoot.replay.tensor_difference import TensorDifference
 
@@ -65,7 +63,7 @@ class Replayed:
     surroundings: list[str] = field(default_factory=list)
     """What differs from the record: versions, device, threads, settings."""
     notes: list[str] = field(default_factory=list)
-    origin: OriginData | None = None
+    origin: Mapping[str, object] | None = None
     """The first operation that made a non-finite value."""
     losses: ReplayLosses = field(default_factory=ReplayLosses)
     reproduction: ReproductionData | None = None

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,8 +23,8 @@ from surefoot.experiments.changes.outputs import protect
 from surefoot.record.incidents.bundle import as_plain
 from surefoot.record.incidents.environment import hardware, switches, versions
 from surefoot.record.incidents.reading import StoredIncident, read_incident
-from surefoot.replay.export.export import export_found
-from surefoot.replay.locate.find import first_bad, result_of, run_step
+from surefoot.replay.export.export import Execute, export_found
+from surefoot.replay.locate.find import OriginSearch, first_bad, result_of, run_step
 from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.replay.locate.result import as_data
@@ -31,16 +32,12 @@ from surefoot.replay.tensor_difference import differences
 from surefoot.watch.run_script import Target, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch import Tensor
 
     from surefoot.record.incidents.summary import IncidentPrints
-    from surefoot.replay.export.export import Execute
     from surefoot.replay.first_step import FirstStep
-    from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
-    from surefoot.replay.pass_exchange import PassAnswer, PassOrder
+    from surefoot.replay.processes import PassOrder
 
 
 class Answer:
@@ -48,7 +45,8 @@ class Answer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.found: PassAnswer = {"status": "failed", "notes": []}
+        self.notes: list[str] = []
+        self.found: dict[str, object] = {"status": "failed", "notes": self.notes}
 
     def leave(self) -> NoReturn:
         """Write the answer and end the process, without any of the script's exit hooks."""
@@ -148,7 +146,7 @@ def _run_target(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
     assert target is not None, "an order has a script, a module or a target"
     step = TargetStep(target, incident)
     step.run()
-    answer.found["notes"] += step.notes
+    answer.notes += step.notes
     answer.ran(incident, step.prints(), step.gradients(), step.home)
     if order["locate"]:
         model = step.models[0] if len(step.models) == 1 else torch.nn.ModuleList(step.models)
@@ -161,7 +159,7 @@ def _run_target(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
             found = first_bad(lambda repair: again(lambda names: OperationRecorder(names, repair)))
             answer.located(found, again, order["export"])
         except Exception as error:
-            answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+            answer.notes.append(f"the first bad operation was not found: {type(error).__name__}: {error}")
 
 
 def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> None:
@@ -180,13 +178,13 @@ def _run_script(order: PassOrder, incident: StoredIncident, answer: Answer) -> N
     def over() -> NoReturn:
         objects = first_step.objects
         assert objects is not None
-        answer.found["notes"] += first_step.notes
+        answer.notes += first_step.notes
         answer.ran(incident, objects.prints(), objects.gradients(), objects.layout.home)
         if order["locate"]:
             try:
                 runs.locate(located)
             except BaseException as error:
-                answer.found["notes"].append(f"the first bad operation was not found: {type(error).__name__}: {error}")
+                answer.notes.append(f"the first bad operation was not found: {type(error).__name__}: {error}")
         answer.leave()
 
     def located(found: tuple[OriginSearch, MemoryWrite] | None) -> NoReturn:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from surefoot.errors import UsageError
 from surefoot.record.rank_file import rank_folders
 from surefoot.record.reading import is_run_folder
 from surefoot.report.page.diagnosis import findings_of, serious, steps_of, verdict_of
 from surefoot.report.page.source import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUNS = Path("runs")
 """Where `surefoot run` creates its folders, below the working directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -16,25 +16,21 @@ class Pair(NamedTuple):
     right: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Inner(Facts):
     name: str
     size: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Added(Facts):
     TAG: ClassVar[tuple[str, str]] = ("kind", "added")
     count: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Removed(Facts):
     TAG: ClassVar[tuple[str, str]] = ("kind", "removed")
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Outer(Facts):
     number: int
     losses: list[float | None] = item("loss", factory=list)
@@ -51,10 +47,13 @@ class Outer(Facts):
     happened: list[Added | Removed] = item(factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Open(Facts):
+class Tree(Facts):
     name: str
-    rest: dict[str, object] = item(rest=True)
+    below: list[Tree] = item(factory=list)
+
+
+class Settings(Facts):
+    values: dict[str, float | str] = item(whole=True)
 
 
 SMALLEST = {"number": 1, "null": None, "always": 0}
@@ -98,8 +97,23 @@ def test_keys_and_kinds_of_a_newer_version_are_left_out() -> None:
     assert facts == Outer(number=1, inner=Inner(name="a"))
 
 
-def test_the_rest_is_kept_where_a_class_asks_for_it() -> None:
-    assert Open.from_json({"name": "a", "b": [1], "c": None}).to_json() == {"name": "a", "b": [1], "c": None}
+def test_a_field_can_be_the_whole_object() -> None:
+    assert Settings.from_json({"lr": 0.1, "mode": "min"}).to_json() == {"lr": 0.1, "mode": "min"}
+
+
+def test_a_wrong_value_in_a_field_that_is_the_whole_object_is_named_by_its_key() -> None:
+    with pytest.raises(FactsError, match=r"facts.json: \['lr'\]: expected text, got a list of 0"):
+        Settings.from_json({"lr": []})
+
+
+def test_a_class_may_contain_objects_of_its_own_kind() -> None:
+    value = {"name": "a", "below": [{"name": "b", "below": [{"name": "c"}]}]}
+    assert Tree.from_json(value).to_json() == value
+
+
+def test_facts_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Inner(name="a").name = "b"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

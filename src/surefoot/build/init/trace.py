@@ -10,6 +10,7 @@ Not covered: what autograd does not show. A branch behind `torch.utils.checkpoin
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,27 +118,24 @@ def call(model: nn.Module, example: Any) -> Any:
     return model(*(watched(value) for value in arguments))
 
 
-class _sequence_lengths:  # noqa: N801 - reads as the context it is
+@contextmanager
+def _sequence_lengths(model: nn.Module, found: Trace) -> Iterator[None]:
     """While open, record the length of the sequences that recurrent modules get."""
 
-    def __init__(self, model: nn.Module, found: Trace) -> None:
-        self._modules = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-        self._found = found
-
-    def __enter__(self) -> None:
-        self._handles = [module.register_forward_pre_hook(self._note) for module in self._modules]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _note(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         batch = inputs[0]
         if isinstance(batch, nn.utils.rnn.PackedSequence):
             steps = len(batch.batch_sizes)
         else:
             steps = batch.shape[1 if module.batch_first and batch.ndim == 3 else 0]
-        self._found.sequence_steps = max(steps, self._found.sequence_steps or 0)
+        found.sequence_steps = max(steps, found.sequence_steps or 0)
+
+    handles = [each.register_forward_pre_hook(note) for each in model.modules() if isinstance(each, nn.RNNBase)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _kind(node: Node) -> str:

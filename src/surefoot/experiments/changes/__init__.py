@@ -6,9 +6,8 @@ wraps anything, so that the watcher observes the changed functions. `follow` is 
 sees gradients as the script computed them. Every change counts how often it had an effect: a change that found nothing
 to change is not an experiment.
 
-`optimizers`, `gradients`, `precision`, `order`, `inputs` and `depth` implement the changes, `outputs` protects the
-script's files, `experiment` counts steps and ends the run. Without the environment variable, nothing of this is
-imported.
+`steps`, `data`, `precision` and `depth` implement the changes, `outputs` protects the script's files, `experiment`
+counts steps and ends the run. Without the environment variable, nothing of this is imported.
 """
 
 from __future__ import annotations

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.experiments.changes.experiment import Experiment
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)

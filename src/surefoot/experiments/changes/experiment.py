@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,8 +26,6 @@ from surefoot.watch.messages import print_line
 from surefoot.watch.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.run_order import RunOrder

@@ -7,19 +7,15 @@ not seen here: `surefoot bisect` lets the kernel confine its runs where possible
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import safetensors.numpy
 import safetensors.torch
 import torch
 
-from surefoot.experiments.changes.guard import guard_for
+from surefoot.experiments.changes.guard import Protected, guard_for
 from surefoot.watch.patches.hooks import around
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from surefoot.experiments.changes.guard import Protected
 
 
 def protect(run: Protected) -> None:

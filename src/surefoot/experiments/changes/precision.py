@@ -8,6 +8,7 @@ first step, the run records a note.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,6 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.optim import Optimizer
 
     from surefoot.experiments.changes.experiment import Experiment

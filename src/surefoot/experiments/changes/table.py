@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from surefoot.experiments.changes.data import (
+    change_order,
+    change_seed,
+    repeat_tiny_batch,
+    shuffle_labels,
+    synthesize_inputs,
+)
 from surefoot.experiments.changes.depth import halve_blocks
-from surefoot.experiments.changes.gradients import clip, skip_batches
-from surefoot.experiments.changes.inputs import shuffle_labels, synthesize_inputs
-from surefoot.experiments.changes.optimizers import change_eps, divide_rate, reset_moments, warm_up
-from surefoot.experiments.changes.order import change_order, change_seed, repeat_tiny_batch
 from surefoot.experiments.changes.precision import use_bf16, use_deterministic_kernels, use_fp32
+from surefoot.experiments.changes.steps import change_eps, clip, divide_rate, reset_moments, skip_batches, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.experiments.changes.experiment import Experiment
 
 INSTALL: dict[str, Callable[[Experiment], None]] = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,22 +23,18 @@ from torch import Tensor
 
 from surefoot.core.formats import CHECKPOINT
 from surefoot.errors import CheckpointError, UsageError
-from surefoot.keep.checkpoint.listing import list_checkpoints, part_name
+from surefoot.keep.checkpoint.listing import CheckpointListing, list_checkpoints, part_name
 from surefoot.keep.checkpoint.loading import Loaded, Reader, load_first, load_step
 from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.shards import SavedShards, whole_tensors
-from surefoot.keep.checkpoint.storage import TensorFile, fault_of, write
-from surefoot.keep.checkpoint.tensor_file import HashedFile, write_tensors
+from surefoot.keep.checkpoint.storage import SaveFacts, TensorFile, fault_of, write
+from surefoot.keep.checkpoint.tensor_file import FileFacts, HashedFile, write_tensors
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from surefoot.keep.checkpoint.listing import CheckpointListing
-    from surefoot.keep.checkpoint.storage import SaveFacts
-    from surefoot.keep.checkpoint.tensor_file import FileFacts
 
 KEY = "surefoot.checkpoint"
 """The key of the rest of the state in the header of an exported file."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.core.activity import started_at, state_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-(?P<born>\d+)-[0-9a-f]{8}\.(?P<why>part|old|gone)")
 
@@ -86,7 +87,7 @@ def sweep(parent: Path, ours: Callable[[str], bool]) -> None:
 
 def _hidden_beside(place: Path, why: str) -> Path:
     pid = os.getpid()
-    return place.with_name(f".{place.name}.{pid}-{_start_ticks(pid) or 0}-{os.urandom(4).hex()}.{why}")
+    return place.with_name(f".{place.name}.{pid}-{started_at(pid) or 0}-{os.urandom(4).hex()}.{why}")
 
 
 def _put_in_place(hidden: Path, place: Path) -> None:
@@ -112,19 +113,10 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _start_ticks(pid: int) -> int | None:
-    """The start time of a process, in ticks since boot; `None` if there is none, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def _alive(pid: int, born: int) -> bool:
-    now = _start_ticks(pid)
-    if now is not None or sys.platform == "linux":
-        return now == born
+    state = state_of(pid, born)
+    if state is not None:
+        return state != "gone"
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,6 @@ from surefoot.keep.checkpoint.folders import discard, sync
 from surefoot.keep.checkpoint.storage import Manifest, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 log = logging.getLogger("surefoot")

@@ -8,19 +8,18 @@ that agree afterwards on what they load share the work.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, list_checkpoints, part_name
 from surefoot.keep.checkpoint.parts import SavedParts
-from surefoot.keep.checkpoint.storage import read, verify
+from surefoot.keep.checkpoint.storage import SaveFacts, read, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from surefoot.keep.checkpoint.storage import SaveFacts
 
 log = logging.getLogger("surefoot")
 

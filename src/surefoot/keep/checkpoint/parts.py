@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.plain import Marked, as_noted, read_dtype, tensors_by_path, unflatten
 from surefoot.keep.checkpoint.shards import SavedShard, SavedShards, ShardLayout, read_layout
-from surefoot.keep.checkpoint.storage import STATE, TENSORS, TensorFile, fault_of, read_contents, read_manifest, verify
+from surefoot.keep.checkpoint.storage import (
+    STATE,
+    TENSORS,
+    SaveFacts,
+    TensorFile,
+    fault_of,
+    read_contents,
+    read_manifest,
+    verify,
+)
 from surefoot.keep.replicated_state import insert_copies, lacks_copies
 
 if TYPE_CHECKING:
@@ -25,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from surefoot.keep.checkpoint.listing import CheckpointListing
-    from surefoot.keep.checkpoint.storage import SaveFacts
 
 
 class OpenedPart:

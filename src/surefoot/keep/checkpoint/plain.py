@@ -9,16 +9,14 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 Marked: TypeAlias = dict[str, object]
 """A JSON object that represents a value of a kind that JSON lacks: its kind under `MARK`, and its contents."""

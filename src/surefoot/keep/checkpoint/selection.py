@@ -9,14 +9,13 @@ indefinitely.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint.loading import Loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from surefoot.decide.agreement import Ranks
     from surefoot.keep.checkpoint.manager import CheckpointManager
     from surefoot.keep.checkpoint.parts import SavedParts

@@ -11,20 +11,18 @@ Not covered: DTensors with partial sums (a parameter is never one).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from surefoot.core import nested
 from surefoot.errors import CheckpointError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 Range = tuple[int, int]
 """The first index, and the index after the last one."""

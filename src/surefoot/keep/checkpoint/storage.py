@@ -20,7 +20,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -36,7 +36,6 @@ from surefoot.keep.checkpoint.tensor_file import CHUNK_BYTES, FileFacts, HashedF
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
@@ -313,25 +312,19 @@ def _well_formed(content: dict[str, Any]) -> bool:
     )
 
 
-class _opened:  # noqa: N801 (used as a function)
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     """A plain file, open for reading: no link, no device, no pipe that would block indefinitely."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> int:
-        try:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            why = "it is a link" if self._path.is_symlink() else error.strerror or str(error)
-            raise _fault(self._path, why) from error
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            os.close(self._descriptor)
-            raise _fault(self._path, "it is not a plain file")
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise _fault(path, "it is a link" if path.is_symlink() else error.strerror or str(error)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _fault(path, "it is not a plain file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _read_chunks(path: Path) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -24,7 +25,6 @@ from surefoot.core.device import current_stream, has_streams, new_event, new_str
 from surefoot.keep.checkpoint.tree import STORED_AS_IS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +34,7 @@ from torch import Tensor
 
 from surefoot.errors import UsageError
 from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked, unflatten
-from surefoot.keep.checkpoint.shards import is_spread, spread_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from surefoot.keep.checkpoint.shards import Spread
+from surefoot.keep.checkpoint.shards import Spread, is_spread, spread_of
 
 LONGEST_NAME = 300
 STORED_AS_IS = {

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -32,14 +33,12 @@ from surefoot.keep.checkpoint.listing import (
     rank_of,
     to_discard,
 )
-from surefoot.keep.checkpoint.storage import Manifest, write_flat
+from surefoot.keep.checkpoint.storage import Manifest, SaveFacts, write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from surefoot.keep.checkpoint.storage import SaveFacts
     from surefoot.keep.staging import Staged
 
 log = logging.getLogger("surefoot")

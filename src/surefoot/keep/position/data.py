@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypedDict
 
 from surefoot.core.formats import DATA_POSITION
 from surefoot.core.nested import equal
@@ -38,9 +39,6 @@ from surefoot.keep.position.generators import find_generators
 from surefoot.keep.position.loader_state import EntriesState, GeneratorState, WorkerState
 from surefoot.keep.position.loaders import loader_kind, plain
 from surefoot.keep.position.passes import LoaderPass, PassState, begin, resume
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 log = logging.getLogger("surefoot")
 _MOST_PASSES = 64

@@ -16,17 +16,15 @@ import json
 import random
 import sys
 from collections import deque
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.core.device import default_generators
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 LARGEST = 64
 """A list or dictionary with more entries is data, and is not searched."""

@@ -12,20 +12,18 @@ pass over another loader. The random numbers that they used are not counted.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from surefoot.core.weak_reference import weak_reference
-from surefoot.keep.position.generators import read_generators, set_generators
+from surefoot.keep.position.generators import Generators, read_generators, set_generators
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from surefoot.keep.position.generators import Generators
 
 _NO_ENTRY = -1
 _MOST_ENTRIES = 64

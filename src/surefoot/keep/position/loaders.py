@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 
 from surefoot.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 log = logging.getLogger("surefoot")
 _ITERATION = ("__iter__", "_get_iterator")

@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
-from surefoot.keep.position.generators import GeneratorStates, find_generators, read_generators, set_generators
+from surefoot.keep.position.generators import (
+    Generators,
+    GeneratorStates,
+    find_generators,
+    read_generators,
+    set_generators,
+)
 from surefoot.keep.position.loaders import LoaderDescription, describe, draws_once, warn_of_differences
 from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, WorkerStreams, replaced, workers_followed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from surefoot.keep.position.generators import Generators
 
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0

@@ -8,6 +8,7 @@ Orders that draw only at the beginning, or from a stream that no other code uses
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,6 @@ import torch
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
 

@@ -13,9 +13,10 @@ covered: state of the data set other than random generators, such as a counter.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torch.utils.data import dataloader, get_worker_info
 from torch.utils.data._utils import signal_handling
@@ -29,9 +30,6 @@ from surefoot.keep.position.generators import (
     read_generators,
     set_generators,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 WorkerStreams: TypeAlias = dict[int, GeneratorStates]
 """The states of the generators in each worker, by the number of the worker."""

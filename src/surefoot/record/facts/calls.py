@@ -6,12 +6,9 @@ Statistics of large tensors are taken from an even sample of their elements. `si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSummary(Facts):
     """Shape, type, range and moments of a tensor. Moments are over the finite values."""
 
@@ -33,7 +30,6 @@ class TensorSummary(Facts):
     """The standard deviation; only for floating-point tensors."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CallSite(Facts):
     """A call of a torch function."""
 
@@ -47,7 +43,6 @@ class CallSite(Facts):
     """Its place among the calls of its step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SampledCall(CallSite):
     """A call of a torch function on a sampled step."""
 
@@ -55,7 +50,6 @@ class SampledCall(CallSite):
     """The step it was made in."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RowDistribution(Facts):
     """How close the rows of a matrix are to probabilities, and to log-probabilities."""
 
@@ -73,7 +67,6 @@ class RowDistribution(Facts):
     """How far the logarithm of the summed exponentials of a row is from 0, at most."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAlignment(Facts):
     """How the labels of a loss lie against the token ids that an embedding looked up in the same step.
 
@@ -117,7 +110,6 @@ class TokenAlignment(Facts):
     in the order of the ids."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossCall(SampledCall):
     """A call of a loss function."""
 
@@ -176,7 +168,6 @@ class LossCall(SampledCall):
     """The embeddings whose ids have the layout of the labels, at most three; of classification losses."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DifferenceCall(SampledCall):
     """A prediction minus a target, as in a loss that is written by hand."""
 
@@ -196,7 +187,6 @@ class DifferenceCall(SampledCall):
     """The share of the targets that is below every prediction."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCall(SampledCall):
     """A call of a linear, convolutional or recurrent layer."""
 
@@ -226,7 +216,6 @@ class LayerCall(SampledCall):
     """The mean of its output."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationCall(SampledCall):
     """A call of an activation function."""
 
@@ -250,7 +239,6 @@ class ActivationCall(SampledCall):
     """Which units are 0 for the whole batch, at most 4096; only for ReLU and similar functions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DropoutCall(SampledCall):
     """A call that drops a part of its input at random."""
 
@@ -258,7 +246,6 @@ class DropoutCall(SampledCall):
     """The probability with which an element is dropped."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingCall(SampledCall):
     """A look-up in an embedding table."""
 
@@ -270,7 +257,6 @@ class EmbeddingCall(SampledCall):
     """The highest id."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SoftmaxCall(SampledCall):
     """A call of softmax, log-softmax or scaled dot-product attention."""
 
@@ -292,7 +278,6 @@ class SoftmaxCall(SampledCall):
     """Whether its result weighs values, as in attention."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCall(SampledCall):
     """A log-probability times something without a gradient: an advantage, or a target."""
 
@@ -306,7 +291,6 @@ class ProductCall(SampledCall):
     """Whether the sign of the log-probability was changed before; `None` if it is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RatioCall(SampledCall):
     """The exponential of a difference of log-probabilities: an importance ratio."""
 
@@ -320,7 +304,6 @@ class RatioCall(SampledCall):
     """The number of ratios."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RiskyCall(SampledCall):
     """A call of an operation that, or whose derivative, is not defined everywhere."""
 
@@ -330,7 +313,6 @@ class RiskyCall(SampledCall):
     """The smallest absolute value."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NormalizationCall(SampledCall):
     """A call of a normalization layer."""
 
@@ -344,7 +326,6 @@ class NormalizationCall(SampledCall):
     """How many values each statistic is taken from; only for batch norm."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FoldedIdsCall(SampledCall):
     """Integer ids that were forced into a range, as by `clamp`."""
 
@@ -358,7 +339,6 @@ class FoldedIdsCall(SampledCall):
     """The call that made the ids."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OverflowCall(SampledCall):
     """A half-precision result beyond its range, from finite operands."""
 
@@ -370,7 +350,6 @@ class OverflowCall(SampledCall):
     """The largest absolute operand."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RowOrder(Facts):
     """A permutation that rows were picked by."""
 
@@ -382,7 +361,6 @@ class RowOrder(Facts):
     """Which permutation of the run it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SampledCalls(Facts):
     """The calls of one sampled step, at most 200 of each kind."""
 
@@ -418,7 +396,6 @@ class SampledCalls(Facts):
     """Permutations that rows were picked by."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureScales(Facts):
     """Mean and spread of each feature of a batch, at most 64 of them."""
 
@@ -430,7 +407,6 @@ class FeatureScales(Facts):
     """The standard deviation of each feature."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall(Facts):
     """A call of a model: what went in, what came out, and in which mode it ran."""
 

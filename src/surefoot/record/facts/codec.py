@@ -1,8 +1,9 @@
 """Frozen dataclasses to and from JSON, by their type hints.
 
-A class that inherits from `Facts` gets `to_json()` and `from_json()`. Reading and writing are compiled once per class
-from its hints: numbers, text, lists, tuples, dictionaries with text keys, `X | None`, nested classes, and unions of
-classes that are distinguished by a tag. JSON has no NaN: the words `nan`, `inf` and `-inf` represent those numbers.
+A class that inherits from `Facts` is a frozen dataclass with keyword arguments, and gets `to_json()` and `from_json()`.
+Reading and writing are compiled once per class from its hints: numbers, text, lists, tuples, dictionaries with text
+keys, `X | None`, nested classes, and unions of classes that are distinguished by a tag. JSON has no NaN: the words
+`nan`, `inf` and `-inf` represent those numbers.
 
 Reading is strict about known keys and ignores unknown ones: a key without a field, and an event of an unknown kind,
 come from a newer version and are left out. A missing key or a value of another type raises one `FactsError` that names
@@ -15,17 +16,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from surefoot.errors import SurefootError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Only type checkers need the real one."""
+        return lambda cls: cls
+
+
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _F = TypeVar("_F", bound="Facts")
-_readers: dict[Any, Callable[[Any], Any]] = {}
-_writers: dict[Any, Callable[[Any], dict[str, object]]] = {}
 _MISSING: Any = dataclasses.MISSING
 _SKIP: Any = object()
 """Represents a value of a kind that this version does not know."""
@@ -45,9 +53,8 @@ def item(
     beside: str | None = None,
     unwritten: bool = False,
     whole: bool = False,
-    rest: bool = False,
 ) -> Any:
-    """A field of facts. Without a default, and without `factory`, `null`, `beside` or `rest`, it is required.
+    """A field of facts. Without a default, and without `factory`, `null` or `beside`, it is required.
 
     A field that equals its default is left out of the JSON, unless one of these is given.
 
@@ -60,40 +67,22 @@ def item(
         beside: The default is written if the field of this name is not at its own default.
         unwritten: It is never written, but taken from the enclosing object.
         whole: The object has no other field: the JSON of this one is the JSON of the object.
-        rest: A dictionary of all keys that no other field has.
     """
-    if factory is not _MISSING:
-        chosen: dict[str, object] = {"default_factory": factory}
-    elif rest:
-        chosen = {"default_factory": dict}
-    elif default is not _MISSING:
-        chosen = {"default": default}
-    elif null or beside is not None:
-        chosen = {"default": None}
-    else:
-        chosen = {}
-    how = _How(key, null or always, beside, unwritten, whole, rest)
-    return dataclasses.field(**chosen, metadata={"facts": how})  # type: ignore[call-overload]
+    if default is _MISSING and factory is _MISSING and (null or beside is not None):
+        default = None
+    how = {"key": key, "always": null or always, "beside": beside, "unwritten": unwritten, "whole": whole}
+    return dataclasses.field(default=default, default_factory=factory, metadata=how)
 
 
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """How a field is written; see `item`."""
-
-    key: str | None = None
-    always: bool = False
-    beside: str | None = None
-    unwritten: bool = False
-    whole: bool = False
-    rest: bool = False
-
-
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Facts:
     """Base of the classes that facts are made of: frozen dataclasses that read and write themselves."""
 
-    __slots__ = ()
     TAG: ClassVar[tuple[str, str] | None] = None
     """Key and value that distinguish the class from the others of a union."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; lists may be shared with the facts."""
@@ -103,7 +92,7 @@ class Facts:
     def from_json(cls: type[_F], value: object, source: str = "facts.json") -> _F:
         """Facts from a JSON object; `source` names the origin in errors."""
         try:
-            made: _F = _reader(cls)(value)
+            made: _F = _reader_of(cls)(value)
         except _Mismatch as error:
             path = "".join(reversed(error.path)).lstrip(".")
             raise FactsError(f"{source}: {f'{path}: ' if path else ''}{error.words}") from None
@@ -142,13 +131,23 @@ def _shown(value: object) -> str:
 
 # Reading
 
+_SCALARS: dict[Any, tuple[str, frozenset[type]]] = {
+    int: ("a whole number", frozenset({int})),
+    float: ("a number", frozenset({int, float})),
+    str: ("text", frozenset({str})),
+    bool: ("true or false", frozenset({bool})),
+    type(None): ("null", frozenset({type(None)})),
+}
+"""The word for each simple type, and the types of JSON values that are used unchanged for it."""
+
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
     """The function that reads a value of a type."""
-    known = _SCALARS.get(hint)
-    if known is not None:
-        return known
     origin, inside = get_origin(hint), get_args(hint)
+    if hint is object:
+        return lambda value: value
+    if hint in _SCALARS:
+        return _read_scalar(hint)
     if origin is list:
         return _read_list(inside[0])
     if origin is dict:
@@ -158,39 +157,22 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if origin in (Union, types.UnionType):
         return _read_union(inside)
     if isinstance(hint, type) and issubclass(hint, tuple):
-        hints = get_type_hints(hint)
-        read = _read_tuple(tuple(hints.values()))
+        read = _read_tuple(tuple(get_type_hints(hint).values()))
         return lambda value: hint(*read(value))
     if isinstance(hint, type) and issubclass(hint, Facts):
         return _reader_of(hint)
     raise TypeError(f"facts cannot hold {hint!r}")
 
 
-def _reader_of(cls: type[Facts]) -> Callable[[Any], Any]:
-    found = _readers.get(cls)
-    if found is None:
-        found = _readers[cls] = _make_reader(cls)
-    return found
-
-
-def _make_reader(cls: type[Facts]) -> Callable[[Any], Any]:
+def _make_reader(cls: Any) -> Callable[[Any], Any]:
     fields: list[tuple[str, str, Callable[[Any], Any], bool]] = []
-    known: set[str] = {cls.TAG[0]} if cls.TAG is not None else set()
-    rest = ""
 
     def fill() -> None:
-        nonlocal rest
+        """At the first object, because a class may contain objects of its own kind."""
         hints = get_type_hints(cls)
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            how: _How = field.metadata.get("facts", _How())
-            key = how.key or field.name
-            if how.whole:
-                key = ""
-            if how.rest:
-                rest = field.name
-                continue
+        for field in dataclasses.fields(cls):
+            key = "" if field.metadata.get("whole") else field.metadata.get("key") or field.name
             required = field.default is _MISSING and field.default_factory is _MISSING
-            known.add(key)
             fields.append((field.name, key, _reader(hints[field.name]), required))
 
     def read(value: Any) -> Any:
@@ -201,10 +183,7 @@ def _make_reader(cls: type[Facts]) -> Callable[[Any], Any]:
         value = cls.prepared(value)
         made: dict[str, object] = {}
         for name, key, reader, required in fields:
-            if not key:
-                made[name] = reader(value)
-                continue
-            found = value.get(key, _MISSING)
+            found = value.get(key, _MISSING) if key else value
             if found is _MISSING:
                 if required:
                     raise _Mismatch(f"expected the key {key!r}, which is missing")
@@ -212,68 +191,27 @@ def _make_reader(cls: type[Facts]) -> Callable[[Any], Any]:
             try:
                 made[name] = reader(found)
             except _Mismatch as error:
-                error.path.append(f".{key}")
+                error.path += [f".{key}"] if key else []
                 raise
-        if rest:
-            made[rest] = {key: item for key, item in value.items() if key not in known}
         return cls(**made)
 
     return read
 
 
-def _read_int(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    _expected("a whole number", value)
+_reader_of: Callable[[Any], Callable[[Any], Any]] = cache(_make_reader)
 
 
-def _read_float(value: Any) -> Any:
-    kind = type(value)
-    if kind is float or kind is int:
-        return value
-    if kind is str and value in _WORDS:
-        return _WORDS[value]
-    _expected("a number", value)
+def _read_scalar(hint: Any) -> Callable[[Any], Any]:
+    what, kinds = _SCALARS[hint]
 
+    def read(value: Any) -> Any:
+        if type(value) in kinds:
+            return value
+        if hint is float and type(value) is str and value in _WORDS:
+            return _WORDS[value]
+        _expected(what, value)
 
-def _read_str(value: Any) -> Any:
-    if type(value) is str:
-        return value
-    _expected("text", value)
-
-
-def _read_bool(value: Any) -> Any:
-    if type(value) is bool:
-        return value
-    _expected("true or false", value)
-
-
-def _read_none(value: Any) -> Any:
-    if value is None:
-        return None
-    _expected("null", value)
-
-
-def _read_any(value: Any) -> Any:
-    return value
-
-
-_SCALARS: dict[Any, Callable[[Any], Any]] = {
-    int: _read_int,
-    float: _read_float,
-    str: _read_str,
-    bool: _read_bool,
-    type(None): _read_none,
-    object: _read_any,
-}
-_PLAIN: dict[Any, frozenset[type]] = {
-    int: frozenset({int}),
-    float: frozenset({int, float}),
-    str: frozenset({str}),
-    bool: frozenset({bool}),
-    type(None): frozenset({type(None)}),
-}
-"""The types of JSON values that are used unchanged."""
+    return read
 
 
 def _plain(hint: Any) -> frozenset[type]:
@@ -281,92 +219,63 @@ def _plain(hint: Any) -> frozenset[type]:
     if get_origin(hint) in (Union, types.UnionType):
         parts = [_plain(part) for part in get_args(hint)]
         return frozenset().union(*parts) if all(parts) else frozenset()
-    return _PLAIN.get(hint, frozenset())
+    return _SCALARS[hint][1] if hint in _SCALARS else frozenset()
+
+
+def _read_at(place: object, reader: Callable[[Any], Any], value: Any) -> Any:
+    """Read an entry of a list or a dictionary; `place` is its index or key."""
+    try:
+        return reader(value)
+    except _Mismatch as error:
+        error.path.append(f"[{place!r}]")
+        raise
 
 
 def _read_list(hint: Any) -> Callable[[Any], Any]:
-    plain, one = _plain(hint), _later(hint)
+    plain, reader = _plain(hint), _reader(hint)
 
     def read(value: Any) -> Any:
         if type(value) is not list:
             _expected("a list", value)
         if plain and plain.issuperset(map(type, value)):
             return value
-        made = []
-        for number, each in enumerate(value):
-            try:
-                found = one(each)
-            except _Mismatch as error:
-                error.path.append(f"[{number}]")
-                raise
-            if found is not _SKIP:
-                made.append(found)
-        return made
-
-    return read
-
-
-def _later(hint: Any) -> Callable[[Any], Any]:
-    """The reader of a type, created when it is first needed: a class may contain objects of its own kind."""
-    held: list[Callable[[Any], Any]] = []
-
-    def read(value: Any) -> Any:
-        if not held:
-            held.append(_reader(hint))
-        return held[0](value)
+        made = [_read_at(number, reader, each) for number, each in enumerate(value)]
+        return [each for each in made if each is not _SKIP]
 
     return read
 
 
 def _read_dict(hint: Any) -> Callable[[Any], Any]:
-    plain, one = _plain(hint), _later(hint)
+    plain, reader = _plain(hint), _reader(hint)
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
             _expected("an object", value)
         if plain and plain.issuperset(map(type, value.values())):
             return value
-        made = {}
-        for key, each in value.items():
-            try:
-                made[key] = one(each)
-            except _Mismatch as error:
-                error.path.append(f"[{key!r}]")
-                raise
-        return made
+        return {key: _read_at(key, reader, each) for key, each in value.items()}
 
     return read
 
 
 def _read_tuple(hints: tuple[Any, ...]) -> Callable[[Any], Any]:
-    readers = [_later(hint) for hint in hints]
+    readers = [_reader(hint) for hint in hints]
 
     def read(value: Any) -> Any:
         if type(value) is not list or len(value) != len(readers):
             _expected(f"a list of {len(readers)}", value)
-        made = []
-        for number, (one, each) in enumerate(zip(readers, value, strict=True)):
-            try:
-                made.append(one(each))
-            except _Mismatch as error:
-                error.path.append(f"[{number}]")
-                raise
-        return tuple(made)
+        return tuple(_read_at(number, readers[number], each) for number, each in enumerate(value))
 
     return read
 
 
 def _read_union(hints: tuple[Any, ...]) -> Callable[[Any], Any]:
-    tagged = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, Facts)]
-    if len(tagged) == len(hints):
-        return _read_tagged(tagged)
-    optional = type(None) in hints
-    readers = [_later(hint) for hint in hints if hint is not type(None)]
+    if all(isinstance(hint, type) and issubclass(hint, Facts) for hint in hints):
+        return _read_tagged(hints)
+    readers = [_reader(hint) for hint in hints if hint is not type(None)]
     plain = frozenset().union(*(_plain(hint) for hint in hints))
 
     def read(value: Any) -> Any:
-        if value is None and optional:
-            return None
         if type(value) in plain:
             return value
         for reader in readers[:-1]:
@@ -379,10 +288,10 @@ def _read_union(hints: tuple[Any, ...]) -> Callable[[Any], Any]:
     return read
 
 
-def _read_tagged(classes: list[type[Facts]]) -> Callable[[Any], Any]:
-    tags = {cls.TAG[0] for cls in classes if cls.TAG is not None}
-    key = tags.pop()
-    readers = {cls.TAG[1]: _reader_of(cls) for cls in classes if cls.TAG is not None}
+def _read_tagged(classes: tuple[type[Facts], ...]) -> Callable[[Any], Any]:
+    tags = [(cls.TAG, _reader_of(cls)) for cls in classes if cls.TAG is not None]
+    (key,) = {tag[0] for tag, _ in tags}
+    readers = {tag[1]: reader for tag, reader in tags}
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
@@ -390,8 +299,7 @@ def _read_tagged(classes: list[type[Facts]]) -> Callable[[Any], Any]:
         tag = value.get(key)
         if not isinstance(tag, str):
             _expected(f"an object with the key {key!r}", value)
-        reader = readers.get(tag)
-        return reader(value) if reader is not None else _SKIP
+        return readers[tag](value) if tag in readers else _SKIP
 
     return read
 
@@ -399,31 +307,20 @@ def _read_tagged(classes: list[type[Facts]]) -> Callable[[Any], Any]:
 # Writing
 
 
-def _writer_of(cls: type[Facts]) -> Callable[[Any], dict[str, object]]:
-    found = _writers.get(cls)
-    if found is None:
-        found = _writers[cls] = _make_writer(cls)
-    return found
-
-
-def _make_writer(cls: type[Facts]) -> Callable[[Any], dict[str, object]]:
+def _make_writer(cls: Any) -> Callable[[Any], dict[str, object]]:
     fields: list[tuple[str, str, Any, str | None]] = []
     defaults: dict[str, object] = {}
-    whole = rest = ""
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        how: _How = field.metadata.get("facts", _How())
-        make: Any = field.default_factory
-        default = make() if make is not _MISSING else field.default
+    whole = ""
+    for field in dataclasses.fields(cls):
+        how, make = field.metadata, cast("Any", field.default_factory)
+        default = field.default if make is _MISSING else make()
         defaults[field.name] = default
-        if how.whole:
-            whole = field.name
-        elif how.rest:
-            rest = field.name
-        elif not how.unwritten:
-            is_plain = not field.metadata  # a field that is not made by `item` is left out only if it is `None`
-            if how.always or (is_plain and default is not None):
-                default = _MISSING
-            fields.append((field.name, how.key or field.name, default, how.beside))
+        whole = field.name if how.get("whole") else whole
+        # A field that is not made by `item` is left out only if it is `None`.
+        if how.get("always") or (not how and default is not None):
+            default = _MISSING
+        if not how.get("unwritten"):
+            fields.append((field.name, how.get("key") or field.name, default, how.get("beside")))
 
     def write(value: Any) -> dict[str, object]:
         if whole:
@@ -434,11 +331,12 @@ def _make_writer(cls: type[Facts]) -> Callable[[Any], dict[str, object]]:
             if _is(held, default) and (beside is None or _is(getattr(value, beside), defaults[beside])):
                 continue
             made[key] = _written(held)
-        if rest:
-            made |= {key: _written(each) for key, each in getattr(value, rest).items()}
         return made
 
     return write
+
+
+_writer_of: Callable[[Any], Callable[[Any], dict[str, object]]] = cache(_make_writer)
 
 
 def _is(held: Any, default: Any) -> bool:

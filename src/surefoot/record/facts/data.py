@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepBatch(Facts):
     """The data of one backward, read from its graph."""
 
@@ -35,7 +32,6 @@ class StepBatch(Facts):
     """The largest absolute target."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SeenRows(Facts):
     """Every row that was trained on from one line that calls `backward`."""
 
@@ -47,7 +43,6 @@ class SeenRows(Facts):
     """Whether every row is known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepDataFacts(Facts):
     """What the steps were trained on."""
 
@@ -57,7 +52,6 @@ class StepDataFacts(Facts):
     """The rows, by the number of the line."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Permutation(Facts):
     """A permutation that rows were picked by, at the first sampled step that saw it."""
 
@@ -71,7 +65,6 @@ class Permutation(Facts):
     """Which permutation of the run it is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderFacts(Facts):
     """A data loader that was iterated."""
 
@@ -99,7 +92,6 @@ class LoaderFacts(Facts):
     """Not used."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnBatch(Facts):
     """A batch that a data loader returned."""
 

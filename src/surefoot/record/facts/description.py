@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.optimizers import GroupSettings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSetup(Facts):
     """One optimizer that a stabilizer steps, as it was when the stabilizer was made."""
 
@@ -22,7 +19,6 @@ class OptimizerSetup(Facts):
     """The name of the class of its learning-rate scheduler."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunDescription(Facts):
     """What is known about a run besides its facts. Everything may be missing."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar, TypeAlias
 
 from surefoot.record.facts.calls import TensorSummary
@@ -10,7 +10,6 @@ from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.sampled_steps import NonFiniteNode
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UngraphedCall(Facts):
     """An operation without a graph, on the way of data into the model, that is not defined everywhere."""
 
@@ -34,7 +33,6 @@ class UngraphedCall(Facts):
     """The lowest value it was given."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteLoss(Facts):
     """A loss that is not finite, and where the first non-finite value under it came from."""
 
@@ -116,7 +114,6 @@ class NonFiniteLoss(Facts):
     """The operations without a graph that the data went through, in words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteLossEvent(NonFiniteLoss):
     """The first loss that was not finite."""
 
@@ -130,7 +127,6 @@ class NonFiniteLossEvent(NonFiniteLoss):
         return cls(**{each.name: getattr(loss, each.name) for each in fields(loss)} | {"step": step})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteGradientEvent(Facts):
     """The first step whose gradients were not finite."""
 
@@ -147,7 +143,6 @@ class NonFiniteGradientEvent(Facts):
     """The node of the backward pass that made the first of them, where that was seen."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SavedTensor(Facts):
     """A tensor that an autograd node saved."""
 
@@ -157,7 +152,6 @@ class SavedTensor(Facts):
     """What the node calls it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeData(TensorSummary, SavedTensor):
     """A tensor of data that went into a loss."""
 
@@ -167,7 +161,6 @@ class SpikeData(TensorSummary, SavedTensor):
     """That value over the median of all rows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeEvent(Facts):
     """A loss far above the last ones from the same line of the script."""
 
@@ -186,7 +179,6 @@ class SpikeEvent(Facts):
     """Where the loss of that line was at first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLoadedEvent(Facts):
     """A state was loaded into a model."""
 
@@ -199,7 +191,6 @@ class ModelLoadedEvent(Facts):
     """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerLoadedEvent(Facts):
     """A state was loaded into an optimizer."""
 
@@ -216,7 +207,6 @@ class OptimizerLoadedEvent(Facts):
     """How many steps old its moments are; `None` if they do not say."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ScalerLoadedEvent(Facts):
     """A state was loaded into a gradient scaler."""
 
@@ -227,7 +217,6 @@ class ScalerLoadedEvent(Facts):
     """The line of the script."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerLoadedEvent(Facts):
     """A state was loaded into a learning-rate scheduler."""
 
@@ -238,7 +227,6 @@ class SchedulerLoadedEvent(Facts):
     """The line of the script."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FileLoadedEvent(Facts):
     """A file was read with `torch.load`."""
 
@@ -261,7 +249,6 @@ class FileLoadedEvent(Facts):
     """How many steps a gradient scaler had been asked for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FileSavedEvent(Facts):
     """A file was written with `torch.save`."""
 
@@ -274,7 +261,6 @@ class FileSavedEvent(Facts):
     """The kinds of state in it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSkippedEvent(Facts):
     """A step was skipped by the guard."""
 
@@ -291,7 +277,6 @@ class StepSkippedEvent(Facts):
     """The number of the optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IncidentEvent(Facts):
     """Something that a stabilizer noticed, and what it did about it."""
 

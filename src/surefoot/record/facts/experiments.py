@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentDevices(Facts):
     """What an experiment saw of the optimizers."""
 
@@ -19,7 +16,6 @@ class ExperimentDevices(Facts):
     """The types of the parameters."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ContinuedStep(Facts):
     """One step of a run that continues from an incident; the first is the captured step."""
 
@@ -37,7 +33,6 @@ class ContinuedStep(Facts):
     """With other batches: how many rows of the captured batch could not be replaced in this step's batches."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CapturedBatch(Facts):
     """The batch of the captured step."""
 
@@ -47,7 +42,6 @@ class CapturedBatch(Facts):
     """Whether the batch itself was captured; otherwise only the inputs of the model were."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedDraws(Facts):
     """The captured step, repeated with other random numbers."""
 
@@ -59,7 +53,6 @@ class RepeatedDraws(Facts):
     """With how many of them the step failed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailingRows(Facts):
     """Which rows of the captured batch fail."""
 
@@ -87,7 +80,6 @@ class FailingRows(Facts):
     """First and last row of the part that failed last."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentFacts(Facts):
     """The change that `surefoot bisect` or `surefoot replay --experiments` made to the run."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleFacts(Facts):
     """One part of a model."""
 
@@ -17,7 +14,6 @@ class ModuleFacts(Facts):
     """The name of its class."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts(Facts):
     """A model that was called."""
 
@@ -29,7 +25,6 @@ class ModelFacts(Facts):
     """Its parts, at most 2000."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightScale(Facts):
     """The scale of a weight; of a sharded one, of the part in this process. Empty if it could not be read."""
 
@@ -45,7 +40,6 @@ class WeightScale(Facts):
     """Whether all rows are the same; only for matrices."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFacts(Facts):
     """One leaf tensor that is, or should be, learned."""
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from surefoot.record.facts.events import IncidentEvent
 from surefoot.record.facts.from_steps import FactsFromSteps, StepValues
-from surefoot.record.facts.run_facts import GuardFacts, PolicySignal
+from surefoot.record.facts.run_facts import GuardFacts, PolicySignal, RunFacts
 from surefoot.record.policy_signals import kind_of
 from surefoot.record.schema import SIGNAL
 
 if TYPE_CHECKING:
     from surefoot.record.facts.description import RunDescription
-    from surefoot.record.facts.run_facts import RunFacts
     from surefoot.record.messages import Event
     from surefoot.record.reading import RunTables
 

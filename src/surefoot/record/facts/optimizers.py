@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping
 
 from surefoot.record.facts.codec import Facts, item
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
 
 Setting = bool | int | float | str | list[float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings(Facts):
     """The settings of one parameter group, as the optimizer was given them."""
 
@@ -80,7 +74,6 @@ def _simple(value: object) -> Setting | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSeries(Facts):
     """One number per step, in columns. A column is empty if no step had the number, and `None` where one had not.
 
@@ -123,7 +116,6 @@ class StepSeries(Facts):
         return StepSeries(**{name: [column[row] for row in rows] for name, column in columns.items() if column})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerFacts(Facts):
     """One optimizer: its settings and the numbers of its steps."""
 
@@ -158,7 +150,6 @@ class OptimizerFacts(Facts):
         return self.settings[0] if self.settings else GroupSettings(values={})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerFacts(Facts):
     """A learning-rate scheduler."""
 
@@ -181,7 +172,6 @@ class SchedulerFacts(Facts):
         return (self.settings or {}).get("T_max")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ClippingFacts(Facts):
     """One of the first calls that clip gradients."""
 
@@ -193,7 +183,6 @@ class ClippingFacts(Facts):
     """The limit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossScalerFacts(Facts):
     """What a gradient scaler did. Empty if there is none."""
 

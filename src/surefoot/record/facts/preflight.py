@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from surefoot.record.facts.codec import Facts, item
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RateProbe(Facts):
     """A short training run of a copy at some multiple of the learning rate."""
 
@@ -35,7 +33,6 @@ class RateProbe(Facts):
         return (self.start - self.end) / max(abs(self.start), 1e-8)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LabelControl(Facts):
     """Two copies that learned the same rows, one of them with the labels shuffled."""
 
@@ -62,7 +59,6 @@ class LabelControl(Facts):
         return (self.shuffled_held_out - self.true_held_out) / max(abs(self.shuffled_held_out), 1e-8)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AlikeRows(Facts):
     """A weight whose rows start equal, after a few updates of a copy."""
 
@@ -76,7 +72,6 @@ class AlikeRows(Facts):
     """How far the weight moved: the root mean square of the change."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MomentScale(Facts):
     """A loaded moment of an optimizer, compared with a new gradient of its parameter."""
 
@@ -90,7 +85,6 @@ class MomentScale(Facts):
     """For a second moment: the root mean square of the gradient over that represented by the moment."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputRange(Facts):
     """What reaches a loss function under weights that are changed by a large random amount."""
 
@@ -110,7 +104,6 @@ class OutputRange(Facts):
     """The share of the targets that is above every value."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchScale(Facts):
     """The largest batch, by one of its tensors."""
 
@@ -122,7 +115,6 @@ class BatchScale(Facts):
     """Its root mean square over that of a usual batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SplitComparison(Facts):
     """Rows of the training data and of the evaluation data, side by side."""
 
@@ -140,7 +132,6 @@ class SplitComparison(Facts):
     """The standard deviation of the evaluation data over that of the training data."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightFacts(Facts):
     """What the doctor found out on copies. What was not measured is empty or `None`."""
 

@@ -6,15 +6,12 @@ Each rank writes its own file and starts no collective. Ranks record the same st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.record.facts.codec import Facts, item
 from surefoot.record.facts.optimizers import GroupSettings
 
 WRAPPED, SHARDED, UNWRAPPED = "ddp", "sharded", "none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankLoader(Facts):
     """A data loader that a rank iterates."""
 
@@ -26,7 +23,6 @@ class RankLoader(Facts):
     """Its batch size."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankSetup(Facts):
     """What a rank runs, at its first look."""
 
@@ -50,7 +46,6 @@ class RankSetup(Facts):
     """The data loaders."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankOptimizer(Facts):
     """One optimizer of a rank, and which of its parameters can be compared."""
 
@@ -76,7 +71,6 @@ class RankOptimizer(Facts):
     """Whether DDP has a communication hook that need not make gradients equal on all ranks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprints(Facts):
     """The fingerprints of the parameters of one optimizer, or of their gradients or moments."""
 
@@ -86,7 +80,6 @@ class Fingerprints(Facts):
     """One of 32 bits for each, in base64; empty if they were not kept."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaLook(Facts):
     """One optimizer at one step, before it steps unless said otherwise."""
 

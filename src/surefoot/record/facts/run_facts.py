@@ -6,7 +6,6 @@ evidence: a rule that needs them makes no finding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from surefoot.core.formats import FACTS
@@ -23,7 +22,6 @@ from surefoot.record.facts.sampled_steps import EvaluationBlock, SampledStep
 WHOLE_SCRIPT, STEPS_ONLY, TRAINING = "script", "steps", "training"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Seeds(Facts):
     """At which steps each generator of random numbers was seeded."""
 
@@ -35,7 +33,6 @@ class Seeds(Facts):
     """`numpy.random.seed`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEntropy(Facts):
     """The entropy of a policy whose log-probabilities were trained on."""
 
@@ -49,7 +46,6 @@ class PolicyEntropy(Facts):
     """The number of actions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicySignal(Facts):
     """A number about a policy that its trainer has computed and logged."""
 
@@ -63,7 +59,6 @@ class PolicySignal(Facts):
     """The number."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDivergence(Facts):
     """The KL divergence of a learned distribution from a fixed one."""
 
@@ -77,7 +72,6 @@ class PolicyDivergence(Facts):
     """The mean divergence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPass(Facts):
     """One pass over a validation set: calls of a loss function without gradients, between two steps."""
 
@@ -106,7 +100,6 @@ class RetainedGraphs(NamedTuple):
     """Of how many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GuardFacts(Facts):
     """What `surefoot run --guard` did."""
 
@@ -126,7 +119,6 @@ class GuardFacts(Facts):
     """The optimizers it could not guard, and why."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CrashArguments(Facts):
     """The arguments of the torch function that raised."""
 
@@ -144,7 +136,6 @@ class CrashArguments(Facts):
     """The label that is left out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CrashFacts(Facts):
     """The error that ended the script."""
 
@@ -174,7 +165,6 @@ class CrashFacts(Facts):
     """How many of the last calls had ids or labels that fit, of an error of a device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldMemory(Facts):
     """Memory of an accelerator after a step, as torch's allocator counts it."""
 
@@ -188,7 +178,6 @@ class HeldMemory(Facts):
     """The most that they have held so far."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleMemory(Facts):
     """Memory of an accelerator that the calls of one module take in a sampled step, as torch's allocator counts it."""
 
@@ -204,7 +193,6 @@ class ModuleMemory(Facts):
     """The most that the whole process was seen to hold while it ran."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts(Facts):
     """Everything that was observed in one run. Nothing in it is a judgement."""
 

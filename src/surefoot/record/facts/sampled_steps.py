@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from surefoot.record.facts.calls import DropoutCall, LossCall, ModelCall, SampledCalls
 from surefoot.record.facts.codec import Facts, item
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, object]:
@@ -22,7 +18,6 @@ def with_step(value: dict[str, object], kinds: Iterable[str]) -> dict[str, objec
     return dated
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryCall(Facts):
     """One of the last calls that a loss was made from."""
 
@@ -32,7 +27,6 @@ class HistoryCall(Facts):
     """The shape of its result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossSign(Facts):
     """The loss function that a loss came from, and what it was multiplied by on the way."""
 
@@ -46,7 +40,6 @@ class LossSign(Facts):
     """Its place among the calls of the step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossTerm(Facts):
     """One term of a summed loss, and the gradient it brings."""
 
@@ -68,7 +61,6 @@ class LossTerm(Facts):
     """How many weights it has a gradient for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Causality(Facts):
     """Whether outputs of a model whose targets are its inputs, perhaps later ones, depend on later inputs."""
 
@@ -88,7 +80,6 @@ class Causality(Facts):
     """By how many positions the targets are ahead of the inputs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteNode(Facts):
     """The first node of a backward pass that turned finite gradients into something else."""
 
@@ -102,7 +93,6 @@ class NonFiniteNode(Facts):
     """The module that was running."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InputTargetPairs(Facts):
     """A sample of inputs with their targets."""
 
@@ -112,7 +102,6 @@ class InputTargetPairs(Facts):
     """The target of each row."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationBlock(Facts):
     """What was called in a block without gradients between two steps. Its model calls are `RunFacts.evaluations`."""
 
@@ -133,7 +122,6 @@ class EvaluationBlock(Facts):
         return with_step(value, ("losses", "dropouts"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ResultGradient(Facts):
     """The gradient of a loss for the result of a call, added up."""
 
@@ -143,7 +131,6 @@ class ResultGradient(Facts):
     """The sum of the gradient; `None` if it is not finite."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BackwardCall(Facts):
     """A call of `backward`."""
 
@@ -193,7 +180,6 @@ class BackwardCall(Facts):
         return value | {"value": None} if isinstance(loss, str) and loss.startswith("tensor(") else value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GraphBreak(Facts):
     """Where a value that gradients should flow through was cut off from its graph."""
 
@@ -211,7 +197,6 @@ class GraphBreak(Facts):
     """The numbers of the parameters that the value was computed from."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterUpdate(Facts):
     """What one step did to one parameter."""
 
@@ -241,7 +226,6 @@ class ParameterUpdate(Facts):
     """The share of the entries that did not change."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerUpdate(Facts):
     """One step of one optimizer."""
 
@@ -253,7 +237,6 @@ class OptimizerUpdate(Facts):
     """The learning rate of each parameter group."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep(Facts):
     """Everything that was seen of one sampled step."""
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from surefoot.observe.readable import has_other_ranks, is_readable, readable
 from surefoot.observe.without_hooks import WithoutHooks
-from surefoot.record.incidents.fingerprints import print_of
-from surefoot.record.incidents.values import encode
+from surefoot.record.incidents.fingerprints import Print, print_of
+from surefoot.record.incidents.values import Encoded, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import Tensor, nn
 
     from surefoot.core.random_state import RandomStreams
     from surefoot.core.redaction import Redactor
-    from surefoot.record.incidents.fingerprints import Print
     from surefoot.record.incidents.step_capture import Microbatch, Window
     from surefoot.record.incidents.summary import IncidentPrints
-    from surefoot.record.incidents.values import Encoded
 
 
 class ModelModes(TypedDict):

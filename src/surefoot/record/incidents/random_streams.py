@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +24,6 @@ from torch import Tensor
 
 from surefoot.core.device import generators_of, is_capturing, replace_random_states
 from surefoot.core.random_state import RandomStreams, read_streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _WORDS = 624
 _BYTES = 4 * _WORDS

@@ -43,9 +43,10 @@ class StoredIncident:
     state: StateParts
     """The stored parts: `models`, `optimizer`, `window`, …"""
 
-    def missing(self, *parts: str) -> list[str]:
-        """The parts that are missing."""
-        return [part for part in parts if part not in self.state]
+    def check_replayable(self) -> None:
+        """Raise `UsageError` if the weights, or the batches and random streams, are missing."""
+        if missing := [part for part in ("models", "window") if part not in self.state]:
+            raise UsageError(f"the incident {self.folder} lacks {' and '.join(missing)}: it cannot be replayed")
 
 
 def read_facts(folder: Path) -> IncidentFacts:

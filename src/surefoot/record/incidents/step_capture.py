@@ -22,11 +22,12 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
 from surefoot.record.incidents.loader_batches import add_listener
@@ -34,10 +35,6 @@ from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
 from surefoot.record.incidents.values import TensorMirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
-
     from surefoot.types import Scalar
 
     Weight = Scalar | Callable[[], Scalar] | None

@@ -54,15 +54,6 @@ def tensors_in(value: Any) -> list[Tensor]:
     return list(leaves(value, objects=True, deepest=_DEEPEST, most=MOST_VALUES))
 
 
-class _Room:
-    """The number of values that may still be visited: an object may lead to all of a program's."""
-
-    __slots__ = ("left",)
-
-    def __init__(self) -> None:
-        self.left = MOST_VALUES
-
-
 # ---- without references ---------------------------------------------------------------------------------------------
 
 _is_inference, _detach = Tensor.is_inference, Tensor.detach  # the script may replace them
@@ -75,12 +66,13 @@ class TensorMirror:
     without a reference: a small one is copied, a large one is available only while the script holds it.
     """
 
-    __slots__ = ("tensors", "value")
+    __slots__ = ("_left", "tensors", "value")
 
     def __init__(self, value: Any) -> None:
         self.tensors: list[Tensor] = []
         """The aliases, in the order of `tensors_in`; tensor subclasses are left out."""
-        self.value = self._value(value, [], _Room())
+        self._left = MOST_VALUES  # the number of values that may still be visited
+        self.value = self._value(value, [])
 
     def versions(self) -> list[int]:
         """The number of writes to each tensor so far."""
@@ -90,7 +82,7 @@ class TensorMirror:
         """The size of its tensors in memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
-    def _value(self, value: Any, around: list[int], room: _Room) -> Any:
+    def _value(self, value: Any, around: list[int]) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value)
         if type(value) in _PLAIN or type(value) is str or isinstance(value, np.generic):
@@ -102,7 +94,7 @@ class TensorMirror:
         found = None
         if len(around) < _DEEPEST and id(value) not in around:
             around.append(id(value))
-            found = self._container(value, around, room)
+            found = self._container(value, around)
             around.pop()
         return _Part("left out", _kind(value), None) if found is None else found
 
@@ -115,35 +107,35 @@ class TensorMirror:
             return alias
         return _Part("requires grad", _kind(value), alias)
 
-    def _container(self, value: Any, around: list[int], room: _Room) -> Any:
+    def _container(self, value: Any, around: list[int]) -> Any:
         if type(value) is tuple:  # as the arguments of every call
-            return tuple(self._each(value, around, room))
+            return tuple(self._each(value, around))
         if type(value) is dict:
-            return dict(zip(value, self._each(value.values(), around, room), strict=False))
+            return dict(zip(value, self._each(value.values(), around), strict=False))
         match kind_of(value, objects=True):
             case "mapping":
-                entries = dict(zip(value, self._each(value.values(), around, room), strict=False))
+                entries = dict(zip(value, self._each(value.values(), around), strict=False))
                 return _Part("mapping", _kind(value), entries)
             case "fields":
-                fields = dict(zip(value._fields, self._each(value, around, room), strict=False))
+                fields = dict(zip(value._fields, self._each(value, around), strict=False))
                 return _Part("fields", _kind(value), fields)
             case "sequence":
-                found = self._each(value, around, room)
+                found = self._each(value, around)
                 return tuple(found) if isinstance(value, tuple) else found
             case "object":
                 own = attributes_of(value)
-                entries = dict(zip(own, self._each(own.values(), around, room), strict=False))
+                entries = dict(zip(own, self._each(own.values(), around), strict=False))
                 return _Part("object", _kind(value), entries)
         return None
 
-    def _each(self, items: Iterable[Any], around: list[int], room: _Room) -> list[Any]:
+    def _each(self, items: Iterable[Any], around: list[int]) -> list[Any]:
         found: list[Any] = []
         for item in items:
-            room.left -= 1
-            if room.left < 0:
+            self._left -= 1
+            if self._left < 0:
                 found.append(_TOO_MANY)
                 break
-            found.append(self._value(item, around, room))
+            found.append(self._value(item, around))
         return found
 
 
@@ -162,49 +154,36 @@ _TOO_MANY = _Part("too many", "value", None)
 
 
 def encode(value: Any, redact: Callable[[str], str], left_out: list[str], path: str = "batch") -> Encoded:
-    """The value as plain data; descriptions of what is left out are appended to `left_out`."""
-    return _Encoder(redact, left_out).value(value, path)
+    """A value, or the mirror of one, as plain data; descriptions of what is left out are appended to `left_out`."""
+    mirror = value if isinstance(value, TensorMirror) else TensorMirror(value)
+    return _Encoder(redact, left_out).value(mirror.value, path)
 
 
 class _Encoder:
-    """Encodes one batch; values that contain themselves, and values beyond the limit, are left out."""
+    """Encodes one mirror; what the mirror left out is described."""
 
     def __init__(self, redact: Callable[[str], str], left_out: list[str]) -> None:
         self._redact, self._left_out = redact, left_out
-        self._around: list[int] = []
-        self._room = MOST_VALUES
         self._full = False
 
     def value(self, value: Any, path: str) -> Encoded:
-        self._room -= 1
-        if self._room < 0 or value is _TOO_MANY:
-            if not self._full:
-                self._full = True
-                self._left_out.append(f"{path} and what comes after it: there are more than {MOST_VALUES:,} values")
-            return {_IS: "left out", "type": _kind(value)}
-        if isinstance(value, TensorMirror):
-            value = value.value
         if isinstance(value, _Part):
             return self._part(value, path)
         if isinstance(value, Tensor):
             return _encode_tensor(value, self._left_out, path)
         if isinstance(value, str):
             return _encode_text(value, self._redact, self._left_out, path)
-        if type(value) in _PLAIN or isinstance(value, np.generic):
-            return {_IS: "plain", "value": value}
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return {_IS: "plain", "value": value}
-        if len(self._around) < _DEEPEST and id(value) not in self._around:
-            self._around.append(id(value))
-            found = self._container(value, path)
-            self._around.pop()
-            if found is not None:
-                return found
-        self._left_out.append(f"{path}: a {_kind(value)}, which is neither a tensor nor a plain value")
-        return {_IS: "left out", "type": _kind(value)}
+        if type(value) in (list, tuple):
+            parts = [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]
+            return {_IS: type(value).__name__, "items": parts}
+        return self._mapping(value, path) if type(value) is dict else {_IS: "plain", "value": value}
 
     def _part(self, part: _Part, path: str) -> Encoded:
-        """Encode an entry of a mirror like the original value."""
+        if part is _TOO_MANY:
+            if not self._full:
+                self._full = True
+                self._left_out.append(f"{path} and what comes after it: there are more than {MOST_VALUES:,} values")
+            return {_IS: "left out", "type": part.kind}
         content = part.content() if part.what == "weak" else part.content
         if part.what in ("weak", "left out") and content is None:
             why = "which is neither a tensor nor a plain value" if part.what == "left out" else "which is gone"
@@ -216,8 +195,7 @@ class _Encoder:
             found = _encode_tensor(content, self._left_out, path)
             return found | {"requires_grad": True} if found[_IS] == "tensor" else found
         if part.what == "mapping":
-            found = self._mapping(content, path)
-            return found | {"type": part.kind}
+            return self._mapping(content, path) | {"type": part.kind}
         items = [[name, self.value(item, f"{path}.{name}")] for name, item in content.items()]
         return {_IS: part.what, "type": part.kind, "items": items}
 
@@ -227,23 +205,6 @@ class _Encoder:
             self._left_out.append(f"{path}: {len(value) - len(keys)} entries whose keys are neither text nor numbers")
         items = [[key, self.value(value[key], f"{path}[{key!r}]")] for key in keys]
         return {_IS: "mapping", "type": _kind(value), "items": items}
-
-    def _container(self, value: Any, path: str) -> Encoded | None:
-        match kind_of(value, objects=True):
-            case "mapping":
-                return self._mapping(value, path)
-            case "fields":
-                return self._attributes("fields", value, value._asdict(), path)
-            case "sequence":
-                parts = [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]
-                return {_IS: "tuple" if isinstance(value, tuple) else "list", "items": parts}
-            case "object":
-                return self._attributes("object", value, attributes_of(value), path)
-        return None
-
-    def _attributes(self, kind: str, value: Any, attributes: Mapping[str, object], path: str) -> Encoded:
-        items = [[name, self.value(item, f"{path}.{name}")] for name, item in attributes.items()]
-        return {_IS: kind, "type": _kind(value), "items": items}
 
 
 def _encode_tensor(value: Tensor, left_out: list[str], path: str) -> Encoded:

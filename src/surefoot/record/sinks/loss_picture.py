@@ -15,14 +15,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from surefoot.core.sparkline import SLOTS, scale_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from surefoot.core.sparkline import Slot, SparkCurve
+from surefoot.core.sparkline import SLOTS, Slot, SparkCurve, scale_of
 
 WIDTH, HEIGHT = 480, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from surefoot.core.sparkline import SparkCurve, sparkline
 from surefoot.core.wording import count_of
-from surefoot.record.messages import SINK_DROPPED
+from surefoot.record.messages import SINK_DROPPED, Batch, Event, StepRow
 from surefoot.record.progress_alarms import STALLED
 from surefoot.record.run_folder import report_command
 from surefoot.record.sinks.loss_picture import draw_loss
@@ -20,7 +20,6 @@ from surefoot.record.sinks.loss_picture import draw_loss
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from surefoot.record.messages import Batch, Event, StepRow
 
 _CURVE_CHARACTERS = 40
 _COUNTED = ("skip", "overflow", "spike", "rollback", "alarm", "halt")

@@ -16,19 +16,26 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import require
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.named_values import DIGEST_LENGTH, BatchReader, digest, full_name, sentence, shortened
+from surefoot.record.sinks.named_values import (
+    DIGEST_LENGTH,
+    BatchReader,
+    NamedValues,
+    PlacedItem,
+    digest,
+    full_name,
+    sentence,
+    shortened,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from surefoot.record.messages import Batch
-    from surefoot.record.sinks.named_values import NamedValues, PlacedItem
 
 LONGEST_NAME = 250
 LONGEST_TAG = 5000

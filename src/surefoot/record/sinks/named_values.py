@@ -17,14 +17,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from surefoot.record.messages import Batch, DeviceRow, Event, Histogram, LayerRows, StepRow
 
 COLUMNS = ("loss", "grad_norm", "clip_factor", "lr", "loss_scale", "nonfinite")

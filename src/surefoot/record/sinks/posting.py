@@ -16,15 +16,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from surefoot.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_REDIRECTS = 3
 

@@ -16,13 +16,13 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from surefoot.errors import require
 from surefoot.record.sinks.batch_queue import BatchQueue, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from surefoot.record.messages import Batch, Sink

@@ -15,18 +15,16 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.bins import EDGES
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.named_values import BatchReader, full_name, sentence
+from surefoot.record.sinks.named_values import BatchReader, PlacedItem, Point, full_name, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.named_values import PlacedItem, Point
 
 _numbers = itertools.count()
 

@@ -15,19 +15,17 @@ Not enabled: W&B's console capture, which replaces `sys.stdout`; `settings=wandb
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import UsageError, require
 from surefoot.record.bins import EDGES
 from surefoot.record.sinks.extras import load
-from surefoot.record.sinks.named_values import BatchReader, encodable, full_name, sentence, shortened
+from surefoot.record.sinks.named_values import BatchReader, PlacedItem, Point, encodable, full_name, sentence, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.named_values import PlacedItem, Point
     from surefoot.types import Severity
 
 LONGEST_NAME = 250

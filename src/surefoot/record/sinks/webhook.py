@@ -24,7 +24,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -33,13 +33,10 @@ from surefoot.errors import require
 from surefoot.record.progress_alarms import is_progress_alarm
 from surefoot.record.sinks.message_facts import MessageFacts, SummaryFields
 from surefoot.record.sinks.named_values import encodable
-from surefoot.record.sinks.posting import Address
+from surefoot.record.sinks.posting import Address, PostFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.record.messages import Batch, Event
-    from surefoot.record.sinks.posting import PostFailure
     from surefoot.types import Severity
 
 log = logging.getLogger("surefoot")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,6 @@ from surefoot.replay.locate.frames import is_code_of_user, look
 from surefoot.replay.locate.recorder import OperationRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from surefoot.replay.locate.memory_writes import Memory

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from surefoot.replay.export.captured import Key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from surefoot.replay.export.captured import Ran
+from surefoot.replay.export.captured import Key, Ran
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "__pow__": "**", "pow": "**", "gt": ">", "lt": "<",

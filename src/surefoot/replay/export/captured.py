@@ -6,6 +6,7 @@ becomes are the same value, a tensor before and after `add_` are two.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from surefoot.replay.locate.frames import Place
 
 _LARGEST_KEPT = 2**31

@@ -6,6 +6,7 @@ get much larger: a script shows `relu`, `* 0` and `log`, and stops before the la
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from surefoot.replay.export.shrink import shrink
 from surefoot.replay.export.trial import Patience, TrialResult, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.replay.export.captured import CapturedCalls, Key, Ran
 
 MOST_CALLS = 6

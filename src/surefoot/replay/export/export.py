@@ -13,36 +13,32 @@ Not covered: user code. The backward of a custom `autograd.Function` is written 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.wording import count_of
 from surefoot.errors import UsageError, require
 from surefoot.replay.export.call_recorder import CallRecorder
-from surefoot.replay.export.choose import drafts
+from surefoot.replay.export.choose import Draft, drafts
 from surefoot.replay.export.folder import SCRIPT, clear, fails_alone, usable
 from surefoot.replay.export.script import subject, write
 from surefoot.replay.locate.call import mend
-from surefoot.replay.locate.describe import count
-from surefoot.replay.locate.find import first_bad, result_of, run_step, way_of
+from surefoot.replay.locate.describe import Counts, count
+from surefoot.replay.locate.find import OriginSearch, first_bad, result_of, run_step, way_of
 from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.recorder import OperationRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
     from torch import nn
 
     from surefoot.replay.export.captured import CapturedCalls, Key
-    from surefoot.replay.export.choose import Draft
-    from surefoot.replay.locate.describe import Counts
-    from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
     from surefoot.replay.locate.result import NonFiniteOrigin
 
-    Execute = Callable[[Callable[[Names], OperationRecorder]], OriginSearch]
+Execute: TypeAlias = "Callable[[Callable[[Names], OperationRecorder]], OriginSearch]"
 
 _MOST_OPERATIONS = 12
 """A function with more operations than this is opened: only the failing operation in it is exported."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.keep.checkpoint.tree import STORED_AS_IS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_VALUES = 32
 """A tensor with at most this many values is written into the script."""

@@ -7,6 +7,7 @@ indices are found by bisection, as in delta debugging: parts are kept or removed
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,6 @@ import torch
 from surefoot.replay.export.trial import Patience, TrialResult, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from torch import Tensor
 
     from surefoot.replay.export.program import Program

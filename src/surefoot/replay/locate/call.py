@@ -6,6 +6,7 @@ although the schema does not say so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,15 +16,11 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from surefoot.core.nested import leaves, map_leaves
-from surefoot.replay.locate.describe import count, nonfinite_number
-from surefoot.replay.locate.memory_writes import same_storage
+from surefoot.replay.locate.describe import Counts, count, nonfinite_number
+from surefoot.replay.locate.memory_writes import MemoryWrite, same_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from surefoot.replay.locate.describe import Counts
     from surefoot.replay.locate.frames import Scene
-    from surefoot.replay.locate.memory_writes import MemoryWrite
 
 _OVERWRITES = frozenset(
     (

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.core.wording import count_of
-from surefoot.replay.locate.call import bad_positions
-from surefoot.replay.locate.describe import count, describe
+from surefoot.replay.locate.call import Call, bad_positions
+from surefoot.replay.locate.describe import TensorDescription, count, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from surefoot.replay.locate.call import Call
-    from surefoot.replay.locate.describe import TensorDescription
     from surefoot.replay.locate.memory_writes import MemoryWrite
 
 SOFTMAX = frozenset(

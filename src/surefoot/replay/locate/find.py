@@ -15,6 +15,7 @@ overwrites are bitwise as before, also if the step raises. Compiled modules run 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,10 @@ from surefoot.replay.locate.names import Names
 from surefoot.replay.locate.origins import choose, leads_to, origins, path, unsure
 from surefoot.replay.locate.outcomes import LEVELS, OTHER, StepOutput, find_loss, outcomes_of, was_run
 from surefoot.replay.locate.recorder import OperationRecorder
-from surefoot.replay.locate.result import make_result
+from surefoot.replay.locate.result import NonFiniteOrigin, make_result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
     from surefoot.replay.locate.memory_writes import MemoryWrite
-    from surefoot.replay.locate.result import NonFiniteOrigin
 
 _RECENT_OPERATIONS = 12
 

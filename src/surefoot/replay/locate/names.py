@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.core.nested import nearest_leaves
-from surefoot.replay.locate.describe import describe
+from surefoot.replay.locate.describe import Counts, describe
 from surefoot.replay.locate.frames import is_code_of_user
 from surefoot.replay.locate.memory_writes import MemoryWrite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from surefoot.replay.locate.describe import Counts
 
 _MOST_HELD = 1_000
 _DEEPEST = 4

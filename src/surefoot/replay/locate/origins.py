@@ -14,14 +14,13 @@ the earliest candidate is then used.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from surefoot.replay.locate.call import base_name
 from surefoot.replay.locate.evidence import SOFTMAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from surefoot.replay.locate.find import OriginSearch
     from surefoot.replay.locate.memory_writes import MemoryWrite
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -11,8 +11,6 @@ from surefoot.core.nested import attributes_of, kind_of, leaves
 from surefoot.replay.locate.describe import count, nonfinite_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.replay.locate.memory_writes import MemoryWrite
     from surefoot.replay.locate.names import Names
     from surefoot.replay.locate.recorder import OperationRecorder

@@ -10,28 +10,22 @@ be restored. Not covered: values that leave torch (for example through NumPy) an
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from surefoot.core.operations import OperationMode, autograd_node
 from surefoot.core.save_restore import write
-from surefoot.replay.locate.call import BadInput, make_call, mend
+from surefoot.replay.locate.call import BadInput, Call, make_call, mend
 from surefoot.replay.locate.describe import FINITE, Counts, count, nonfinite_number, values_of
 from surefoot.replay.locate.evidence import inputs_of, is_log_of_mask, notes_on
-from surefoot.replay.locate.frames import look
-from surefoot.replay.locate.memory_writes import MemoryWrite, MemoryWrites
+from surefoot.replay.locate.frames import Place, look
+from surefoot.replay.locate.memory_writes import Memory, MemoryWrite, MemoryWrites, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
-    from torch import nn
-
-    from surefoot.replay.locate.call import Call
-    from surefoot.replay.locate.frames import Place
-    from surefoot.replay.locate.memory_writes import Memory, Phase
     from surefoot.replay.locate.names import Names
 
 _BLANK = frozenset(

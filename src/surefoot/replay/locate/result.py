@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from surefoot.replay.locate.call import base_name
 from surefoot.replay.locate.frames import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.replay.locate.describe import Counts, TensorDescription
     from surefoot.replay.locate.memory_writes import MemoryWrite, Phase
 
@@ -140,30 +139,10 @@ def _shortened(steps: Sequence[str]) -> list[str]:
     return [*steps[:half], f"… {len(steps) - 2 * half} more", *steps[-half:]]
 
 
-class OriginData(TypedDict):
-    """The JSON of a `NonFiniteOrigin`; its fields are described there."""
-
-    op: str
-    phase: Phase
-    module: str
-    file: str
-    line: int
-    function: str
-    source: str
-    numel: int
-    forward_op: str
-    tensor: str
-    path: list[str]
-    outcomes: list[str]
-    notes: list[str]
-    text: str
-    """All of it as a sentence."""
-
-
-def as_data(found: NonFiniteOrigin | None) -> OriginData | None:
-    """The fields that are words and numbers, and the sentence."""
+def as_data(found: NonFiniteOrigin | None) -> dict[str, object] | None:
+    """The fields that are words and numbers, and all of it as a sentence, `text`, for JSON."""
     if found is None:
         return None
-    words = {name: getattr(found, name) for name in OriginData.__annotations__ if name != "text"}
+    words = {each.name: getattr(found, each.name) for each in fields(found) if each.name not in ("counts", "inputs")}
     lists = {name: list(value) for name, value in words.items() if isinstance(value, tuple)}
-    return cast("OriginData", {**words, **lists, "text": str(found)})
+    return {**words, **lists, "text": str(found)}

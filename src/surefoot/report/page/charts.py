@@ -7,20 +7,18 @@ value never changes is shown as text instead of a chart.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from surefoot.report.page.columns import by_part, measured, whole_numbers
-from surefoot.report.page.downsample import kept_with, smoothed
+from surefoot.report.page.downsample import Numbers, kept_with, smoothed
 from surefoot.report.page.encode import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
     from surefoot.report.page.sections import PageChart, PageSeries, Role
 
 _CHARTS = {

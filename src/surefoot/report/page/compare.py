@@ -8,6 +8,7 @@ they recorded. Layer maps and histograms are only on the page of a single run.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,11 @@ from surefoot.report.page.charts import scalar_charts
 from surefoot.report.page.diagnosis import findings_of
 from surefoot.report.page.html import page
 from surefoot.report.page.payload import description_rows, marked_steps, stamp
-from surefoot.report.page.source import read_source
+from surefoot.report.page.source import RunFolder, read_source
 from surefoot.report.page.summary import head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from surefoot.report.page.sections import ComparedRun, Head, PageChart
-    from surefoot.report.page.source import RunFolder
 
 _MOST_RUNS = 12
 """Curves of more runs cannot be distinguished in one chart."""

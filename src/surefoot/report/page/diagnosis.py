@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from surefoot.report.page.sections import FindingCard
 
 _SEVERITIES = ("error", "warning", "info")

@@ -7,12 +7,10 @@ values, followed by a running mean: a single bad value does not bend it, and it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

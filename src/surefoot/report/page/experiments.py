@@ -7,6 +7,7 @@ come from another version or have been edited, so whatever does not fit is ignor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,6 @@ import numpy as np
 from surefoot.report.page.charts import one_series
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from surefoot.report.page.sections import ExperimentRow, ExperimentSection, PageChart, PageSeries
 
 MOST_CURVES = 6

@@ -8,6 +8,7 @@ small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,6 @@ from surefoot.report.page.encode import packed
 from surefoot.report.page.layer_maps import time_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
     from surefoot.report.page.downsample import Numbers

@@ -10,18 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from surefoot.core.files import write_file
 from surefoot.report.page.encode import embedded
 from surefoot.report.page.payload import sections, stamp
 from surefoot.report.page.source import read_source
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCRIPTS = (
     "elements.js",

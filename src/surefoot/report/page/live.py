@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.record.follow import RunFollower
+from surefoot.record.follow import News, RunFollower
 from surefoot.record.rank_file import rank_folders
 from surefoot.report.page.encode import as_text
 from surefoot.report.page.payload import sections
@@ -22,7 +22,6 @@ from surefoot.report.page.source import RunFolder, describe_rank, merged_finding
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.record.follow import News
     from surefoot.record.messages import Event
     from surefoot.report.page.sections import RankRow
 

@@ -6,6 +6,7 @@ A live page requests the sections that changed, a written page contains all of t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.redaction import Redactor
@@ -19,8 +20,6 @@ from surefoot.report.page.rank_maps import rank_maps
 from surefoot.report.page.summary import event_cards, head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
-
     from surefoot.record.messages import Event
     from surefoot.report.page.sections import EventRow, EventSection
     from surefoot.report.page.source import RunFolder

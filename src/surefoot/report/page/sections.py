@@ -1,16 +1,16 @@
 """The data of the page, section by section, as written by Python and read by the page's scripts.
 
-Each section is plain JSON, declared as a `TypedDict`, so that a misspelled key is a type error. A class whose name
-begins with an underscore contains the optional keys. Numbers in columns keep six digits; non-finite values are strings
-(`"nan"`, `"inf"`), because JSON has no such numbers (see `encode`).
+Each section is plain JSON, declared as a `TypedDict`, so that a misspelled key is a type error. Numbers in columns keep
+six digits; non-finite values are strings (`"nan"`, `"inf"`), because JSON has no such numbers (see `encode`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing_extensions import NotRequired
 
 Column: TypeAlias = "list[float | int | str]"
 """Numbers of the page; non-finite values are strings."""
@@ -18,12 +18,7 @@ Role: TypeAlias = Literal["raw", "smooth", "line", "clipped"]
 """How a series is drawn."""
 
 
-class _SeriesOptions(TypedDict, total=False):
-    constant: bool
-    """Whether the value never changes. Used only while the chart is built."""
-
-
-class PageSeries(_SeriesOptions):
+class PageSeries(TypedDict):
     """One curve of a chart."""
 
     name: str
@@ -31,14 +26,11 @@ class PageSeries(_SeriesOptions):
     role: Role
     x: list[int]
     y: Column
+    constant: NotRequired[bool]
+    """Whether the value never changes. Used only while the chart is built."""
 
 
-class _ChartOptions(TypedDict, total=False):
-    flat: float | int | str
-    """The only value of a chart whose series never change, shown as text."""
-
-
-class PageChart(_ChartOptions):
+class PageChart(TypedDict):
     """A line chart over the steps."""
 
     id: str
@@ -47,6 +39,8 @@ class PageChart(_ChartOptions):
     caption: str
     log: bool
     series: list[PageSeries]
+    flat: NotRequired[float | int | str]
+    """The only value of a chart whose series never change, shown as text."""
 
 
 class MapCells(TypedDict):
@@ -122,21 +116,18 @@ class EventCard(TypedDict):
     count: int
 
 
-class _EventOptions(TypedDict, total=False):
-    cause: str
-    action: str
-    part: str
-    time: float
-    evidence: Mapping[str, object]
-
-
-class EventRow(_EventOptions):
+class EventRow(TypedDict):
     """One event of the list."""
 
     event: str
     step: int | None
     summary: str
     severity: str
+    cause: NotRequired[str]
+    action: NotRequired[str]
+    part: NotRequired[str]
+    time: NotRequired[float]
+    evidence: NotRequired[Mapping[str, object]]
 
 
 class EventSection(TypedDict):
@@ -146,20 +137,17 @@ class EventSection(TypedDict):
     list: list[EventRow]
 
 
-class _TileOptions(TypedDict, total=False):
-    unit: Literal["count", "share", "seconds"]
-    """How the number is formatted; without it, with three digits."""
-    step: int
-    """The step that the tile links to."""
-    bad: bool
-    """Whether the value is shown as an error."""
-
-
-class Tile(_TileOptions):
+class Tile(TypedDict):
     """A number at the top of the page, with its name."""
 
     name: str
     value: float | int | str
+    unit: NotRequired[Literal["count", "share", "seconds"]]
+    """How the number is formatted; without it, with three digits."""
+    step: NotRequired[int]
+    """The step that the tile links to."""
+    bad: NotRequired[bool]
+    """Whether the value is shown as an error."""
 
 
 class KeptStep(TypedDict):

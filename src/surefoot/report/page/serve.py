@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,6 @@ from surefoot.report.page.html import page, policy
 from surefoot.report.page.live import LiveRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 DEFAULT_PORT = 8765

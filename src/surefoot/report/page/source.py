@@ -7,6 +7,7 @@ of the first rank. A folder of `surefoot bisect` is represented by its baseline,
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,10 @@ from surefoot.diagnose.merged import diagnose_ranks
 from surefoot.errors import UsageError
 from surefoot.record.rank_file import rank_folders
 from surefoot.record.rank_table import RankTable, read_rank_table
-from surefoot.record.reading import RunTables, load_run
+from surefoot.record.reading import RunTables, is_run_folder, load_run
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from surefoot.report.page.sections import RankRow
 
 
@@ -51,10 +50,10 @@ def read_source(folder: str | Path) -> RunFolder:
         findings = read_json(top / "findings.json")
         return replace(read_source(top / "baseline"), folder=top, findings=findings, experiments=bisected)
     ranks = rank_folders(top)
-    if any(map(_is_recorded, ranks)):
-        return _source_of_ranks(top, [rank for rank in ranks if _is_recorded(rank)])
+    if any(map(is_run_folder, ranks)):
+        return _source_of_ranks(top, [rank for rank in ranks if is_run_folder(rank)])
     path = ranks[0] if ranks else top
-    if not _is_recorded(path):
+    if not is_run_folder(path):
         raise UsageError(
             f"{path} has neither telemetry/ nor run.json: either it is not a run folder, or the run was killed before "
             "it wrote anything. `surefoot serve` waits for a run that has yet to begin."
@@ -84,11 +83,6 @@ def shown_rank(ranks: Sequence[Path], findings: Mapping[str, Any] | None) -> Pat
     main = serious(findings_of(findings))[:1]
     number = main[0].get("evidence", {}).get("rank") if main else None
     return next((path for path in ranks if path.name == f"rank{number}"), ranks[0])
-
-
-def _is_recorded(path: Path) -> bool:
-    """Whether a run was recorded here: its log, or at least its description."""
-    return (path / "telemetry").is_dir() or (path / "events.jsonl").is_file() or (path / "run.json").is_file()
 
 
 def describe_rank(folder: Path) -> RankRow:

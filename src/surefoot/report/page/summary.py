@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from surefoot.report.page.encode import number
 from surefoot.report.recent_events import is_alarm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
     from surefoot.record.messages import Event

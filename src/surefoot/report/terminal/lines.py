@@ -8,6 +8,7 @@ If the stream does not support block characters, everything is ASCII.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,8 +16,6 @@ from surefoot.core.sparkline import sparkline
 from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.text import Text
 
     from surefoot.report.part_view import PartView

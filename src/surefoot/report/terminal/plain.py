@@ -8,14 +8,13 @@ ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from surefoot.record.messages import Event
     from surefoot.report.part_view import PartView
     from surefoot.report.run_view import RunView

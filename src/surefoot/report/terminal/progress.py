@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from surefoot.report.terminal.plain import PlainLines, summary
 from surefoot.report.terminal.status_lines import StatusLines, terminal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from surefoot.record.messages import Batch, Event
 
 _logger = logging.getLogger("surefoot")

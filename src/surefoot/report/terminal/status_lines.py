@@ -16,10 +16,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _WHOLE_SCREEN = "\x1b[r"

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN
 from surefoot.errors import UsageError
-from surefoot.record.messages import Batch, StepRow
+from surefoot.record.messages import Batch, Event, StepRow
 from surefoot.report.page.source import merged_findings
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
@@ -30,13 +31,10 @@ from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule
 from surefoot.report.terminal.plain import PlainLines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.console import Console
     from rich.text import Text
 
     from surefoot.record.follow import RunFollower
-    from surefoot.record.messages import Event
 
 _READ_SECONDS = 0.5
 _PAUSE_FACTOR = 4
