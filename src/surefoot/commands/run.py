@@ -424,6 +424,7 @@ class RunSession:
                     "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
                 )
             return
+        from surefoot.core.console import takes_colour, wrapped_for
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
         from surefoot.record.facts import RunDescription
@@ -436,9 +437,8 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
-        print_line(as_text(diagnosis, self._folder.shown))
+        print_line(as_text(diagnosis, self._folder.shown, takes_colour(stream())))
         if facts.guard is not None:
-            from surefoot.core.console import wrapped_for
             from surefoot.watch.guard import in_words
 
             print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
