@@ -2,7 +2,7 @@
 
     python examples/trainer_accelerate.py
 
-Needs `pip install surefoot[accelerate]`. Runs offline on a CPU.
+Needs `pip install -e ".[accelerate]"`. Runs offline on a CPU.
 """
 
 from __future__ import annotations

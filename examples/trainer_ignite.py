@@ -2,7 +2,7 @@
 
     python examples/trainer_ignite.py
 
-Needs `pip install surefoot[ignite]`. Runs offline on a CPU.
+Needs `pip install -e ".[ignite]"`. Runs offline on a CPU.
 """
 
 from __future__ import annotations

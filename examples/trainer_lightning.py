@@ -2,7 +2,7 @@
 
     python examples/trainer_lightning.py
 
-Needs `pip install surefoot[lightning]`. Runs offline on a CPU.
+Needs `pip install -e ".[lightning]"`. Runs offline on a CPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/trainer_ray.py
 
-Needs `pip install surefoot[ray]`. Runs offline on a CPU.
+Needs `pip install -e ".[ray]"`. Runs offline on a CPU.
 """
 
 from __future__ import annotations

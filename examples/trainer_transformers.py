@@ -2,7 +2,7 @@
 
     python examples/trainer_transformers.py
 
-Needs `pip install surefoot[transformers]`. Runs offline on a CPU.
+Needs `pip install -e ".[transformers]"`. Runs offline on a CPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/trainer_trl.py
 
-Needs `pip install surefoot[trl]`. Runs offline on a CPU: the model and its tokenizer are made here.
+Needs `pip install -e ".[trl]"`. Runs offline on a CPU: the model and its tokenizer are made here.
 """
 
 from __future__ import annotations

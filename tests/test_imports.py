@@ -176,3 +176,12 @@ def test_every_optional_package_is_installed_for_development_in_a_pinned_version
     pinned = re.findall(r"^([\w-]+)==", (CHECKOUT / "constraints.txt").read_text(), re.MULTILINE)
     needed = [re.match(r"[\w-]+", line)[0] for lines in (project["dependencies"], *extras.values()) for line in lines]
     assert set(needed) - {"surefoot"} == set(pinned)
+
+
+def test_a_name_of_build_that_is_looked_for_in_surefoot_is_found() -> None:
+    import torch  # noqa: F401 (without torch, the question must not import it)
+
+    with pytest.raises(AttributeError, match=r"no attribute 'masked_softmax'; use `surefoot\.build\.masked_softmax`"):
+        surefoot.masked_softmax  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        surefoot.nonsense  # noqa: B018

@@ -14,6 +14,7 @@ declares the same names for type checkers.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 from surefoot.core import end_of_run, version
@@ -79,9 +80,16 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULE_OF:
         value = getattr(import_module(_MODULE_OF[name]), name)
     else:
-        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}{_in_build(name)}")
     globals()[name] = value
     return value
+
+
+def _in_build(name: str) -> str:
+    """The way out for a name that is in `surefoot.build` only."""
+    if name.startswith("_") or "torch" not in sys.modules:  # a question such as `hasattr` must not import torch
+        return ""
+    return f"; use `surefoot.build.{name}`" if hasattr(import_module("surefoot.build"), name) else ""
 
 
 def _conclude(folder: Path) -> tuple[str, str]:

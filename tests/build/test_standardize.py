@@ -96,7 +96,7 @@ def test_nan_is_refused_by_column_unless_a_policy_says_otherwise():
         result = fitted(data)
         assert bool(result[3, 1].isnan()) == (policy == "ignore")
         assert policy == "ignore" or float(result[3, 1]) == 0.0
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN or Inf"):
         clean(data)
 
 

@@ -14,7 +14,7 @@ from surefoot.keep.checkpoint.storage import STATE
 @pytest.fixture
 def folder(tmp_path):
     with sf.CheckpointManager(tmp_path / "run", every_steps=None) as manager:
-        manager.save({"weight": torch.zeros(3)}, 10, metric=0.5, blocking=True)
+        manager.save({"weight": torch.zeros(3)}, 10, metric=-1.71106e-05, blocking=True)
         manager.save({"weight": torch.full((3,), torch.nan)}, 20, blocking=True)
     return tmp_path / "run"
 
@@ -24,7 +24,7 @@ def test_every_checkpoint_is_listed_with_what_it_is_good_for(command, folder):
     newest, older = answer.out.splitlines()
     assert newest.split()[:3] == ["step", "20", "evidence"]
     assert older.split()[:3] == ["step", "10", "good"]
-    assert "metric 0.5 (best)" in older
+    assert "metric -1.7111e-05 (best)" in older
     assert max(map(len, (newest, older))) <= 80
 
 

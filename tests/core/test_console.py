@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.core.console import progress_bar, result_console, wrapped_for
+from surefoot.core.console import progress_bar, result_console, takes_colour, wrapped_for
 
 FILES = [path for path in sorted(Path(surefoot.__file__).parent.rglob("*.py")) if "zoo" not in path.parts]
 
@@ -15,6 +15,29 @@ FILES = [path for path in sorted(Path(surefoot.__file__).parent.rglob("*.py")) i
 def test_where_there_is_no_terminal_lines_are_not_broken_at_80_columns(capsys):
     result_console().print("x" * 150)
     assert capsys.readouterr().out == "x" * 150 + "\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "variables", "takes"),
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+        (None, {}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them_and_users_who_want_them(monkeypatch, stream, variables, takes):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert takes_colour(stream) is takes
 
 
 def test_a_name_between_colons_is_no_emoji(capsys):

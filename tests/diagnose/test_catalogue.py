@@ -158,6 +158,10 @@ def test_a_misspelt_code_finds_the_one_that_was_meant(typed, meant):
     assert meant in nearest_codes(typed)
 
 
+def test_a_word_unlike_any_code_finds_none():
+    assert nearest_codes("nonsense.code") == []
+
+
 def test_nonsense_finds_nothing():
     assert nearest_codes("") == []
     assert nearest_codes("zzzzqqqq") == []

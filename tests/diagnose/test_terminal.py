@@ -23,6 +23,14 @@ def test_the_first_findings_are_shown_and_the_rest_is_counted() -> None:
     assert "Or that." not in text
 
 
+def test_verdict_and_severity_are_coloured_where_that_is_asked_for() -> None:
+    held = Diagnosis("broken", 10, (finding("lr.too-high", "warning"),))
+    for text in (as_text(held, "runs/a", colour=True), as_full_text(held, "runs/a", colour=True)):
+        assert "\x1b[1;31mbroken\x1b[0m · 10 steps" in text
+        assert "  \x1b[1;33mwarning\x1b[0m · \x1b[1mlr.too-high\x1b[0m · 0.90" in text
+    assert "\x1b" not in as_text(held, "runs/a") + as_full_text(held, "runs/a")
+
+
 def test_everything_is_shown_in_full() -> None:
     held = Finding(
         "lr.too-high",

@@ -111,7 +111,7 @@ def test_a_framework_that_is_missing_is_one_clear_error(monkeypatch):
         monkeypatch.delitem(vars(sf.trainers), name, raising=False)
         monkeypatch.setitem(sys.modules, name, None)
         assert not hasattr(sf.trainers, name)
-        with pytest.raises(AttributeError, match=rf"needs {name}.*pip install 'surefoot\[{name}\]'"):
+        with pytest.raises(AttributeError, match=rf"needs {name}.*pip install -e '\.\[{name}\]'"):
             getattr(sf.trainers, name)
     assert not set(sf.trainers.FRAMEWORKS) & set(dict(inspect.getmembers(sf.trainers)))
 

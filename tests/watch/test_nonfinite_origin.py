@@ -56,6 +56,20 @@ def test_a_result_that_is_not_finite_betrays_an_operation_that_keeps_nothing_els
     assert (found.kind, found.op.lower(), found.nan) == ("operation", name, 1)
 
 
+NORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "layer norm": (lambda x: torch.nn.functional.layer_norm(x, (16,)), "NativeLayerNorm"),
+    "group norm": (lambda x: torch.nn.functional.group_norm(x, 2), "NativeGroupNorm"),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_layer_whose_variance_overflows_made_the_nan_and_not_the_data(name: str) -> None:
+    normalise, op = NORMS[name]
+    values = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)) * 1e27
+    found = origin(normalise(values.requires_grad_() * 1).sum())
+    assert (found.kind, found.op) == ("operation", op)
+
+
 def test_the_first_of_two_culprits_is_named() -> None:
     value = weights(-1.0) * 1
     assert origin((value.log() / (weights(0.0) * 1)).sum()).op == "Log"

@@ -110,7 +110,8 @@ def test_a_part_of_a_name_is_enough_if_only_one_script_has_it(tmp_path):
         (["diagnose"], "none found below runs/. Pass the folder of a run."),
         (["nonsense"], "No such command 'nonsense'"),
         (["run"], "no script given"),
-        (["run", "--nonsense", "x.py"], "unknown option --nonsense"),
+        (["run", "--nonsense", "x.py"], "unknown option --nonsense; options of the script come after the script"),
+        (["run", "--gard", "x.py"], "unknown option --gard; did you mean --guard?"),
         (["run", "--out"], "--out needs a folder"),
     ],
 )

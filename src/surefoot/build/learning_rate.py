@@ -73,6 +73,4 @@ def suggest_lr(optimizer: Optimizer | type[Optimizer] | str, task: Task) -> LRSu
     try:
         return _TABLE[family, task]
     except KeyError:
-        raise ValueError(
-            f"No documented range for {name} on {task!r}: such recipes use Adam. Ask for 'adam'."
-        ) from None
+        raise ValueError(f"No documented range for {name} on {task!r}: such recipes use Adam. Pass 'adam'.") from None

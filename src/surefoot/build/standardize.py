@@ -22,6 +22,7 @@ from torch import Tensor
 
 from surefoot.core.formats import STANDARDIZER
 from surefoot.core.settings import shown
+from surefoot.core.wording import count_of
 from surefoot.errors import require
 
 Array = Tensor | np.ndarray
@@ -221,6 +222,6 @@ def _refuse_nonfinite(finite: Tensor) -> None:
     if bool(bad.any()):
         columns = bad.nonzero().flatten().tolist()
         raise ValueError(
-            f"{int(bad.sum())} values are NaN or infinite, in features {columns[:10]}. "
-            "Clean them, or choose `nan='ignore'` (they stay) or `nan='fill'` (they become the mean)."
+            f"The data contains NaN or Inf ({count_of(int(bad.sum()), 'value')}) in features {columns[:10]}. "
+            "Clean it, or choose `nan='ignore'` (they stay) or `nan='fill'` (they become the mean)."
         )

@@ -35,7 +35,7 @@ def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder
     newest_first = complete_steps(steps)
     best = by_metric(newest_first)[:1]
     for listing in [*newest_first, *(each for each in steps if not each.whole)]:
-        typer.echo(f"step {listing.step:>10,}  {_REST}" if listing in rests else _line(listing, listing in best))
+        typer.echo(f"step {listing.step:>8,}  {_REST}" if listing in rests else _line(listing, listing in best))
 
 
 @app.command()
@@ -97,12 +97,12 @@ def _line(listing: CheckpointListing, best: bool) -> str:
     """One checkpoint in one line, of at most 80 columns."""
     from surefoot.report.terminal.formatting import size as size_in_words
 
-    name = f"step {listing.step:>10,}"
+    name = f"step {listing.step:>8,}"
     if listing.fault is not None:
         return f"{name}  incomplete: {listing.fault}"
     kind = "good" if listing.good else "evidence" if listing.aside or not listing.finite else "near an alarm"
     count, size = len(listing.paths), sum(manifest.bytes for manifest in listing.manifests.values())
     parts = f"  {count} parts" if count != 1 else ""
-    metric = "" if listing.metric is None else f"  metric {listing.metric:.6g}{' (best)' * best}"
+    metric = "" if listing.metric is None else f"  metric {listing.metric:.5g}{' (best)' * best}"
     saved_at = listing.first.saved_at.replace("T", " ")[:16]
-    return f"{name}  {kind:<9} {size_in_words(size):>8}  {saved_at} UTC{metric}{parts}"
+    return f"{name}  {kind:<8}{size_in_words(size):>8}  {saved_at} UTC{metric}{parts}"

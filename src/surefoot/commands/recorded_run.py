@@ -56,13 +56,17 @@ def diagnose(
     json: bool = typer.Option(False, "--json", help="Print JSON to stdout."),
 ) -> None:
     """Diagnose a recorded run, with all evidence."""
+    from surefoot.core.console import takes_colour
     from surefoot.diagnose.engine import judge_folder
     from surefoot.diagnose.terminal import as_full_text
     from surefoot.record.run_folder import as_json
 
     folder = _chosen(folder)
     diagnosis, description = judge_folder(folder)
-    typer.echo(as_json(diagnosis.as_json(), indent=2) if json else as_full_text(diagnosis, str(folder)))
+    if json:
+        typer.echo(as_json(diagnosis.as_json(), indent=2))
+    else:
+        typer.echo(as_full_text(diagnosis, str(folder), takes_colour(sys.stdout)))
     if not json and description.exit_code is None:
         why = "" if diagnosis.verdict == "unknown" else "; the run was killed, or is still running"
         by_log = diagnosis.saved_steps is not None

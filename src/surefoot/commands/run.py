@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 USAGE = (
     "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] "
-    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...]   "
-    "or: surefoot run [...] -m MODULE [ARGS...]"
+    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...], or with -m MODULE instead of SCRIPT"
 )
 
 OPTIONS = {
@@ -86,10 +85,18 @@ def parse(arguments: list[str]) -> Request | str | None:
         elif word == "--" and waiting:
             return _request(Target(waiting[0], tuple(waiting[1:])), given)
         elif word.startswith("-") and word != "-":
-            return f"unknown option {word}; options come before the script. {USAGE}"
+            return _unknown(name)
         else:
             return _request(Target(word, tuple(waiting)), given)
     return f"no script given. {USAGE}"
+
+
+def _unknown(option: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(option, OPTIONS, n=1)
+    meant = f"did you mean {near[0]}?" if near else "options of the script come after the script."
+    return f"unknown option {option}; {meant} {USAGE}"
 
 
 def _request(target: Target, given: dict[str, str]) -> Request | str:
@@ -140,7 +147,9 @@ def main(arguments: list[str]) -> NoReturn:
 
         answer(["run", "--help"])
     if isinstance(request, str):
-        print(f"surefoot run: {request}", file=sys.stderr)
+        from surefoot.core.console import wrapped_for
+
+        print(wrapped_for(sys.stderr, f"surefoot run: {request}"), file=sys.stderr)
         sys.exit(2)
     if words := misplaced(request.target):
         print_line(words)
@@ -415,6 +424,7 @@ class RunSession:
                     "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
                 )
             return
+        from surefoot.core.console import takes_colour, wrapped_for
         from surefoot.diagnose.engine import diagnose
         from surefoot.diagnose.terminal import as_text
         from surefoot.record.facts import RunDescription
@@ -427,9 +437,8 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
-        print_line(as_text(diagnosis, self._folder.shown))
+        print_line(as_text(diagnosis, self._folder.shown, takes_colour(stream())))
         if facts.guard is not None:
-            from surefoot.core.console import wrapped_for
             from surefoot.watch.guard import in_words
 
             print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))

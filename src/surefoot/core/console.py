@@ -6,6 +6,7 @@ emoji enabled. Texts may contain rich's markup, such as `[bold]`; the caller mus
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from typing import TYPE_CHECKING, TextIO
@@ -21,6 +22,14 @@ def result_console(plain_width: int = 160) -> Console:
 
     console = Console(emoji=False)
     return console if console.is_terminal else Console(width=plain_width, emoji=False)
+
+
+def takes_colour(stream: TextIO) -> bool:
+    """Whether colours may be written to the stream: a terminal that has them, and `NO_COLOR` is not set."""
+    try:
+        return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # none at all, or closed
+        return False
 
 
 def wrapped_for(stream: TextIO, words: str) -> str:

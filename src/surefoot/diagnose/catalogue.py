@@ -407,7 +407,8 @@ _CAUSES = (
         "An attention layer outputs NaN, often only for a few batches.",
         "A softmax gets a row in which every value is minus infinity, which gives 0 / 0.",
         "data.nonfinite-input loss.undefined-op precision.fp16-overflow",
-        "Use `surefoot.build.masked_softmax`, which returns zeros for such a row, or let every token attend to itself.",
+        "Use `surefoot.build.masked_softmax(scores, keep)`, which returns zeros for such a row, or let every token "
+        "attend to itself.",
         "Fill masks with a large negative number instead of minus infinity (`surefoot.build.mask_fill_value`).",
         "Remove empty sequences from the data.",
     ),
@@ -1096,7 +1097,7 @@ CATALOGUE: dict[str, Cause] = {cause.code: cause for cause in _CAUSES}
 
 def nearest_codes(code: str, count: int = 3) -> list[str]:
     """The codes most like one that does not exist; a part of a code finds those that contain it."""
-    close = difflib.get_close_matches(code, CATALOGUE, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(code, CATALOGUE, n=count)
     partly = [known for known in CATALOGUE if code and code.lower() in known]
     by_name = difflib.get_close_matches(code.split(".")[-1], [known.split(".")[1] for known in CATALOGUE], n=count)
     named = [known for known in CATALOGUE if known.split(".")[1] in by_name]

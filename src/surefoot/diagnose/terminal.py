@@ -15,15 +15,19 @@ SHOWN = 3
 """The number of findings at the end of a run; `surefoot diagnose` prints all."""
 
 
-def as_text(diagnosis: Diagnosis, folder: str) -> str:
+_COLOURS = {"healthy": 32, "unstable": 33, "broken": 31, "error": 31, "warning": 33}
+"""The colours of verdicts and severities in a terminal: green, yellow, red."""
+
+
+def as_text(diagnosis: Diagnosis, folder: str, colour: bool = False) -> str:
     """The verdict, the most important findings, and where the rest is."""
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     steps = count_of(diagnosis.steps, "step")
-    lines = ["", f"surefoot: {diagnosis.verdict} · {steps} · {folder}"]
+    lines = ["", f"surefoot: {_painted(diagnosis.verdict, colour)} · {steps} · {folder}"]
     if diagnosis.verdict == "unknown":
         lines.extend(_wrapped("  ", diagnosis.summary))
     for finding in serious[:SHOWN]:
-        lines.extend(_lines(finding))
+        lines.extend(_lines(finding, colour))
     if len(serious) > SHOWN:
         lines.append(f"  … and {len(serious) - SHOWN} more: surefoot diagnose {folder}")
     remarks = [finding for finding in diagnosis.findings if finding.severity == "info"]
@@ -33,17 +37,17 @@ def as_text(diagnosis: Diagnosis, folder: str) -> str:
     return "\n".join(lines)
 
 
-def as_full_text(diagnosis: Diagnosis, folder: str = "") -> str:
+def as_full_text(diagnosis: Diagnosis, folder: str = "", colour: bool = False) -> str:
     """The verdict and every finding, with its evidence and all its fixes."""
     steps = count_of(diagnosis.steps, "step")
-    lines = [" · ".join(filter(None, (diagnosis.verdict, steps, folder)))]
+    lines = [" · ".join(filter(None, (_painted(diagnosis.verdict, colour), steps, folder)))]
     if diagnosis.verdict == "unknown":
         lines.extend(_wrapped("  ", diagnosis.summary))
     elif diagnosis.left_out:
         lines.extend(_wrapped("  ", diagnosis.left_out))
     for finding in diagnosis.findings:
         lines.append("")
-        lines.extend(_head(finding))
+        lines.extend(_head(finding, colour))
         evidence = {  # the source is shown below the place
             key: value for key, value in finding.evidence.items() if key != "source" and value is not None
         }
@@ -73,12 +77,17 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _lines(finding: Finding) -> list[str]:
-    return [*_head(finding), *(_wrapped("    Fix: ", finding.fixes[0]) if finding.fixes else [])]
+def _painted(word: str, colour: bool) -> str:
+    return f"\x1b[1;{_COLOURS[word]}m{word}\x1b[0m" if colour and word in _COLOURS else word
 
 
-def _head(finding: Finding) -> list[str]:
-    lines = [f"  {finding.severity} · {finding.cause} · {finding.confidence:.2f}"]
+def _lines(finding: Finding, colour: bool) -> list[str]:
+    return [*_head(finding, colour), *(_wrapped("    Fix: ", finding.fixes[0]) if finding.fixes else [])]
+
+
+def _head(finding: Finding, colour: bool) -> list[str]:
+    cause = f"\x1b[1m{finding.cause}\x1b[0m" if colour else finding.cause
+    lines = [f"  {_painted(finding.severity, colour)} · {cause} · {finding.confidence:.2f}"]
     lines.extend(_wrapped("    ", finding.summary))
     at = [] if finding.step is None else [f"step {finding.step:,}"]
     shown = [*at, *finding.where[:4]]

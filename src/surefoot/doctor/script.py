@@ -53,7 +53,8 @@ def examine_script(path: Path, seconds: float) -> Examination:
         + ("" if whole else f" and was interrupted after {seconds:g} s")
     ]
     if found.steps < _ENOUGH_STEPS:
-        notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed; increase --seconds")
+        more = "" if whole else "; increase --seconds"
+        notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed{more}")
     if whole and found.verdict == "unknown":
         notes.append(found.summary)
     return Examination(tuple(_checks(found)), time.monotonic() - started, tuple(notes))

@@ -24,6 +24,7 @@ import torch
 
 from surefoot.core.random_state import read_streams
 from surefoot.core.settings import is_whole, shown
+from surefoot.core.wording import count_of
 from surefoot.errors import CheckpointError, UsageError, require
 from surefoot.guard.data_loop import DataLoop
 from surefoot.guard.repeating import Repeats
@@ -340,8 +341,8 @@ def placed_parts(run_state: RunState, parts: SavedParts) -> Any:
         return whole_tensors(tree)
     if not parts.same_ranks and _is_inside_window(tree):
         raise CheckpointError(
-            f"the checkpoint was saved by {parts.count} process(es) in the middle of an accumulation window, and each "
-            "process has its own gradients. Start the same number of processes, or load a step that was saved between "
+            f"the checkpoint was saved by {count_of(parts.count, 'rank')} in the middle of an accumulation window, and "
+            "each rank has its own gradients. Start the same number of ranks, or load a step that was saved between "
             "two windows."
         )
     if parts.is_new_rank:

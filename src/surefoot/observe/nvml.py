@@ -1,6 +1,6 @@
 """Readings of the NVIDIA driver: memory, temperature, power, clocks, ECC errors, throttling, XID errors.
 
-They come from `nvidia-ml-py` (`pip install surefoot[nvml]`), which queries the driver and never the CUDA context:
+They come from `nvidia-ml-py` (`pip install -e ".[nvml]"`), which queries the driver and never the CUDA context:
 nothing here waits for the device or uses its memory. If the package, the driver, the permission or the sensor is
 missing, the reading is missing, and nothing is logged. A device is found by its UUID in torch, so that index 0 is the
 right card for any `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`. A MIG slice provides its memory and little else.

@@ -24,7 +24,9 @@ def __getattr__(name: str) -> Any:
             if (error.name or "surefoot").startswith("surefoot"):
                 raise
             # Not an ImportError: `hasattr` and `inspect.getmembers` must work where a framework is not installed.
-            raise AttributeError(f"sf.trainers.{name} needs {error.name}: pip install 'surefoot[{name}]'") from error
+            raise AttributeError(
+                f"sf.trainers.{name} needs {error.name}. In the checkout of surefoot, run `pip install -e '.[{name}]'`."
+            ) from error
     raise AttributeError(f"module 'surefoot.trainers' has no attribute {name!r}; it has {', '.join(FRAMEWORKS)}")
 
 

@@ -8,6 +8,7 @@ outside the graph (data), or an operation outside its domain.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from surefoot.watch.parameter_registry import ParameterRegistry
 
-_RESULTS = ("result", "result0", "result1", "out", "output", "logsumexp", "result_", "attn_weight")
+_RESULT = re.compile(r"result\d*_?|out|output|log_?sumexp|attn_weight")
+"""The names under which operations save their own results; `result2` of a norm layer is its inverse spread."""
 _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select", "Slice", "Index", "Cat", "Stack",
            "Mm", "Addmm", "Bmm", "Convolution", "T", "Transpose", "Permute", "Squeeze", "Unsqueeze", "Rsub",
            "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Relu", "Threshold", "NllLoss", "Abs"}  # fmt: skip
@@ -107,8 +109,8 @@ def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] 
     for node in order:
         op = graph.op(node)
         held = graph.saved(node)
-        made = next((value for name, value in held.items() if name in _RESULTS and not _finite(value)), None)
-        given = {name: value for name, value in held.items() if name not in _RESULTS}
+        made = next((value for name, value in held.items() if _RESULT.fullmatch(name) and not _finite(value)), None)
+        given = {name: value for name, value in held.items() if not _RESULT.fullmatch(name)}
         bad_given = {name: value for name, value in given.items() if not _finite(value) and not _is_mask(value)}
         outside = next(
             (pair for pair in bad_given.items() if pair[1].grad_fn is None and not pair[1].requires_grad), None

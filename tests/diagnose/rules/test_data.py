@@ -134,6 +134,14 @@ def test_large_inputs_in_a_run_that_fails_are_unscaled() -> None:
     assert claim.step == 0
 
 
+def test_images_of_bytes_are_to_be_divided_by_255() -> None:
+    images = model_pass(size=80.0, inputs=[described(0.0, 255.0, shape=[32, 3, 8, 8])])
+    claim = data.unscaled_input(run([0.69] * 100, sampled_steps=[look(0, passes=[images])]))
+    assert claim is not None
+    assert "images with values from 0 to 255" in claim.summary
+    assert claim.fixes == ("Divide the images by 255 before they reach `net`.",)
+
+
 def test_large_inputs_are_fine_where_the_run_learns() -> None:
     assert data.unscaled_input(run(falling(), sampled_steps=[look(0, passes=[model_pass(size=800.0)])])) is None
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import SITE, look, run
+from surefoot.diagnose.rules import loss_domain
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ def test_a_root_of_zero_has_a_finite_loss_and_an_infinite_gradient(watch: Nurser
     assert found.evidence["backward"]["op"].lower().startswith("sqrt")
     assert found.evidence["loss_finite"]
     assert found.fixes[0].startswith("Add an eps under the root, for example `(x + 1e-8).sqrt()`")
+
+
+def test_of_several_operations_on_a_line_the_one_closest_to_its_edge_is_named() -> None:
+    risky = [{"op": "sqrt", "site": SITE, "nearest_zero": 0.01}, {"op": "div", "site": SITE, "nearest_zero": 0.1}]
+    event = {"event": "nonfinite-gradient", "step": 31, "parameters": ["emb.weight"], "loss_finite": True}
+    claim = loss_domain.undefined_op(run(sampled_steps=[look(0, notes={"risky": risky})], events=[event]))
+    assert claim is not None
+    assert f"the input of sqrt at {SITE} came closest" in claim.summary
+    assert "(distance 0.01)" in claim.summary
+    assert claim.fixes[0].startswith("Add an eps under the root")
 
 
 def test_the_fix_for_the_logarithm_of_a_probability_that_underflows_is_one_for_logarithms(watch: Nursery) -> None:

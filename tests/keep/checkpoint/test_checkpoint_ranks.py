@@ -75,7 +75,7 @@ def test_another_number_of_processes_is_an_error_that_says_so(tmp_path):
     for manager in ranks(tmp_path, 2):
         saved(manager, 10)
     alone = CheckpointManager(tmp_path)
-    with pytest.raises(CheckpointError, match=r"saved by 2 process\(es\) and this run has 1"):
+    with pytest.raises(CheckpointError, match=r"saved by 2 ranks and this run has 1"):
         alone.load()
     assert alone.load(tmp_path / "checkpoints" / "step-00000010.rank-1").facts["rank"] == 1
     saved(alone, 10)  # a smaller run comes by the same step

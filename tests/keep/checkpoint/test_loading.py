@@ -55,5 +55,5 @@ def test_a_step_means_that_one_and_no_other(tmp_path):
     assert load_step(tmp_path, 1, Reader(0, 1)).step == load_path(tmp_path / part_name(1, 0)).step == 1
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 .* there are \[1\]"):
         load_step(tmp_path, 2, Reader(0, 1))
-    with pytest.raises(CheckpointError, match=r"saved by 1 process\(es\) and this run has 2"):
+    with pytest.raises(CheckpointError, match=r"saved by 1 rank and this run has 2"):
         load_step(tmp_path, 1, Reader(0, 2))

@@ -104,7 +104,7 @@ import surefoot
 try:
     surefoot.{make}
 except surefoot.UsageError as error:
-    assert 'pip install surefoot[{extra}]' in str(error), error
+    assert "pip install -e '.[{extra}]'" in str(error), error
 else:
     raise SystemExit('no error')
 """

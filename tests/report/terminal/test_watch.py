@@ -185,6 +185,14 @@ def test_each_rank_has_a_line(tmp_path):
     assert "rank2  step 21" in said
 
 
+def test_the_numbers_of_ranks_are_below_each_other(tmp_path):
+    for rank in range(11):
+        write_run(tmp_path / "run" / f"rank{rank}", steps=20)
+    said = once(tmp_path / "run").stdout
+    assert "rank9   step 19" in said
+    assert "rank10  step 19" in said
+
+
 def test_the_slowest_rank_is_named_while_ranks_run(tmp_path):
     logs = [sf.RunLog(tmp_path / "run" / f"rank{rank}", device_seconds=None) for rank in range(3)]
     for rank, log in enumerate(logs):

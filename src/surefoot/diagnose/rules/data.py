@@ -354,10 +354,14 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     end = f"the loss went from {curve.start:.3g} to {curve.end:.3g}" if curve.finite else "no loss was finite"
     if stuck is not None:
         end += f" (the loss of a constant answer is {stuck.level:.3g})"
+    largest = f"feature {worst}: mean {features.mean[worst]:.3g}, spread {features.std[worst]:.3g}"
+    is_bytes = _is_image_bytes(note.inputs[0])
+    if is_bytes:
+        largest = f"images with values from {note.inputs[0].min:g} to {note.inputs[0].max:g}"
     return Claim(
         min(0.92, 0.55 + 0.15 * reach),
         f"The input of `{note.model}` has a typical size of {size:.3g} at step {note.step}, before any update "
-        f"(feature {worst}: mean {features.mean[worst]:.3g}, spread {features.std[worst]:.3g}), and {end}.",
+        f"({largest}), and {end}.",
         step=note.step,
         where=where_of(note.site, note.model),
         evidence={
@@ -369,6 +373,15 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
             "chance": stuck.level if stuck is not None else None,
         },
         severity="warning" if run.facts.preflight is not None and size < 100 else "error",
+        fixes=(f"Divide the images by 255 before they reach `{note.model}`.",) if is_bytes else (),
+    )
+
+
+def _is_image_bytes(given: TensorSummary) -> bool:
+    """Whether a batch of images has the range of bytes."""
+    lowest, highest = given.min, given.max
+    return (
+        len(given.shape) == 4 and lowest is not None and highest is not None and lowest >= 0 and 128 <= highest <= 255
     )
 
 

@@ -142,22 +142,23 @@ def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim |
     risky = [n for n in run.sampled.calls.risky if n.op in _EDGES and n.nearest_zero is not None]
     if not risky:
         return None
-    by_site: dict[str, float] = {}
-    names: dict[str, str] = {}
+    distances: dict[tuple[str, str], float] = {}
     for note in risky:
         near = 1 - (note.highest or 0) if note.op in ("acos", "asin") else note.nearest_zero or 0.0
-        by_site[note.site] = min(by_site.get(note.site, math.inf), abs(near))
-        names[note.site] = note.op
-    site = min(by_site, key=lambda key: by_site[key])
+        call = (note.op, note.site)
+        distances[call] = min(distances.get(call, math.inf), abs(near))
+    (op, site), nearest = min(distances.items(), key=lambda item: item[1])
+    by_site = {place: min(d for (_, at), d in distances.items() if at == place) for _, place in distances}
     if run.curve.rose and run.curve.peak > 1e6:
         return None
     return Claim(
         0.8,
-        f"The loss at step {event.step} was finite but its gradient was not: {names[site]} at {site} has a "
-        f"derivative that is not defined at its edge, and came within {by_site[site]:.2g} of it.",
+        f"The loss at step {event.step} was finite but its gradient was not. In the sampled steps, the input of {op} "
+        f"at {site} came closest to a point without a finite derivative (distance {nearest:.2g}).",
         step=event.step,
         where=(site, *event.parameters[:3]),
         evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event.to_json()},
+        fixes=(_domain_fix(op, ""),),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import count_of
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, list_checkpoints, part_name
 from surefoot.keep.checkpoint.parts import SavedParts
@@ -59,7 +60,7 @@ class Reader:
         count = len(listing.manifests)
         if count != self.world_size:
             raise CheckpointError(
-                f"{part_name(listing.step, 0)}: it was saved by {count} process(es) and this run has "
+                f"{part_name(listing.step, 0)}: it was saved by {count_of(count, 'rank')} and this run has "
                 f"{self.world_size}. Start the same number, load a single part by its path, or load the whole state "
                 "with `load(whole=True)`."
             )

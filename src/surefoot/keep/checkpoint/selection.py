@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import count_of
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint.loading import Loaded
 
@@ -41,7 +42,7 @@ class CheckpointSelector:
         """Raise an error unless every rank saves: without a part of every rank, no checkpoint is complete."""
         count = 0 if self._checkpoints is None else self._checkpoints.world_size
         if not self._ranks.same(count):
-            here = "none" if self._checkpoints is None else f"one for {count} process(es)"
+            here = "none" if self._checkpoints is None else f"one for {count_of(count, 'rank')}"
             raise UsageError(
                 f"every rank needs the same `checkpoints`, because each saves its own part; this rank has {here}, and "
                 "another rank does not. Pass `checkpoints=CheckpointManager(folder)` on all ranks."

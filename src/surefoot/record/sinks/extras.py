@@ -15,5 +15,5 @@ def load(module: str, extra: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"this sink needs `{module.split('.')[0]}`, which cannot be imported ({error}). "
-            f"Install it with `pip install surefoot[{extra}]`."
+            f"In the checkout of surefoot, run `pip install -e '.[{extra}]'`."
         ) from error

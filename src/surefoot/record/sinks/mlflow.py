@@ -43,7 +43,7 @@ MOST_METRICS_PER_CALL = 1000
 
 
 class MLflowSink:
-    """Writes the run log into an MLflow run. Needs `pip install surefoot[mlflow]`."""
+    """Writes the run log into an MLflow run. Needs `pip install -e ".[mlflow]"`."""
 
     def __init__(
         self,

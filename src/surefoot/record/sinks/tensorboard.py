@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 class TensorBoardSink:
-    """Writes the run log for `tensorboard --logdir FOLDER`. Needs `pip install surefoot[tensorboard]`."""
+    """Writes the run log for `tensorboard --logdir FOLDER`. Needs `pip install -e ".[tensorboard]"`."""
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 1, layers_every_steps: int = 100) -> None:
         """`layers_every_steps=0` leaves the per-layer numbers out; skipped and non-finite steps are always sent."""

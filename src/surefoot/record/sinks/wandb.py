@@ -35,7 +35,7 @@ LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 
 
 class WandbSink:
-    """Writes the run log into a W&B run. Needs `pip install surefoot[wandb]`."""
+    """Writes the run log into a W&B run. Needs `pip install -e ".[wandb]"`."""
 
     def __init__(
         self,

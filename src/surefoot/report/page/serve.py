@@ -13,6 +13,7 @@ No response may be framed, cached, sniffed or read by another origin.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -176,7 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, show: Any = print) -> None:
     """Serve the page of a run folder until Ctrl-C. The folder may still be empty."""
     with LiveServer(folder, host, port) as server:
-        show(f"surefoot: serving {folder} at {server.url} (Ctrl-C to stop)")
+        waiting = "" if os.path.isdir(folder) else "; there is no run yet, and the page waits for it"
+        show(f"surefoot: serving {folder} at {server.url} (Ctrl-C to stop){waiting}")
         if not server.is_loopback:
             show(f"surefoot: warning: everyone who can reach {host} can read this run; the default is 127.0.0.1.")
         try:

@@ -226,10 +226,12 @@ class RunFollowerView:
     def _rank_lines(self, width: int, now: float) -> list[Text]:
         others = self.runs[1:_MOST_RANKS]
         lines = []
+        longest = max((len(run.folder.name) for run in others), default=0)
         for run in others:
             view = run.view
             loss = view.lead.loss if view.lead else None
-            words = f"{run.folder.name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
+            name = f"{run.folder.name:<{longest}}"
+            words = f"{name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
             quiet = view.quiet_for(now)
             late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
             lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
