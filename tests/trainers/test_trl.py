@@ -172,4 +172,4 @@ def test_a_broken_microbatch_is_left_out_bitwise(tmp_path, factor, reason):
 
 def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
     found = killed.report("trl", tmp_path, kills=20)
-    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True, "logged": True}
