@@ -5,8 +5,10 @@
 A network of about ten million parameters is trained bare and guarded, the two taking turns: `--steps` steps of one,
 then as many of the other, `--rounds` times, each round beginning with the other one. The ratio is that of the medians
 over rounds, and beside it stands the spread of single rounds, which shows how quiet the machine was: where it is wider
-than the cost, the ratio means little. Two copies of the bare loop are compared in the same way, as a yardstick. The
-CPU time of the training thread is compared as well: other processes change it far less than the time that passes.
+than the cost, the ratio means little. Two copies of the bare loop are compared in the same way, as a yardstick, and
+the bare loop with one more all-reduce of 64 bytes, which is the least that an agreement of the ranks can cost. CPU
+times are compared as well, because other processes change them far less than the time that passes: that of the whole
+process, whose threads average the gradients, and that of the training thread alone.
 
 Collectives are counted by torch's profiler, which sees those that DDP starts too; bytes are those that surefoot sends.
 """
@@ -42,11 +44,24 @@ def network(width: int) -> nn.Module:
     )
 
 
-def loop(width: int, rows: int, guarded: bool) -> Callable[[], None]:
+LOOPS = {
+    "bare": "bare",
+    "again": "a second bare one",
+    "agreeing": "bare with one more all-reduce",
+    "guarded": "guarded",
+}
+CLOCKS = {
+    "time": time.perf_counter,
+    "CPU time of the process": time.process_time,
+    "CPU time of the training thread": time.thread_time,
+}
+
+
+def loop(width: int, rows: int, kind: str) -> Callable[[], None]:
     """One step of a new training."""
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    stabilizer = sf.TrainingStabilizer(model, optimizer) if guarded else None
+    stabilizer = sf.TrainingStabilizer(model, optimizer) if kind == "guarded" else None
     x = torch.randn(rows, width, generator=torch.Generator().manual_seed(dist.get_rank()))
 
     def step() -> None:
@@ -56,19 +71,21 @@ def loop(width: int, rows: int, guarded: bool) -> Callable[[], None]:
             stabilizer.step()
         else:
             loss.backward()
+            if kind == "agreeing":
+                dist.all_reduce(torch.zeros(8, dtype=torch.float64))
             optimizer.step()
             optimizer.zero_grad()
 
     return step
 
 
-def seconds(step: Callable[[], None], steps: int) -> tuple[float, float]:
-    """The time that a step takes, and the CPU time of this thread."""
+def seconds(step: Callable[[], None], steps: int) -> list[float]:
+    """What a step takes, by each clock."""
     dist.barrier()
-    began, cpu_began = time.perf_counter(), time.thread_time()
+    began = [clock() for clock in CLOCKS.values()]
     for _ in range(steps):
         step()
-    return (time.perf_counter() - began) / steps, (time.thread_time() - cpu_began) / steps
+    return [(clock() - before) / steps for clock, before in zip(CLOCKS.values(), began, strict=True)]
 
 
 def collectives(step: Callable[[], None]) -> int:
@@ -98,13 +115,13 @@ def bytes_sent(step: Callable[[], None]) -> int:
 def work(rank: int, given: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=given.ranks)
-    steps = {name: loop(given.width, given.rows, name == "guarded") for name in ("bare", "again", "guarded")}
+    steps = {name: loop(given.width, given.rows, name) for name in LOOPS}
     for step in steps.values():
         seconds(step, WARM_UP)
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    taken: dict[str, list[list[float]]] = {name: [] for name in steps}
     for turn in range(given.rounds):
         names = list(steps)
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             taken[name].append(seconds(steps[name], given.steps))
     counts = {name: collectives(steps[name]) for name in ("bare", "guarded")}
     sent = bytes_sent(steps["guarded"])
@@ -114,20 +131,18 @@ def work(rank: int, given: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def report(
-    given: argparse.Namespace, taken: dict[str, list[tuple[float, float]]], counts: dict[str, int], sent: int
-) -> None:
+def report(given: argparse.Namespace, taken: dict[str, list[list[float]]], counts: dict[str, int], sent: int) -> None:
     size = 6 * given.width * (given.width + 1)
     print(f"{size:,} parameters, {given.ranks} ranks over gloo, {given.rounds} rounds of {given.steps} steps, torch "
           f"{torch.__version__}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")  # fmt: skip
-    for kind, words in enumerate(("time", "CPU time of the training thread")):
+    for kind, words in enumerate(CLOCKS):
         times = {name: [each[kind] for each in found] for name, found in taken.items()}
         bare = statistics.median(times["bare"])
         print(f"{words}: bare step {1e3 * bare:.1f} ms")
-        for name in ("again", "guarded"):
+        for name in list(LOOPS)[1:]:
             ratios = sorted(one / other for one, other in zip(times[name], times["bare"], strict=True))
             low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-            print(f"  {'a second bare one' if name == 'again' else name} / bare: "
+            print(f"  {LOOPS[name]} / bare: "
                   f"{statistics.median(times[name]) / bare:.3f} of medians, {statistics.median(ratios):.3f} median of "
                   f"rounds, {low:.2f} to {high:.2f} in 80 % of rounds")  # fmt: skip
     print(f"collectives per step: bare {counts['bare']}, guarded {counts['guarded']}; surefoot's own hold {sent} bytes")

@@ -5,8 +5,8 @@
 A small model is trained with the callback, and its process is ended with SIGKILL: after a random number of steps, and
 then a random part of a tenth of a second later, so that some kills hit a checkpoint that is being written. The next
 process resumes from the last checkpoint. When training has reached its end, it is compared with one that nobody killed:
-weights bit for bit, counts of the guard, and the run log, which must not contain a step twice. (Rows of the last half
-second before a kill may be missing; their number is printed.) If kills are left, it begins again in another folder.
+weights bit for bit, counts of the guard, and the run log, which must contain every step once: the rows up to a
+checkpoint are written before it, and later steps are repeated. If kills are left, it begins again in another folder.
 
 With `ray`, one of two workers kills itself at random steps, and Ray restarts both.
 
@@ -40,7 +40,7 @@ def kill_repeatedly(framework: str, folder: Path, kills: int, seed: int) -> bool
 
     from trainers.small_training import same
 
-    train, chance, done, runs, torn, missing = killed.preload(framework), random.Random(seed), 0, 0, 0, 0
+    train, chance, done, runs, torn = killed.preload(framework), random.Random(seed), 0, 0, 0
     for name in ("surefoot", "lightning.pytorch"):  # importing Lightning sets its level
         logging.getLogger(name).setLevel(logging.ERROR)
     (folder / "whole").mkdir(parents=True)
@@ -59,14 +59,14 @@ def kill_repeatedly(framework: str, folder: Path, kills: int, seed: int) -> bool
         killed.attempt(train, here, None)
         ended = torch.load(here / "ended.pt")
         differences += [name for name in ended if not same(whole[name], ended[name])]
-        logged = _logged(here)
-        differences += [] if logged == sorted(set(logged)) else ["logged steps"]
-        missing += killed.STEPS - len(logged)
+        logged = killed.logged_steps(here)
+        missing = sorted(set(range(killed.STEPS)) - set(logged))
+        differences += [f"no row of steps {missing}"] if missing else []
+        differences += [] if len(logged) == len(set(logged)) else ["steps that were logged twice"]
     result = "equal" if not differences else f"DIFFERENT: {', '.join(sorted(set(differences)))}"
     while_saving = f", {torn} of them left an incomplete checkpoint" if framework in ("transformers", "trl") else ""
     print(
-        f"{framework:13} {done} kills in {runs} runs of {killed.STEPS} steps{while_saving}: {result}; {missing} rows "
-        "missing in the logs",
+        f"{framework:13} {done} kills in {runs} runs of {killed.STEPS} steps{while_saving}: {result}",
         flush=True,
     )
     return not differences
@@ -77,12 +77,6 @@ def _is_torn(framework: str, folder: Path) -> bool:
     return framework in ("transformers", "trl") and any(
         not (each / "trainer_state.json").exists() for each in folder.glob("checkpoint-*")
     )
-
-
-def _logged(folder: Path) -> list[int]:
-    import surefoot as sf
-
-    return sf.load_run(folder / "run").scalars.column("step").to_pylist()
 
 
 def kill_workers(folder: Path, kills: int) -> bool:

@@ -139,6 +139,50 @@ def uneven(rank: int, folder: Path) -> str:
     return ""
 
 
+def uneven_and_attached(rank: int, folder: Path) -> str:
+    """The same with `attach`."""
+    model = ddp()
+    optimizer = adam(model)
+    sf.attach(model, optimizer)
+    with model.join():
+        for step in range(4 - 2 * rank):
+            x, y = batch(step, rank, 2)
+            (model(x) - y).square().mean().backward()
+            said = refusal(optimizer.step)
+            if said:
+                return said
+    return ""
+
+
+def after_join(rank: int, folder: Path, attached: bool) -> Any:
+    """Two blocks of `join` that are not guarded, and after each some steps that are; one of these is NaN on rank 1."""
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    skipped = []
+    for epoch in range(2):
+        with model.join():
+            for step in range(4 - 2 * rank):
+                x, y = batch(step, rank, 2)
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        guard: Any = sf.attach(model, optimizer) if attached else sf.TrainingStabilizer(model, optimizer)
+        for step in range(4):
+            x, y = batch(step, rank, 2)
+            loss = (model(x) - y).square().mean() * (math.nan if step == 1 + epoch and rank == 1 else 1.0)
+            if attached:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                guard.backward(loss)
+                guard.step()
+        skipped.append([record.signals.step for record in guard.history if record.skipped])
+        if attached:
+            guard.detach()
+    return skipped, digest_of(model.state_dict())
+
+
 def groups(rank: int, folder: Path, kind: str) -> Any:
     """Two pairs of ranks train two models; one of the first pair has a NaN, which the second pair knows nothing of."""
     mine = [dist.new_group(pair) for pair in ([0, 1], [2, 3])][rank // 2]

@@ -45,10 +45,19 @@ def test_models_whose_ranks_could_not_know_of_each_other_are_refused(ranks, tmp_
         assert inside == ""
 
 
-def test_inside_of_join_the_first_backward_says_that_it_cannot_be_guarded(ranks, tmp_path):
-    assert ranks.play(scenarios.uneven, tmp_path) == [0, 0]
+@pytest.mark.parametrize("scenario", [scenarios.uneven, scenarios.uneven_and_attached])
+def test_inside_of_join_the_first_step_says_that_it_cannot_be_guarded(ranks, tmp_path, scenario):
+    assert ranks.play(scenario, tmp_path) == [0, 0]
     for said in results(tmp_path):
         assert "inside `join()`" in said
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_steps_after_join_are_guarded(ranks, tmp_path, attached):
+    assert ranks.play(scenarios.after_join, tmp_path, attached=attached) == [0, 0]
+    (skipped, weights), other = results(tmp_path)
+    assert skipped == [[1], [2]]
+    assert other == [skipped, weights]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -293,6 +293,13 @@ def attempt(train: Callable[..., Any], folder: Path, kill_after: int | None, del
     return os.WIFSIGNALED(status)
 
 
+def logged_steps(folder: Path) -> list[int]:
+    """The steps in the run log of a training."""
+    import surefoot as sf
+
+    return sf.load_run(folder / "run").scalars.column("step").to_pylist()
+
+
 def main(framework: str, folder: Path, kills: int) -> None:
     train = preload(framework)
     import torch
@@ -310,7 +317,8 @@ def main(framework: str, folder: Path, kills: int) -> None:
     attempt(train, folder / "killed", None)
     one, other = (torch.load(folder / name / "ended.pt") for name in ("whole", "killed"))
     equal = same(one["weights"], other["weights"])
-    print(json.dumps({"kills": done, "steps": other["steps"], "skipped": other["skipped"], "equal": equal}))
+    found = {"kills": done, "steps": other["steps"], "skipped": other["skipped"], "equal": equal}
+    print(json.dumps(found | {"logged": logged_steps(folder / "killed") == list(range(STEPS))}))
 
 
 if __name__ == "__main__":

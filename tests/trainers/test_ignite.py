@@ -38,12 +38,27 @@ def pairs(faults: Any = None) -> DataLoader[Any]:
     return DataLoader(torch.utils.data.TensorDataset(rows.x, rows.labels), batch_size=8)
 
 
+def bf16_update(model: Any, optimizer: Any, loss_fn: Any) -> Any:
+    """An update function with bf16, which `create_supervised_trainer` has for a GPU only."""
+
+    def update(engine: Any, batch: Any) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_fn(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return update
+
+
 class Run:
     """A supervised trainer, guarded or bare."""
 
     def __init__(
-        self, guarded: bool, *, accumulate: int = 1, fused: bool = False, scaler: Any = None, **more: Any
-    ) -> None:
+        self, guarded: bool, *, accumulate: int = 1, fused: bool = False, scaler: Any = None, bf16: bool = False,
+        **more: Any,
+    ) -> None:  # fmt: skip
         torch.manual_seed(0)
         layers = (torch.nn.Linear(WIDTH, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
         self.model = torch.nn.Sequential(*layers)
@@ -55,7 +70,9 @@ class Run:
         if self.handler is not None:
             loss_fn = self.handler.watched(loss_fn)
         settings = {"gradient_accumulation_steps": accumulate}
-        if scaler is None:
+        if bf16:
+            self.trainer = Engine(bf16_update(self.model, self.optimizer, loss_fn))
+        elif scaler is None:
             self.trainer = create_supervised_trainer(self.model, self.optimizer, loss_fn, **settings)
         else:
             update = supervised_training_step_amp(
@@ -83,6 +100,18 @@ def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate, fused):
     assert same(bare.copies.states, guarded.copies.states)
     assert guarded.guard.counts["steps"] == 40 // accumulate
     assert 0.5 < guarded.guard.history[0].signals.loss < 3
+
+
+@pytest.mark.parametrize("faults", [None, {8 * 21: float("nan")}], ids=["healthy", "nan"])
+def test_a_bf16_run_is_bitwise_the_bare_run_until_a_nan_batch_which_is_left_out(faults):
+    bare, guarded = (Run(each, bf16=True) for each in (False, True))
+    for run in (bare, guarded):
+        run.trainer.run(pairs(faults), max_epochs=1)
+    until = 40 if faults is None else 21
+    assert len(guarded.copies.states) == 40
+    assert same(bare.copies.states[:until], guarded.copies.states[:until])
+    assert [i for i, record in enumerate(guarded.guard.history) if record.skipped] == ([] if faults is None else [21])
+    assert faults is None or same(guarded.copies.states[20], guarded.copies.states[21])
 
 
 def test_a_healthy_run_with_an_update_function_that_accumulates_and_clips_is_bitwise_the_bare_run():
@@ -174,7 +203,7 @@ def test_the_handler_is_saved_and_loaded_like_a_model(tmp_path):
 
 def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
     found = killed.report("ignite", tmp_path, kills=20)
-    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True, "logged": True}
 
 
 def test_metrics_log_and_diagnosis(tmp_path):

@@ -41,7 +41,7 @@ def fit(train: Any, folder: Path) -> Any:
 
 def loop(
     model: Any, *, steps: int = 40, faults: Any = None, accumulate: int = 1, max_norm: float | None = 5.0,
-    copies: Any = None, **options: Any,
+    copies: Any = None, bf16: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
     """A loop as users write it; returns the worker's guard, or none, the losses, and the optimizer, which lives on."""
     guarded = options.pop("guarded", True)
@@ -52,7 +52,8 @@ def loop(
         optimizer.zero_grad()
         for part in range(accumulate):
             chosen = slice((step * accumulate + part) * 8 % 320, (step * accumulate + part) * 8 % 320 + 8)
-            loss = model(rows.x[chosen], rows.labels[chosen])["loss"]
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = model(rows.x[chosen], rows.labels[chosen])["loss"]
             losses.append(loss.item())
             if guard is not None:
                 guard.observe(loss)
@@ -84,14 +85,14 @@ def test_two_workers_are_guarded_together_and_resumed_after_one_was_killed(tmp_p
     assert found["logs"] == [f"storage/run/{run}/rank{rank}" for run in runs for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate):
+@pytest.mark.parametrize(("accumulate", "bf16"), [(1, False), (4, False), (4, True)], ids=["1", "4", "4-bf16"])
+def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, accumulate, bf16):
     ended = []
 
     def train() -> None:
         for guarded in (False, True):
             model = Classifier()
-            guard, losses, _ = loop(model, guarded=guarded, accumulate=accumulate, steps=10, max_norm=0.05)
+            guard, losses, _ = loop(model, guarded=guarded, accumulate=accumulate, steps=10, max_norm=0.05, bf16=bf16)
             ended.append(model.state_dict())
         history = guard.training.attachments[0].history
         assert min(record.signals.grad_norm for record in history) > 0.04  # every step was clipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 
 import surefoot as sf
 from trainers import killed
-from trainers.small_training import same
+from trainers.small_training import same, use_fp16_on_cpu
 from trainers.words import WORDS, tokenizer
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ def sft(folder: Path, callbacks: list[Any], **more: Any) -> Any:
     return SFTTrainer(model(), arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=callbacks)
 
 
+def sft_bf16(folder: Path, callbacks: list[Any]) -> Any:
+    return sft(folder, callbacks, bf16=True)
+
+
 def dpo(folder: Path, callbacks: list[Any]) -> Any:
     rows = [{"prompt": f"w{i % 30} w1", "chosen": " w2 w3", "rejected": " w4 w5"} for i in range(48)]
     arguments = DPOConfig(str(folder), **SETTINGS)
@@ -108,7 +113,7 @@ def grpo(folder: Path, callbacks: list[Any], reward: Any = distinct_words, **mor
     )
 
 
-@pytest.mark.parametrize("build", [sft, dpo, grpo])
+@pytest.mark.parametrize("build", [sft, sft_bf16, dpo, grpo])
 def test_a_healthy_run_is_bitwise_the_bare_run(build, tmp_path):
     ended, callback = [], sf.trainers.transformers.StabilizerCallback(tmp_path / "run")
     for chosen in ([], [callback]):
@@ -170,6 +175,28 @@ def test_a_broken_microbatch_is_left_out_bitwise(tmp_path, factor, reason):
     assert trainer.state.global_step == 40
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_an_fp16_overflow_stays_the_scalers_decision_and_is_counted(tmp_path, monkeypatch, optim):
+    create, runs = transformers.Trainer.create_accelerator_and_postprocess, []
+
+    def with_scaler(trainer: Any) -> None:
+        create(trainer)
+        use_fp16_on_cpu(trainer.accelerator)
+
+    monkeypatch.setattr(transformers.Trainer, "create_accelerator_and_postprocess", with_scaler)
+    for callbacks in ([], [callback := sf.trainers.transformers.StabilizerCallback(tmp_path / "run")]):
+        trainer = sft(tmp_path, [*callbacks, copies := Copies()], optim=optim)
+        trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+        own = trainer.compute_loss
+        trainer.compute_loss = lambda *args, own=own, **kwargs: 100 * own(*args, **kwargs)
+        trainer.train()
+        runs.append((copies.states, copies.rates, trainer.accelerator.scaler.get_scale()))
+    assert same(*runs)
+    counts = callback.training.attachments[0].counts
+    assert counts["steps"] == trainer.state.global_step == 8
+    assert counts["overflows"] == counts["skipped"] == 20 - math.log2(runs[1][2]) >= 2
+
+
 def test_a_run_that_is_killed_20_times_ends_as_if_it_never_had_been(tmp_path):
     found = killed.report("trl", tmp_path, kills=20)
-    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True}
+    assert found == {"kills": 20, "steps": killed.STEPS, "skipped": 2, "equal": True, "logged": True}

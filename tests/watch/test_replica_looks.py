@@ -188,6 +188,16 @@ def test_ranks_with_different_numbers_of_batches_inside_of_join_are_healthy(tmp_
     assert all(entry.uneven for entry in read_rank(run / "rank0") if isinstance(entry, ReplicaLook))
 
 
+def test_steps_after_join_are_not_compared_because_ranks_count_them_differently(tmp_path):
+    script = tmp_path / "train.py"
+    first = LOOP.replace("range(60)", "range(30 - 7 * rank)").replace("dist.destroy_process_group()\n", "")
+    joined = "with model.join():\n" + textwrap.indent(first, " " * 4)
+    plain = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n"
+    script.write_text(f"{PRELUDE}{plain}{CALM}{joined}{LOOP}")
+    run = run_ranks(tmp_path, script)
+    assert diagnose_folder(run).findings == ()
+
+
 def test_a_run_of_one_process_writes_no_file_of_a_rank(watch):
     run = watch("import torch\nw = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(w.parameters(), lr=0.1)\n"
                 "for _ in range(3):\n    w(torch.randn(4, 2)).sum().backward()\n    opt.step()\n")  # fmt: skip

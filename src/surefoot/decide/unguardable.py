@@ -6,17 +6,21 @@
 - PowerSGD keeps what it has left out of each gradient and adds it to the next one. A refused NaN stays there, and every
   later gradient is NaN.
 - `join` lets a rank that has run out of data answer the collectives of DDP for the others, but no other collectives:
-  the rest would wait for it.
+  the rest would wait for it. torch leaves the setting of `join` on when the block has ended, although every rank then
+  takes part in every step again.
 
 Everything is read from attributes; nothing here starts a collective.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from surefoot.core.weak_reference import IdentityMap
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,20 +68,36 @@ def check_hooks(models: Sequence[nn.Module]) -> None:
 
 
 class SetupOfRanks:
-    """The checks before each backward of a model that several ranks train."""
+    """The checks before each step of a model that several ranks train. Does not keep the model alive."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._models, self._replicas = models, replicas_in(models)
+        self._replicas = [weakref.ref(replica) for replica in replicas_in(models)]
+        self._ended: IdentityMap[object] = IdentityMap()
+        """The setting of each model that a `join()` of the past has left on."""
 
     def check(self, step: int) -> None:
         """Raise `UsageError` if ranks cannot refuse a step together. Hooks may be added after construction."""
+        replicas = [replica for reference in self._replicas if (replica := reference()) is not None]
         if step == 0:
-            check_hooks(self._models)
-        for replica in self._replicas:
-            if replica._join_config.enable:
+            check_hooks(replicas)
+        for replica in replicas:
+            if self._is_joined(replica):
                 raise UsageError(
                     "surefoot cannot guard a model inside `join()`: a rank that has run out of data answers the "
                     "collectives of DDP for the others, but not the one in which all ranks agree on a step. Give every "
                     "rank the same number of batches: `DistributedSampler(..., drop_last=True)`, or without "
                     "`drop_last`, which repeats a few rows."
                 )
+
+    def _is_joined(self, replica: DistributedDataParallel) -> bool:
+        """Whether the model is inside `join()`, whose context manager exists as long as the block runs."""
+        from torch.distributed.algorithms.join import Join
+
+        config = replica._join_config
+        if not config.enable or self._ended.get(replica) is config:
+            return False
+        for each in gc.get_objects():  # only after `join()`, and once
+            if issubclass(type(each), Join) and any(joined is replica for joined in each._joinables):
+                return True
+        self._ended.set(replica, config)
+        return False

@@ -21,6 +21,7 @@ from torch import nn
 
 from surefoot.core.settings import shown
 from surefoot.decide.recovery import Escalation, TrainingRecovery
+from surefoot.decide.unguardable import check_optimizer
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.attached_recovery import AttachedRecovery, recovering
@@ -356,6 +357,8 @@ def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -
         decide_on in ("auto", "host", "device"), f"`decide_on` must be 'auto', 'host' or 'device'; got {decide_on!r}."
     )
     check_lag(settings.lag_steps)
+    if settings.acts and models:
+        check_optimizer(optimizer, keeps_states=settings.recovery is not None)
     require(
         getattr(type(optimizer).step, "hooked", False),
         f"the `step` of {type(optimizer).__name__} runs no hooks: its __init__ does not call that of Optimizer.",

@@ -20,7 +20,6 @@ from surefoot.act.pieces import count_rows
 from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
 from surefoot.decide.uneven_ranks import check_separable, without_collectives
-from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.errors import UsageError
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from surefoot.act.accumulate import WindowValues
     from surefoot.act.microbatches import RowLimitState
+    from surefoot.decide.unguardable import SetupOfRanks
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
@@ -163,6 +163,7 @@ class GradientWindow:
         group: dist.ProcessGroup | None,
         accumulate: int,
         zero_grad: bool,
+        setup: SetupOfRanks | None,
     ) -> None:
         self._models, self._layout, self._policy, self._group = models, layout, policy, group
         self.warnings, self._zero_grad = warnings, zero_grad
@@ -172,7 +173,7 @@ class GradientWindow:
         self.sums = AccumulationWindow(accumulate, across_ranks=group is not None)
         self.pieces = BatchPieces(models, layout)
         self._changes: GradientChanges | None = None
-        self._setup = SetupOfRanks(models) if group is not None else None
+        self._setup = setup
         self._announce_sync()
 
     # ---- one microbatch -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.act.shape import warn_of_unmatched
 from surefoot.decide.agreement import Ranks, find_group
+from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
 from surefoot.guard.guarded_optimizer import GuardedOptimizer
@@ -53,6 +54,8 @@ class GuardContext:
     history: RunHistory
     order: BackwardOrder
     ranks: Ranks
+    setup: SetupOfRanks | None
+    """Checks that all ranks can refuse a step together; `None` for one rank."""
     shapers: tuple[Shaper, ...]
     decides_on_device: bool
     lag_steps: int
@@ -111,7 +114,8 @@ def build_guard(
     history = RunHistory(checker, budgets, order.first, on_event, announce=announce)
     return GuardContext(
         layout=layout, policy=policy, decider=decider, guarded=guarded, history=history, order=order, ranks=ranks,
-        shapers=shapers, decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
+        setup=SetupOfRanks(models) if ranks.several else None, shapers=shapers,
+        decides_on_device=on_device, lag_steps=lag_steps if on_device else 0, log=run_log, rows=rows,
         on_step=call_each(rows.step if rows else None, replicas.report_to(history) if replicas else None, on_step),
     )  # fmt: skip
 

@@ -93,7 +93,9 @@ class StabilizedRun:
         self.own_signals: dict[str, Scalar] = {}
         history, policy, lag, ranks, rows = guard.history, guard.policy, guard.lag_steps, guard.ranks, guard.rows
         warnings = GradientWarnings(models, history)
-        self.window = GradientWindow(models, guard.layout, policy, warnings, ranks.group, accumulate, zero_grad)
+        self.window = GradientWindow(
+            models, guard.layout, policy, warnings, ranks.group, accumulate, zero_grad, guard.setup
+        )
         self.capture: IncidentCapture | None = None
         if keeper is not None:
             run = RunToCapture(models, optimizer, scheduler, guard, settings)

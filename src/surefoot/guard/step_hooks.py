@@ -327,6 +327,8 @@ class StepHooks:
     def _before(self, args: tuple[Any, ...], kwargs: _Keywords) -> Any:
         with WithoutHooks():
             self._guarded.look_for_new_parameters()
+            if self.guard.setup is not None:
+                self.guard.setup.check(self.account.results.steps)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             self._begin()

@@ -113,7 +113,7 @@ def finite_norm(tensors: list[Tensor]) -> float | None:
     for each in tensors:
         if not is_plain(each) or not each.is_cpu:
             return None
-    total = float(torch.linalg.vector_norm(_norms(tensors, _measure_dtype(tensors))))
+    total = float(torch.linalg.vector_norm(torch.stack(_norms(tensors, _measure_dtype(tensors)))))
     return total if math.isfinite(total) else None
 
 
@@ -175,17 +175,21 @@ def _measure_dtype(views: Sequence[Tensor]) -> torch.dtype:
     return torch.float64 if torch.float64 in {view.dtype for view in views} else torch.float32
 
 
-def _norms(views: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _norms(views: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """L2 norms in at least fp32. For fp32 tensors, the same call as in `clip_grad_norm_`, for equal bits."""
-    if {view.dtype for view in views} == {dtype}:
-        return torch.stack(torch._foreach_norm(views, 2))
-    return torch.stack(torch._foreach_norm(views, 2, dtype=dtype))
+    if set(map(_dtype, views)) == {dtype}:
+        return torch._foreach_norm(views, 2)
+    return torch._foreach_norm(views, 2, dtype=dtype)
 
 
-def _largest(views: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The largest absolute value of each; NaN if there is a NaN."""
-    ends = [torch.aminmax(view) if view.numel() else (view.new_zeros(()),) * 2 for view in views]
-    same = all(view.dtype == dtype for view in views)
+def _ends(view: Tensor) -> tuple[Tensor, ...]:
+    """The smallest and the largest value; both are NaN if there is a NaN."""
+    return torch.aminmax(view) if view.numel() else (view.new_zeros(()),) * 2
+
+
+def _largest(ends: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> Tensor:
+    """The largest absolute value of each tensor from its smallest and largest one; NaN if there is a NaN."""
+    same = all(low.dtype == dtype for low, _ in ends)
     low, high = (torch.stack([end if same else end.to(dtype) for end in side]) for side in zip(*ends, strict=True))
     return torch.maximum(-low, high)
 
@@ -202,8 +206,12 @@ def _few_at_a_time(views: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
     dtype = _measure_dtype(views)
-    parts = [(_norms(few, dtype), _largest(few, dtype)) for few in _few_at_a_time(views)]
-    norm, largest = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    norms: list[Tensor] = []
+    ends: list[tuple[Tensor, ...]] = []
+    for few in _few_at_a_time(views):
+        norms.extend(_norms(few, dtype))
+        ends.extend(map(_ends, few))
+    norm, largest = torch.stack(norms), _largest(ends, dtype)
     nonfinite = torch.zeros_like(norm)
     for i, value in enumerate(norm.tolist()):
         if not math.isfinite(value):
@@ -225,7 +233,7 @@ def _measure_anywhere(views: list[Tensor]) -> TensorStatistics:
     finite = [torch.isfinite(view) for view in views]
     nonfinite = torch.stack([(~mask).sum() for mask in finite]).to(dtype)
     kept = [torch.where(mask, view, 0) for mask, view in zip(finite, views, strict=True)]
-    largest = _largest(kept, dtype)
+    largest = _largest([_ends(view) for view in kept], dtype)
     # Relative to the largest entry, so that squares cannot overflow.
     unit = torch.where(largest > 0, largest, 1)
     relative = torch.stack([torch.linalg.vector_norm(view.to(dtype) / unit[i]) for i, view in enumerate(kept)])

@@ -269,10 +269,17 @@ class GuardedTraining:
     # ---- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the guards: tensors and plain values. Empty after they are detached."""
+        """The states of the guards, for a checkpoint: tensors and plain values. Empty after they are detached.
+
+        Waits until the run log is written: a run that continues from the checkpoint does not repeat these steps.
+        """
         if not self.is_attached:
             return {"guards": []}
-        return {"guards": [attachment.state_dict() for attachment in self.attachments]}
+        states = [attachment.state_dict() for attachment in self.attachments]
+        for attachment in self.attachments:
+            if attachment.log is not None:
+                attachment.log.flush()
+        return {"guards": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved run stopped; load model and optimizer first."""

@@ -120,6 +120,6 @@ class ReplicaLook(Facts):
     gradients_changed: bool | None = None
     """Whether averaged gradients were changed in place between the backward and the step; `None` if not known."""
     uneven: bool = False
-    """Whether ranks may take different numbers of steps, inside of DDP's `join()`."""
+    """Whether ranks may have taken different numbers of steps: DDP's `join()` is active, or was."""
     communicated: int = 0
     """How many numbers the script itself has sent through collectives so far."""
