@@ -76,6 +76,18 @@ def test_a_softmax_over_one_output_ends_above_the_best_constant_answer(watch: Nu
     assert run.first.evidence["without_gradient"] == ["0.weight", "0.bias"]
 
 
+def test_a_run_that_learned_nothing_is_broken_whatever_else_is_noticed(watch: Nursery) -> None:
+    model = "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1), nn.Softmax(1))"
+    run = watch(
+        START,
+        f"y = (x[:, 0] > 0).float()\nmodel = {model}\nmodel[0].bias.data[:4] = -100\n",
+        "def loss_of(rows):\n    return F.binary_cross_entropy(model(x[rows]).squeeze(1), y[rows])\n",
+        TRAIN,
+    )
+    assert run.causes == ["optim.not-learning", "model.dead-units"]
+    assert run.diagnosis.verdict == "broken"
+
+
 def test_a_run_that_learns_is_healthy(watch: Nursery) -> None:
     assert watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN).diagnosis.verdict == "healthy"
 

@@ -71,7 +71,7 @@ def too_high(run: RecordedRun) -> Claim | None:
             "last": curve.end,
         },
         severity="error" if blown or stalled else "warning",
-        fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
+        fixes=(f"Divide the rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
 
 
@@ -84,7 +84,13 @@ def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:
     shaken = peaked or _restless(before) or median(ratios) > 0.1 or grown
     noisy = largest < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     falls_slowly = before.drop > 0.3 and before.count < _FEWEST  # a short run whose loss has fallen so far
-    return not before.learned and not noisy and shaken and before.count >= 8 and not falls_slowly
+    may_stay = largest < 0.1 and not _has_targets(run)
+    return not (before.learned or noisy or falls_slowly or may_stay) and shaken and before.count >= 8
+
+
+def _has_targets(run: RecordedRun) -> bool:
+    """Whether outputs are compared with targets. A loss over the hardest pairs of a batch need not fall."""
+    return bool(run.sampled.training_losses() or run.sampled.calls.differences)
 
 
 def _stepped_at(run: RecordedRun) -> str:
@@ -168,7 +174,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         where=(_stepped_at(run),),
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end},
-        fixes=(f"Multiply the learning rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
+        fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
     )  # fmt: skip
 
 
@@ -480,7 +486,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
 def clip_saturated(run: RecordedRun) -> Claim | None:
     """Nearly every step is clipped strongly, and learning is slow."""
     untrained = run.facts.preflight is not None  # whether this does harm is not known yet
-    if not run.main or (run.curve.learned and run.curve.drop > 0.3 and not untrained):
+    does_well = run.blind or (run.curve.learned and run.curve.drop > 0.3)  # a policy may learn while its loss rises
+    if not run.main or (does_well and not untrained):
         return None
     pairs = [
         (norm, limit)
