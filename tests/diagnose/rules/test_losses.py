@@ -460,3 +460,16 @@ def test_logits_close_to_one_another_are_no_probabilities() -> None:
     assert losses.sigmoid_before_bce_logits(narrow) is None
     wide = recorded(sampled_steps=[bce(step, 0.03, 0.9) for step in range(8)])
     assert losses.sigmoid_before_bce_logits(wide) is not None
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_a_softmax_over_the_rows_of_a_batch_is_named(watch: Nursery, op: str) -> None:
+    over_rows = f"def loss_of(given, target):\n    return F.cross_entropy(F.{op}(given, 0), target)\n"
+    found = watch(CLASSES, over_rows, NET, LOOP).first
+    assert found.cause == "loss.softmax-before-cross-entropy"
+    assert "depend on the other rows" in found.summary
+
+
+def test_a_log_softmax_over_the_classes_before_cross_entropy_changes_nothing(watch: Nursery) -> None:
+    twice = "def loss_of(given, target):\n    return F.cross_entropy(F.log_softmax(given, 1), target)\n"
+    assert watch(CLASSES, twice, NET, LOOP).causes == []

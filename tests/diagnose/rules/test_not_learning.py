@@ -173,6 +173,17 @@ def test_a_term_is_not_said_to_learn_nothing(settings, why: str) -> None:
     assert term_not_learning(with_two_terms(**settings)) is None, why
 
 
+def test_the_loss_of_an_evaluation_with_gradients_is_no_term(watch: Nursery) -> None:
+    shown = "        if epoch % 2 == 0:\n            shown = F.mse_loss(model(x[:50]), y[:50])\n"
+    run = watch(
+        START,
+        "y = x[:, :1] + x[:, 1:2]\nmodel = nn.Linear(8, 1)\n",
+        "def loss_of(rows):\n    return F.mse_loss(model(x[rows]), y[rows])\n",
+        TRAIN.replace("lr=1e-2", "lr=3e-2") + shown,
+    )
+    assert run.diagnosis.verdict == "healthy"
+
+
 def test_a_run_that_still_falls_is_not_called_healthy_while_a_term_has_learned_nothing() -> None:
     why = why_unjudged(with_two_terms(losses=falling(120, 2.7, 1.2)))
     assert "The term `cross_entropy`" in why

@@ -372,6 +372,16 @@ def test_tight_clipping_with_a_rate_to_match_is_fine(watch: Nursery, optimizer: 
     assert watch(START, paced(rate, optimizer), clipped(limit)).causes == []
 
 
+def test_decay_is_measured_by_all_weights_together_if_small_matrices_hide_it() -> None:
+    norms = [(5.5, 0.7), (5.6, 0.7), (4.2, 2.8), (1.9, 1.4), (2.1, 1.5), (1.8, 1.3)]
+    held = [
+        parameter(number) | {"first": {"norm": first}, "last": {"norm": last}}
+        for number, (first, last) in enumerate(norms)
+    ]
+    assert pace._norm_left(run(falling(), parameters=held)) == pytest.approx(0.4, abs=0.02)
+    assert pace._norm_left(run(falling(), parameters=[])) == 1.0
+
+
 def test_a_policy_whose_loss_rises_is_not_said_to_be_held_back_by_its_clipping() -> None:
     losses = [25.0 + 0.02 * step for step in range(400)]
     held = optimizer(losses)

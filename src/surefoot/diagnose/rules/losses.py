@@ -77,7 +77,7 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
             },
             fixes=fix,
         )
-    return _softmax_twice(run)
+    return _softmax_twice(run) or _softmax_over_rows(run)
 
 
 def _has_probabilities(loss: LossCall) -> bool:
@@ -102,6 +102,31 @@ def _softmax_twice(run: RecordedRun) -> Claim | None:
                 evidence={"calls": len(notes), "shape": notes[0].shape},
                 fixes=_drop("softmax", notes[0]),
             )
+    return None
+
+
+def _softmax_over_rows(run: RecordedRun) -> Claim | None:
+    """Cross-entropy is given a softmax over another dimension than the classes: rows depend on one another."""
+    for site, notes in by_site(run.sampled.training_losses("cross_entropy")).items():
+        op = notes[0].producer.op if notes[0].producer is not None else ""
+        seen = [n.distribution for n in notes if n.distribution is not None and n.distribution.classes > 1]
+        if op not in ("softmax", "log_softmax") or len(seen) < 3:
+            continue
+        error = min(d.sum_error if op == "softmax" else d.log_sum_error for d in seen)
+        inside = all(d.min >= 0 and d.max <= 1 if op == "softmax" else d.max <= 0 for d in seen)
+        if not inside or error < 0.05:
+            continue
+        return Claim(
+            0.9,
+            f"cross_entropy at {site} is given the result of {op} at {source_of(notes[0])}, but its rows are no "
+            f"distributions over the {seen[0].classes} classes (the sums differ from 1 by {error:.2g} or more): the "
+            f"{op} runs over another dimension, so that the scores of a row depend on the other rows. The loss is at "
+            f"{run.curve.end:.3g}.",
+            step=notes[0].step,
+            where=(site, source_of(notes[0])),
+            evidence={"operation": op, "smallest_sum_error": error, "classes": seen[0].classes, "calls": len(seen)},
+            fixes=_drop(op, notes[0]),
+        )
     return None
 
 

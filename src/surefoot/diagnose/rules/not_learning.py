@@ -176,9 +176,9 @@ def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
     for call in run.sampled.training_losses():
         terms.setdefault((call.op, call.site), []).append(call)
     added = _added_sites(run)
-    for calls in terms.values() if len(terms) > 1 else ():
-        if calls[0].site not in added:
-            continue  # such as the loss before the adaptation, in meta-learning
+    # Not those of an evaluation with gradients, or the loss before the adaptation, in meta-learning.
+    mine = [calls for calls in terms.values() if calls[0].site in added]
+    for calls in mine if len(mine) > 1 else ():
         late = present(call.value for call in calls[-max(4, len(calls) // 3) :])
         level = level_of(calls)
         if level is None or level < _SMALLEST_LEVEL or len(calls) < _FEWEST_CALLS or len(late) < 4:
