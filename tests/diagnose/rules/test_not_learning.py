@@ -394,3 +394,18 @@ def near_chance(level: float, noise: float) -> RecordedRun:
 def test_a_loss_within_its_noise_of_the_best_constant_answer_is_unknown() -> None:
     assert "cannot be distinguished" in why_unjudged(near_chance(0.675, 0.03))
     assert why_unjudged(near_chance(0.675, 0.003)) == ""
+
+
+BENT = "y = x[:, :1].square() + x[:, 1:2].square()\n"
+FITTED = "def loss_of(rows):\n    return F.mse_loss(model(x[rows]), y[rows])\n"
+
+
+def test_layers_without_an_activation_between_them_are_named(watch: Nursery) -> None:
+    model = "model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1))\n"
+    run = watch(START, BENT, model, FITTED, TRAIN)
+    assert run.first.cause == "optim.not-learning"
+    assert run.first.evidence["layers"] == 3
+    bent = model.replace("nn.Linear(8, 32),", "nn.Linear(8, 32), nn.Tanh(),")
+    assert "Nothing lies between" not in str(watch(START, BENT, bent, FITTED, TRAIN).diagnosis)
+    straight = watch(START, "y = x[:, :1] + x[:, 1:2]\n", model, FITTED, TRAIN)
+    assert straight.causes == [], "a linear function is all that is needed"

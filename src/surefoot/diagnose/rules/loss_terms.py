@@ -172,8 +172,7 @@ def _as_mean(call: LossCall) -> LossCall:
 
 def _rest(run: RecordedRun, losses: list[LossCall], measured: BackwardCall) -> float:
     """The size of what the loss holds besides a loss function, in late steps; of a sum that is divided, before that."""
-    total = sum(term.value for term in measured.terms or [])
-    factor = total / measured.value if measured.value else 1.0
+    factor = sum(term.value for term in measured.terms or []) / measured.value if measured.value else 1.0
     values = {root.step: root.value * factor for root in run.sampled.backward_calls if root.value is not None}
     found = [abs(total - call.value) for call in losses if call.value and (total := values.get(call.step)) is not None]
     return median(found) if found else math.inf
