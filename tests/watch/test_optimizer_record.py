@@ -70,3 +70,10 @@ def test_a_new_optimizer_that_a_library_loads_with_its_own_state_was_not_resumed
     assert [each["event"] for each in run.facts["events"]] == []
     ours = watch(CLASSES, "loss_of = F.cross_entropy", NET, "optimizer.load_state_dict(optimizer.state_dict())", LOOP)
     assert [each["state_loaded_at_step"] for each in ours.facts["optimizers"]] == [0]
+
+
+def test_every_step_counts_when_a_second_optimizer_takes_over(watch):
+    second = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)"
+    run = watch(CLASSES, "loss_of = F.cross_entropy", NET, LOOP, second, LOOP)
+    assert [each["steps"] for each in run.facts["optimizers"]] == [60, 60]
+    assert run.facts["steps"] == 120

@@ -576,7 +576,7 @@ _CAUSES = (
         "Gradients are steady and updates are tiny relative to the weights. With ten times the rate, the same batches "
         "are learned much faster, without instability.",
         "optim.no-update optim.epsilon clip.saturated precision.low-precision-weights",
-        "Multiply the rate by 3 to 10; `surefoot.find_lr` suggests one.",
+        "Multiply the rate by 10 to 100; `surefoot.find_lr` suggests one.",
         "Check that the schedule has not already decayed it.",
         "With SGD, add momentum or switch to AdamW.",
     ),

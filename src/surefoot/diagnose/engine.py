@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ class Claims:
 def diagnose(facts: RunFacts, description: RunDescription | None = None, strict: bool = False) -> Diagnosis:
     """Run every rule over the facts of a run and rank the claims; if strict, a rule that fails raises."""
     from surefoot.diagnose.rules import RULES
-    from surefoot.diagnose.rules.last_resort import LAST_RESORT, steps_left_out
+    from surefoot.diagnose.rules.last_resort import BESIDE_WARNINGS, LAST_RESORT, steps_left_out
 
     run = RecordedRun(facts, description)
     claims = Claims(run, strict)
@@ -101,6 +102,8 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
     if all(claim.severity == "info" for _, claim in found):
         found += claims.of(LAST_RESORT)[:1]
         left_out = ""  # the last resort reports this
+    elif all(claim.severity != "error" for _, claim in found):
+        found += claims.of(BESIDE_WARNINGS)
     diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
         return diagnosis
@@ -330,8 +333,16 @@ def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Findin
         step=claim.step,
         where=tuple(dict.fromkeys(place for place in claim.where if place)),
         evidence={**claim.evidence, "source": source} if source else claim.evidence,
-        fixes=(*claim.fixes, *CATALOGUE[code].fixes),
+        fixes=_without_repeats((*claim.fixes, *CATALOGUE[code].fixes)),
     )
+
+
+def _without_repeats(fixes: tuple[str, ...]) -> tuple[str, ...]:
+    """The fixes without those whose first clause an earlier one has, which names the values of this run."""
+    found: dict[str, str] = {}
+    for fix in fixes:
+        found.setdefault(re.split(r"[:;.](?:\s|$)", fix, maxsplit=1)[0], fix)
+    return tuple(found.values())
 
 
 def _lines_around(places: tuple[str, ...], source_lines: Mapping[str, str]) -> dict[str, str]:

@@ -62,7 +62,9 @@ def trainer_fixes(run: RecordedRun, cause: str) -> tuple[str, ...]:
         return ()
     if trainer == "transformers" and cause in ("lr.too-high", "lr.too-low") and run.lr:
         rate = max(run.lr)
+        change = "Divide the rate by 3 to 10" if cause == "lr.too-high" else "Multiply the rate by 10 to 100"
         better = rate / 10 if cause == "lr.too-high" else rate * 10
-        return (f"Set `learning_rate={better:.1g}` in {_ARGUMENTS}; its highest value in this run was {rate:.3g}.",)
+        words = f"{change}: `learning_rate={better:.1g}` in {_ARGUMENTS}; its highest value in this run was {rate:.3g}."
+        return (words,)
     fix = _FIXES.get(trainer, {}).get(cause)
     return () if fix is None else (fix,)

@@ -89,6 +89,7 @@ def validation_curves(run: RecordedRun, fewest: int) -> list[ValidationCurve]:
     for each in run.facts.evaluation_passes:
         if each.step >= since and each.loss is not None:
             sets.setdefault((each.number, each.function, each.rows), []).append((each.step, each.loss))
+    sets |= _with_gradients(run)
     return [
         ValidationCurve(
             function=function,
@@ -101,6 +102,24 @@ def validation_curves(run: RecordedRun, fewest: int) -> list[ValidationCurve]:
         for (_, function, rows), passes in sets.items()
         if len(passes) >= fewest and all(math.isfinite(loss) for _, loss in passes)
     ]
+
+
+def _with_gradients(run: RecordedRun) -> dict[tuple[int, str, int], list[tuple[int, float]]]:
+    """The losses at sampled steps that no `backward` goes through, of passes without `torch.no_grad()`.
+
+    In each of these steps the model was called for nothing else, and the loss that is trained on has another line.
+    """
+    found: dict[tuple[int, str, int], list[tuple[int, float]]] = {}
+    for look in run.sampled.steps:
+        lines = {root.sign.site for root in look.backward_calls if root.sign is not None}
+        if not lines or not any(call.reached is False for call in look.model_calls if call.trained_on):
+            continue
+        for loss in look.calls.losses:
+            if loss.trained_on and loss.site not in lines and loss.reduction == "mean" and loss.value is not None:
+                found.setdefault((-1, f"{loss.op} at {loss.site}", loss.targets or 0), []).append(
+                    (look.step, loss.value)
+                )
+    return found
 
 
 def _run_steps(run: RecordedRun) -> list[int | None]:

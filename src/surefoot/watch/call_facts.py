@@ -109,6 +109,8 @@ class CallFacts:
                 self.losses.difference(entry, args, out)
             elif name == "mul":
                 self.losses.product(entry, args)
+            elif name in ("min", "minimum", "max", "maximum"):
+                self.losses.bounded(entry)
             elif name == "exp":
                 self.losses.ratio(entry, out)
             elif name in DROPOUTS:

@@ -44,7 +44,7 @@ def measure_terms(
     """The share of the gradient that each term of a summed loss contributes; `None` if it cannot be measured."""
     if recorder is None or call.entry is None or call.nodes > MOST_NODES:
         return None
-    terms = _summands(recorder, call.entry)
+    terms = _summands(recorder, _without_factor(recorder, call.entry))
     if not 2 <= len(terms) <= 6:
         return None
     targets = [
@@ -88,6 +88,15 @@ def measure_terms(
 
 def _total_norm(*parts: float) -> float:
     return math.sqrt(sum(norm * norm for norm in parts))
+
+
+def _without_factor(recorder: FunctionRecorder, index: int) -> int:
+    """The call that made what a loss is a multiple of: `(a + b) / rows` has the terms of the sum."""
+    entry = recorder.entries[index]
+    while entry.name in ("mul", "div") and len(entry.inputs) == 1 and recorder.entries[entry.inputs[0]].out_grad:
+        index = entry.inputs[0]
+        entry = recorder.entries[index]
+    return index
 
 
 def _summands(recorder: FunctionRecorder, index: int) -> list[tuple[Any, Tensor, int]]:

@@ -153,6 +153,14 @@ class LossCalls:
             )
         )
 
+    def bounded(self, entry: RecordedCall) -> None:
+        """The smaller, or larger, of two results: of a product and the same with a clipped ratio, as PPO has."""
+        name = {"min": "minimum", "max": "maximum"}.get(entry.name, entry.name)
+        mine = [at for at, product in enumerate(self.products) if product.index in entry.inputs]
+        if len(mine) == len(entry.inputs) == 2:
+            for at in mine:
+                self.products[at] = replace(self.products[at], bounded_by=name)
+
     def _is_negated(self, given: Tensor) -> bool | None:
         """Whether the sign of a log-probability was changed since it was computed; `None` if it cannot be followed."""
         recorder = self._history.recorder

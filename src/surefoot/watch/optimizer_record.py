@@ -100,6 +100,8 @@ class OptimizerRecords:
     def __init__(self) -> None:
         self.all: list[OptimizerRecord] = []
         self._round: set[int] = set()
+        self._known = 0
+        """The number of optimizers when the current round began."""
 
     def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
         """The record of an optimizer, or of the one that it wraps: both share their parameter groups."""
@@ -114,10 +116,13 @@ class OptimizerRecords:
         return [(record, optimizer) for record in self.all if (optimizer := record.ref()) is not None]
 
     def stepped(self, record: OptimizerRecord) -> bool:
-        """Record a step; returns whether it begins a new round. A round ends when an optimizer steps again."""
-        begins = record.number in self._round or not self._round
+        """Record a step; returns whether it begins a new round.
+
+        A round ends when one of its optimizers steps again, or one that was made after it began: the next phase.
+        """
+        begins = record.number in self._round or record.number >= self._known
         if begins:
-            self._round = set()
+            self._round, self._known = set(), len(self.all)
         self._round.add(record.number)
         return begins
 

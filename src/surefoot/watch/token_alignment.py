@@ -4,7 +4,8 @@ padding.
 Labels are often flattened, so their rows are found through the ids that embeddings looked up earlier in the same step:
 with the same number of sequences, the rows of labels are as long as those of the ids, or one or two shorter (a model
 that shifts them drops the last ones, or appends an ignored one). Everything is compared by value; large tensors are
-reduced to their first rows. Not covered: ids that are not in a matrix of sequences, and labels of images.
+reduced to their first rows. A model that is called for one time step at a time has one id per row. Not covered:
+labels of images.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def alignments(
             continue
         seen.add(ids.data_ptr())
         rows = _rows(ids, target.detach())
+        if ids.dim() == 1:
+            found += _of_one_step(entry, ids, target.detach(), ignore)
+            break  # one time step at a time: only the last ids belong to these labels
         if rows is not None:
             aligned = _aligned(entry, *rows, ignore)
             crossed = _crossed(ids, target.detach(), outputs.detach()) if outputs is not None else None
@@ -65,6 +69,31 @@ def alignments(
         if len(found) == MOST_EMBEDDINGS:
             break
     return found or None
+
+
+def _of_one_step(entry: RecordedCall, ids: Tensor, target: Tensor, ignore: int) -> list[TokenAlignment]:
+    """The labels of a model that is called once for each time step, with one id per row."""
+    if ids.shape != target.shape or ids.numel() < SHORTEST:
+        return []
+    valid = target != ignore
+    same = ((ids == target) & valid).sum() / valid.sum().clamp_min(1)
+    return [later(partial(_one_step_facts, entry.index, entry.site), same.double())]
+
+
+def _one_step_facts(index: int, site: str, same: float) -> TokenAlignment:
+    return TokenAlignment(
+        index=index,
+        site=site,
+        positions=1,
+        same=same,
+        following=0.0,
+        second=0.0,
+        tail_label=-1,
+        tail_share=0.0,
+        tail_elsewhere=0.0,
+        tail_lengths=0,
+        tail_padded=0.0,
+    )
 
 
 def _rows(ids: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -147,3 +147,12 @@ def test_a_generator_that_learns_to_be_recognised_has_the_wrong_sign(watch: Nurs
 
 def test_losses_of_opposite_directions_are_what_a_gan_has(watch: Nursery) -> None:
     assert "loss.sign-flipped" not in watch(TWO_PLAYERS.replace("SIGN", "-1")).causes
+
+
+def test_the_sign_of_a_generator_is_known_if_the_loss_of_the_discriminator_reaches_it_too(watch: Nursery) -> None:
+    attached = TWO_PLAYERS.replace("fake.detach()", "fake").replace(
+        "D(fake)).mean()\n    of_g", "D(FAKE)).mean()\n    of_g"
+    )
+    attached = attached.replace("FAKE", "G(torch.randn(32, 4))")
+    assert watch(attached.replace("SIGN", "1")).first.cause == "loss.sign-flipped"
+    assert "loss.sign-flipped" not in watch(attached.replace("SIGN", "-1")).causes

@@ -63,3 +63,14 @@ def test_two_sums_are_in_balance(watch: Nursery) -> None:
     run = watch(AUTOENCODER.replace("RECONSTRUCTION", summed))
     assert run.causes == []
     assert loss_terms.unused_code(RecordedRun(*run.loaded)) is None
+
+
+def test_the_terms_of_a_sum_that_is_divided_by_the_rows_are_measured(watch: Nursery) -> None:
+    script = AUTOENCODER.replace("RECONSTRUCTION + divergence", "(F.mse_loss(output, rows) + divergence) / len(rows)")
+    run = watch(script)
+    assert run.first.cause == "loss.term-dominates"
+    found = loss_terms.unused_code(RecordedRun(*run.loaded))
+    assert found is not None
+    assert run.at("|divergence = -0.5") in found.where
+    summed = "(F.mse_loss(output, rows, reduction='sum') + 0.01 * divergence) / len(rows)"
+    assert watch(AUTOENCODER.replace("RECONSTRUCTION + divergence", summed)).causes == []

@@ -295,37 +295,6 @@ def test_a_policy_gradient_has_no_flipped_sign(watch: Nursery) -> None:
     assert run.causes == []
 
 
-# Bounds
-
-
-def test_targets_beyond_a_sigmoid_are_out_of_reach(watch: Nursery) -> None:
-    model = FIT.replace("nn.Linear(32, 1)", "nn.Linear(32, 1), nn.Sigmoid()")
-    run = watch(VALUES, SQUARES, model, LOOP)
-    found = run.names_first(
-        "loss.bounded-output",
-        step=0,
-        at="|loss = loss_of",
-        evidence={"operation", "bounds", "targets", "out_of_reach"},
-    )
-    assert found.evidence["operation"] == "sigmoid"
-    assert found.evidence["bounds"] == [0, 1]
-    assert found.evidence["out_of_reach"] > 0.3
-
-
-@pytest.mark.parametrize(
-    ("act", "targets"),
-    [
-        ("nn.Sigmoid()", "y = torch.sigmoid(y)"),
-        ("nn.Tanh()", "y = torch.tanh(3 * y)"),
-        ("nn.ReLU()", "y = y.abs() + 0.5"),
-    ],
-)
-def test_targets_within_the_bounds_are_fine(watch: Nursery, act: str, targets: str) -> None:
-    model = FIT.replace("nn.Linear(32, 1)", f"nn.Linear(32, 1), {act}") + "nn.init.constant_(model[2].bias, 0.5)"
-    run = watch(VALUES, targets, SQUARES, model, LOOP)
-    assert "loss.bounded-output" not in [f.cause for f in run.diagnosis.findings]
-
-
 # Batches with nothing to learn from
 
 
@@ -467,22 +436,6 @@ def test_a_softmax_is_named_where_the_columns_of_its_result_go_into_a_second_los
     assert losses.softmax_before_cross_entropy(apart) is None
 
 
-def test_similarities_without_a_temperature_cannot_reach_a_low_loss() -> None:
-    claim = losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0)]))
-    assert claim is not None
-    assert claim.evidence["floor"] == pytest.approx(math.log(1 + 63 * math.exp(-2)))
-    assert "temperature" in claim.fixes[0]
-    assert losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 14.0, 9.0)])) is None
-    new = run_of(lambda s: [scores(s, 5, -0.3, 0.4, 9.0)])
-    assert losses.bounded_output(new) is None, "scores that never come close to 1 have only not grown yet"
-    wrong = run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.02)])
-    assert losses.bounded_output(wrong) is None, "predictions that are wrong have another reason"
-    assert claim.severity == "error"
-    done = losses.bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.97)]))
-    assert done is not None
-    assert done.severity == "info", "the bounds did no harm"
-
-
 def test_raw_scores_in_a_ctc_loss_are_named(watch: Nursery) -> None:
     data = "x, y = torch.randn(256, 12, 8), torch.randint(1, 3, (256, 2))"
     loss_of = """
@@ -507,3 +460,16 @@ def test_logits_close_to_one_another_are_no_probabilities() -> None:
     assert losses.sigmoid_before_bce_logits(narrow) is None
     wide = recorded(sampled_steps=[bce(step, 0.03, 0.9) for step in range(8)])
     assert losses.sigmoid_before_bce_logits(wide) is not None
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_a_softmax_over_the_rows_of_a_batch_is_named(watch: Nursery, op: str) -> None:
+    over_rows = f"def loss_of(given, target):\n    return F.cross_entropy(F.{op}(given, 0), target)\n"
+    found = watch(CLASSES, over_rows, NET, LOOP).first
+    assert found.cause == "loss.softmax-before-cross-entropy"
+    assert "depend on the other rows" in found.summary
+
+
+def test_a_log_softmax_over_the_classes_before_cross_entropy_changes_nothing(watch: Nursery) -> None:
+    twice = "def loss_of(given, target):\n    return F.cross_entropy(F.log_softmax(given, 1), target)\n"
+    assert watch(CLASSES, twice, NET, LOOP).causes == []

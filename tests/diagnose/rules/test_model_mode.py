@@ -142,3 +142,27 @@ for step in range(60):
 )
 def test_a_validation_loss_at_every_step_has_a_mode(watch: Nursery, mode: str, begin: str, causes: list[str]) -> None:
     assert watch(START, GRAPH.replace("MODE", mode).replace("print", f"{begin}print")).causes == causes
+
+
+FUNCTIONAL = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def forward(self, given):
+        return self.second(F.dropout(self.first(given).relu(), 0.3, training=self.training))
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+EVALUATED = LOOP.replace("    rows =", "    MODE\n    rows =") + "    model.eval()\n    model(x[:32])\n"
+
+
+def test_functional_dropout_that_an_evaluation_has_switched_off_for_good_is_named(watch: Nursery) -> None:
+    left = watch(CLASSES, "loss_of = F.cross_entropy", FUNCTIONAL, EVALUATED.replace("MODE", "pass"))
+    found = left.first
+    assert found.cause == "model.eval-mode-training"
+    assert left.at("|F.dropout") in found.where
+    fine = watch(CLASSES, "loss_of = F.cross_entropy", FUNCTIONAL, EVALUATED.replace("MODE", "model.train()"))
+    assert fine.causes == []

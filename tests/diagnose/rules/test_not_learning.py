@@ -76,6 +76,18 @@ def test_a_softmax_over_one_output_ends_above_the_best_constant_answer(watch: Nu
     assert run.first.evidence["without_gradient"] == ["0.weight", "0.bias"]
 
 
+def test_a_run_that_learned_nothing_is_broken_whatever_else_is_noticed(watch: Nursery) -> None:
+    model = "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1), nn.Softmax(1))"
+    run = watch(
+        START,
+        f"y = (x[:, 0] > 0).float()\nmodel = {model}\nmodel[0].bias.data[:4] = -100\n",
+        "def loss_of(rows):\n    return F.binary_cross_entropy(model(x[rows]).squeeze(1), y[rows])\n",
+        TRAIN,
+    )
+    assert run.causes == ["optim.not-learning", "model.dead-units"]
+    assert run.diagnosis.verdict == "broken"
+
+
 def test_a_run_that_learns_is_healthy(watch: Nursery) -> None:
     assert watch(START, CLASSES.replace("GIVEN", "x[rows]"), TRAIN).diagnosis.verdict == "healthy"
 
@@ -159,6 +171,17 @@ def test_one_of_several_terms_that_learns_nothing_is_named() -> None:
 )
 def test_a_term_is_not_said_to_learn_nothing(settings, why: str) -> None:
     assert term_not_learning(with_two_terms(**settings)) is None, why
+
+
+def test_the_loss_of_an_evaluation_with_gradients_is_no_term(watch: Nursery) -> None:
+    shown = "        if epoch % 2 == 0:\n            shown = F.mse_loss(model(x[:50]), y[:50])\n"
+    run = watch(
+        START,
+        "y = x[:, :1] + x[:, 1:2]\nmodel = nn.Linear(8, 1)\n",
+        "def loss_of(rows):\n    return F.mse_loss(model(x[rows]), y[rows])\n",
+        TRAIN.replace("lr=1e-2", "lr=3e-2") + shown,
+    )
+    assert run.diagnosis.verdict == "healthy"
 
 
 def test_a_run_that_still_falls_is_not_called_healthy_while_a_term_has_learned_nothing() -> None:
@@ -371,3 +394,18 @@ def near_chance(level: float, noise: float) -> RecordedRun:
 def test_a_loss_within_its_noise_of_the_best_constant_answer_is_unknown() -> None:
     assert "cannot be distinguished" in why_unjudged(near_chance(0.675, 0.03))
     assert why_unjudged(near_chance(0.675, 0.003)) == ""
+
+
+BENT = "y = x[:, :1].square() + x[:, 1:2].square()\n"
+FITTED = "def loss_of(rows):\n    return F.mse_loss(model(x[rows]), y[rows])\n"
+
+
+def test_layers_without_an_activation_between_them_are_named(watch: Nursery) -> None:
+    model = "model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1))\n"
+    run = watch(START, BENT, model, FITTED, TRAIN)
+    assert run.first.cause == "optim.not-learning"
+    assert run.first.evidence["layers"] == 3
+    bent = model.replace("nn.Linear(8, 32),", "nn.Linear(8, 32), nn.Tanh(),")
+    assert "Nothing lies between" not in str(watch(START, BENT, bent, FITTED, TRAIN).diagnosis)
+    straight = watch(START, "y = x[:, :1] + x[:, 1:2]\n", model, FITTED, TRAIN)
+    assert straight.causes == [], "a linear function is all that is needed"

@@ -258,3 +258,61 @@ def test_a_policy_that_makes_low_weights_likely_is_not_called_healthy(watch: Nur
 
 def test_a_policy_that_makes_high_weights_likely_is_healthy(watch: Nursery) -> None:
     assert watch(BANDIT.replace("SIGN", "-")).diagnosis.verdict == "healthy"
+
+
+PROXIMAL = """
+import torch
+from torch import nn
+from torch.distributions import Categorical
+
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(policy.parameters(), lr=RATE)
+for step in range(120):
+    if step % 4 == 0:
+        state = torch.randn(64, 3)
+        with torch.no_grad():
+            drawn = Categorical(logits=policy(state))
+            action = drawn.sample()
+            before = drawn.log_prob(action)
+        advantage = (action == 2).float() - 0.25
+    chosen = Categorical(logits=policy(state))
+    ratio = (chosen.log_prob(action) - before).exp()
+    clipped = ratio.clamp(0.8, 1.2)
+    loss = SURROGATE.mean() - WEIGHT * chosen.entropy().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+GAINS, LOSSES = (
+    "torch.min(ratio * advantage, clipped * advantage)",
+    "torch.max(ratio * -advantage, clipped * -advantage)",
+)
+
+
+def proximal(surrogate: str, weight: str = "0.01", rate: str = "3e-3") -> str:
+    return PROXIMAL.replace("SURROGATE", surrogate).replace("WEIGHT", weight).replace("RATE", rate)
+
+
+@pytest.mark.parametrize("surrogate", [GAINS, "-" + LOSSES], ids=["the smaller of gains", "the larger of losses"])
+def test_a_clipped_surrogate_that_is_taken_the_wrong_way_has_the_wrong_sign(watch: Nursery, surrogate: str) -> None:
+    found = watch(proximal(surrogate)).first
+    assert found.cause == "loss.sign-flipped"
+    assert "torch.min" in found.fixes[0]
+
+
+@pytest.mark.parametrize("surrogate", ["-" + GAINS, LOSSES], ids=["gains", "losses"])
+def test_a_clipped_surrogate_with_the_right_sign_is_fine(watch: Nursery, surrogate: str) -> None:
+    assert watch(proximal(surrogate)).causes == []
+
+
+def test_an_entropy_bonus_that_keeps_the_policy_uniform_is_named_with_its_weight(watch: Nursery) -> None:
+    found = watch(proximal("-" + GAINS, weight="50")).first
+    assert found.cause == "loss.term-dominates"
+    assert found.evidence["weight"] == pytest.approx(50, rel=1e-3)
+
+
+def test_a_rate_that_drives_the_units_of_a_policy_to_their_bounds_is_too_high(watch: Nursery) -> None:
+    found = watch(proximal("-" + GAINS, rate="3.0")).first
+    assert found.cause == "lr.too-high"
+    assert "at its bounds" in found.summary

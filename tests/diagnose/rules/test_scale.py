@@ -469,3 +469,14 @@ def test_the_gain_of_a_recurrent_cell_goes_by_its_own_inputs(watch: Nursery) -> 
     assert "init.too-small" not in [finding.cause for finding in run.diagnosis.findings]
     layer = next(call for call in run.loaded[0].sampled_steps[0].calls.layers if call.op == "lstm_cell")
     assert layer.fan_in is None
+
+
+def test_hidden_units_with_equal_weights_that_only_their_biases_separate_are_named(watch: Nursery) -> None:
+    model = "model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))"
+    made = "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)"
+    constant = "nn.init.constant_(model[0].weight, 0.05)\nnn.init.constant_(model[2].weight, 0.05)"
+    loss = "loss_of = F.cross_entropy"
+    found = watch(CLASSES, loss, model, constant, made, LOOP).finding("init.symmetric")
+    assert found.severity != "info"
+    assert found.where[:2] == ("0.weight", "2.weight")
+    assert watch(CLASSES, loss, model, "nn.init.zeros_(model[4].weight)", made, LOOP).causes == []

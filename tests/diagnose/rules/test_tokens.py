@@ -228,3 +228,31 @@ def test_targets_of_masked_tokens_must_not_be_in_the_input(
     counts = {"valid": round(768 * (1 - left_out)), "targets": 768, "tokens": [tokens | tails]}
     looks = [look(step, notes={"losses": [loss | counts]}) for step in range(5)]
     assert (target_offset(run(sampled_steps=looks)) is not None) == named
+
+
+STEP_BY_STEP = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell, self.out = nn.Embedding(VOCAB, 16), nn.GRUCell(16, 32), nn.Linear(32, VOCAB)
+    def forward(self, ids, state):
+        state = self.cell(self.embed(ids), state)
+        return self.out(state), state
+
+model = Cell()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+def loss_of(rows):
+    state, loss = torch.zeros(len(rows), 32), 0.0
+    for t in range(LENGTH):
+        output, state = model(rows[:, t], state)
+        loss = loss + F.cross_entropy(output, rows[:, t + OFFSET])
+    return loss / LENGTH
+"""
+
+
+def test_targets_that_are_the_inputs_of_the_same_time_step_are_not_shifted(watch: Nursery) -> None:
+    run = watch(MODEL, STEP_BY_STEP.replace("OFFSET", "0"), LOOP)
+    assert run.first.cause == "loss.target-offset"
+    assert run.at("|loss = loss + F.cross_entropy") in run.first.where
+    assert watch(MODEL, STEP_BY_STEP.replace("OFFSET", "1"), LOOP).causes == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recorded import optimizer, parameter, run
+from recorded import look, optimizer, parameter, run
 from surefoot.diagnose.rules.validation import RULES
 
 FIND = {rule.code: rule.find for rule in RULES}
@@ -88,3 +88,36 @@ def test_a_known_set_that_gets_worse_in_fine_tuning_is_forgotten() -> None:
 
 def test_passes_that_are_not_finite_claim_nothing() -> None:
     assert all(find(trained([math.nan] * 16, FALLING)) is None for find in FIND.values())
+
+
+# Validation that was never learned
+
+
+def test_a_validation_loss_that_never_falls_while_training_does_is_that_of_rows_learned_by_heart() -> None:
+    by_heart = FIND["data.labels-uninformative"]
+    claim = by_heart(trained([2.0 + 0.1 * i for i in range(16)], FALLING))
+    assert claim is not None
+    assert claim.severity == "warning"
+    assert claim.evidence["first_validation_loss"] == 2.0
+    assert by_heart(trained([1.1 * value for value in FALLING], FALLING)) is None
+    assert by_heart(trained(U_SHAPED, FALLING)) is None, "it was learned at first"
+
+
+def test_losses_with_gradients_that_no_backward_uses_are_validation() -> None:
+    """Evaluations without `torch.no_grad()`, as at every step in graph networks."""
+
+    def sampled(step: int, validated: float) -> dict[str, Any]:
+        losses = [
+            {"step": step, "op": "nll_loss", "index": index, "grad": True, "site": site, "reduction": "mean"}
+            | {"value": value, "targets": rows}
+            for index, site, value, rows in ((3, "train.py:9", validated, 300), (7, "train.py:4", 1.0, 140))
+        ]
+        sign = {"function": "nll_loss", "site": "train.py:4", "factor": 1.0, "index": 7}
+        calls = [{"model": "model", "site": "", "grad": True, "reached": reached} for reached in (False, True)]
+        roots = [{"site": "train.py:5", "sign": sign, "made_from": []}]
+        return look(step, notes={"losses": losses}, passes=calls, roots=roots)
+
+    rising = [sampled(step, 2.0 + 0.002 * step) for step in range(0, 160, 16)]
+    assert FIND["data.labels-uninformative"](trained([], FALLING, sampled_steps=rising)) is not None
+    falling = [sampled(step, 2.0 - 0.01 * step) for step in range(0, 160, 16)]
+    assert FIND["data.labels-uninformative"](trained([], FALLING, sampled_steps=falling)) is None

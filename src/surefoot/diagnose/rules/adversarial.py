@@ -14,7 +14,7 @@ from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import OptimizerFacts, SampledStep, TensorSummary
+    from surefoot.record.facts import BackwardCall, OptimizerFacts, SampledStep, TensorSummary
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,14 @@ def generator_sign(run: RecordedRun) -> Claim | None:
         made = {_sign(p.outputs[0]) for p in look.model_calls if p.model in pair.generator_models and p.outputs}
         judged = [p for p in look.model_calls if p.model in pair.discriminator_models and p.inputs]
         generated = {p.index for p in judged if _sign(p.inputs[0]) in made}
-        mine = _pushed(look, generated, own, by_generator=True)
-        other = _pushed(look, generated, own, by_generator=False)
+        mine = _pushed([r for r in look.backward_calls if _is_of_generator(r, pair, own)], generated)
+        other = _pushed([r for r in look.backward_calls if not _is_of_generator(r, pair, own)], generated)
         if mine and other and len(generated) < len(judged):  # and real samples were judged as well
             directions.append((mine, other))
     same = [each for each in directions if each[0] * each[1] > 0]
     if len(directions) < 5 or len(same) < 0.9 * len(directions):
         return None
-    root = next(r for look in run.sampled.steps for r in look.backward_calls if own & set(r.parameters))
+    root = next(r for r in run.sampled.backward_calls if _is_of_generator(r, pair, own))
     name, other_name = ("/".join(sorted(each)) for each in (pair.generator_models, pair.discriminator_models))
     return Claim(
         0.93,
@@ -204,9 +204,17 @@ def generator_sign(run: RecordedRun) -> Claim | None:
     )
 
 
-def _pushed(look: SampledStep, generated: set[int | None], own: set[int], by_generator: bool) -> float:
-    """The gradient of one side's loss for the discriminator's outputs for generated samples, added up."""
-    roots = [root for root in look.backward_calls if bool(own & set(root.parameters)) == by_generator]
+def _is_of_generator(root: BackwardCall, pair: Pair, own: set[int]) -> bool:
+    """Whether the generator makes a step with a gradient: its optimizer comes next, or its parameters are reached.
+
+    Without `detach()`, the loss of the discriminator reaches them too.
+    """
+    steps = [side.number in root.optimizers for side in (pair.generator, pair.discriminator)]
+    return steps[0] if steps[0] != steps[1] else bool(own & set(root.parameters))
+
+
+def _pushed(roots: list[BackwardCall], generated: set[int | None]) -> float:
+    """The gradient of one side's losses for the discriminator's outputs for generated samples, added up."""
     totals = [each.total for root in roots for each in root.output_gradients or [] if each.index in generated]
     return sum(total for total in totals if total is not None)
 

@@ -349,5 +349,10 @@ def _compare(model: str, train: list[FeatureScales], calls: list[ModelCall]) -> 
 
 RULES: tuple[Rule, ...] = (
     Rule("data.leakage", "value", leakage),
-    Rule("data.split-mismatch", "value", split_mismatch, explains=("model.batchnorm-tiny-batch",)),
+    Rule(
+        "data.split-mismatch",
+        "value",
+        split_mismatch,
+        explains=("model.batchnorm-tiny-batch", "data.labels-uninformative"),
+    ),
 )

@@ -175,5 +175,5 @@ def _predicted_across(run: RecordedRun, blocks: list[EvaluationBlock]) -> Predic
 
 RULES: tuple[Rule, ...] = (
     Rule("eval.random-eval", "wiring", random_eval),
-    Rule("eval.labels-mismatched", "value", labels_mismatched),
+    Rule("eval.labels-mismatched", "value", labels_mismatched, explains=("data.labels-uninformative",)),
 )

@@ -1,7 +1,8 @@
 """Claims about a run that ended with a non-finite loss, or learned nothing, if no other rule finds the cause.
 
 Such a run is never healthy, nor is one in which `--guard` had to skip steps. These rules run only if no other rule has
-a claim; they describe what was observed and how to find the cause, with a low confidence.
+a claim; they describe what was observed and how to find the cause, with a low confidence. That a run learned nothing is
+claimed beside warnings as well.
 """
 
 from __future__ import annotations
@@ -208,3 +209,5 @@ LAST_RESORT = (
     Rule("optim.not-learning", "curve", term_not_learning),
 )
 """In this order; the first claim is used."""
+BESIDE_WARNINGS = (Rule("optim.not-learning", "curve", not_learning),)
+"""For a run with warnings alone: if it learned nothing it is broken, whatever else was noticed."""

@@ -83,6 +83,10 @@ def _share(root: BackwardCall) -> float:
     return max(norms) / sum(norms) if sum(norms) else 0.0
 
 
+_AS_CONSTANT = 0.85
+"""From this share of the best constant answer's loss on, a reconstruction hardly depends on the row."""
+
+
 def unused_code(run: RecordedRun) -> Claim | None:
     """A model that reconstructs its input answers with a constant, and another term of its loss has gone to 0.
 
@@ -99,8 +103,8 @@ def unused_code(run: RecordedRun) -> Claim | None:
     level = level_of([_as_mean(call) for call in calls])
     reached = median(_as_mean(call).value or 0.0 for call in late)
     other = next((term for term in looked[0].terms or [] if term.loss_site != calls[0].site), None)
-    rest = _rest(run, late)
-    if level is None or other is None or reached < 0.95 * level or not rest < 0.1 * abs(other.value):
+    rest = _rest(run, late, looked[0])
+    if level is None or other is None or reached < _AS_CONSTANT * level or not rest < 0.1 * abs(other.value):
         return None
     scale = f"{other.norm:.2g} against {sum(term.norm for term in looked[0].terms or []) - other.norm:.2g}"
     return Claim(
@@ -119,6 +123,46 @@ def unused_code(run: RecordedRun) -> Claim | None:
     )
 
 
+_UNIFORM = 0.999
+"""A policy whose entropy is above this share of the maximum chooses every action alike."""
+_LARGE_BONUS = 0.5
+"""Entropy is usually weighted by 0.001 to 0.05."""
+
+
+def entropy_dominates(run: RecordedRun) -> Claim | None:
+    """A policy that chooses every action alike to the end, because the loss rewards that more than anything else.
+
+    The weight of the entropy is the quotient of a term of the loss and the entropy that was recorded at that step.
+    """
+    held = {p.step: p for p in run.facts.policy_entropies if p.actions > 1}
+    late = [p for p in held.values() if p.step >= 0.5 * run.steps]
+    if run.steps < 100 or len(late) < 3 or any(p.entropy < _UNIFORM * math.log(p.actions) for p in late):
+        return None
+    for root in run.sampled.backward_calls:
+        entropy = held[root.step].entropy if root.step in held else 0.0
+        others = [abs(term.value) for term in root.terms or []]
+        for term in root.terms or []:
+            weight = abs(term.value) / entropy if entropy else 0.0
+            if weight > _LARGE_BONUS and len(others) > 1 and _is_round(weight):
+                return Claim(
+                    0.85,
+                    f"The entropy of the policy stays at its maximum ({late[-1].entropy:.4g} nats for "
+                    f"{late[-1].actions} actions) in all {run.steps:,} steps: the term at {term.site} is {weight:.3g} "
+                    f"times the entropy, {abs(term.value):.3g} at step {root.step}.",
+                    step=root.step,
+                    where=(term.site,),
+                    evidence={"weight": weight, "entropy": late[-1].entropy, "actions": late[-1].actions}
+                    | {"terms": [each.to_json() for each in root.terms or []]},
+                    fixes=("Multiply the entropy by 0.01 in the loss.",),
+                )
+    return None
+
+
+def _is_round(weight: float) -> bool:
+    """Whether a number has at most two digits other than 0, as a coefficient in a script has."""
+    return math.isclose(weight, float(f"{weight:.1e}"), rel_tol=1e-3)
+
+
 def _as_mean(call: LossCall) -> LossCall:
     """A loss per element of its targets."""
     if call.reduction != "sum" or call.value is None:
@@ -126,9 +170,10 @@ def _as_mean(call: LossCall) -> LossCall:
     return replace(call, reduction="mean", value=call.value / max(1, math.prod(call.target.shape)))
 
 
-def _rest(run: RecordedRun, losses: list[LossCall]) -> float:
-    """The size of what the loss holds besides a loss function, in late steps."""
-    values = {root.step: root.value for root in run.sampled.backward_calls}
+def _rest(run: RecordedRun, losses: list[LossCall], measured: BackwardCall) -> float:
+    """The size of what the loss holds besides a loss function, in late steps; of a sum that is divided, before that."""
+    factor = sum(term.value for term in measured.terms or []) / measured.value if measured.value else 1.0
+    values = {root.step: root.value * factor for root in run.sampled.backward_calls if root.value is not None}
     found = [abs(total - call.value) for call in losses if call.value and (total := values.get(call.step)) is not None]
     return median(found) if found else math.inf
 
@@ -146,5 +191,6 @@ def _reconstructs(run: RecordedRun, loss: LossCall) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
+    Rule("loss.term-dominates", "value", entropy_dominates, explains=("optim.not-learning", "rl.zero-advantage")),
     Rule("loss.term-dominates", "value", unused_code, explains=("lr.*", "optim.not-learning", "model.*")),
 )

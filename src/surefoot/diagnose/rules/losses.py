@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from statistics import mean, median
+from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.data_summary import are_positions
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import fails_at_its_rate
 from surefoot.diagnose.run import weighs_by_reward
-from surefoot.record.facts import LossCall
-from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,19 +18,11 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import (
         CallSite,
-        DifferenceCall,
-        OutputRange,
+        LossCall,
         SampledCall,
     )
 
 _Call = TypeVar("_Call", bound="SampledCall")
-BOUNDS: dict[str, tuple[float, float]] = {
-    "sigmoid": (0, 1), "sigmoid_": (0, 1), "tanh": (-1, 1), "tanh_": (-1, 1), "softmax": (0, 1),
-    "hardtanh": (-1, 1), "relu": (0, math.inf), "relu_": (0, math.inf), "relu6": (0, 6),
-    "softplus": (0, math.inf), "hardsigmoid": (0, 1), "clamp_min": (0, math.inf), "log_softmax": (-math.inf, 0),
-    "logsigmoid": (-math.inf, 0), "exp": (0, math.inf),
-}  # fmt: skip
-"""The bounds of an operation's results."""
 
 
 class HasProducer(Protocol):
@@ -48,7 +37,7 @@ class HasProducer(Protocol):
         """That other call, if it was recorded."""
 
 
-def _source(call: HasProducer) -> str:
+def source_of(call: HasProducer) -> str:
     """The call that made the values, if it was recorded."""
     return call.producer.site if call.producer is not None else ""
 
@@ -59,7 +48,7 @@ def _maker(call: HasProducer) -> str:
 
 def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
     """Every row that reaches cross-entropy is non-negative and sums to one."""
-    for site, found in _by_site(run.sampled.training_losses("cross_entropy")).items():
+    for site, found in by_site(run.sampled.training_losses("cross_entropy")).items():
         notes = [n for n in found if _has_probabilities(n)]
         seen = [n.distribution for n in notes if n.distribution]
         if len(seen) < min(2, max(1, run.steps)) or not seen:
@@ -76,7 +65,7 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
             f"log-softmax itself: the loss cannot fall below {floor:.3f} = ln(e+{classes - 1})-1 with {classes} "
             f"classes; it is at {run.curve.end:.3f}.",
             step=notes[0].step,
-            where=(site, _source(notes[0])),
+            where=(site, source_of(notes[0])),
             evidence={
                 "rows": rows,
                 "classes": classes,
@@ -88,7 +77,7 @@ def softmax_before_cross_entropy(run: RecordedRun) -> Claim | None:
             },
             fixes=fix,
         )
-    return _softmax_twice(run)
+    return _softmax_twice(run) or _softmax_over_rows(run)
 
 
 def _has_probabilities(loss: LossCall) -> bool:
@@ -100,7 +89,7 @@ def _has_probabilities(loss: LossCall) -> bool:
 
 def _softmax_twice(run: RecordedRun) -> Claim | None:
     """The same by hand: log-softmax of something that already is a distribution."""
-    for site, notes in _by_site(
+    for site, notes in by_site(
         [n for n in run.sampled.calls.softmaxes if n.op == "log_softmax" and n.trained_on]
     ).items():
         if len(notes) >= 2 and all(n.is_distribution for n in notes):
@@ -109,16 +98,41 @@ def _softmax_twice(run: RecordedRun) -> Claim | None:
                 f"log_softmax at {site} gets rows that are already probabilities (all ≥ 0, sums of 1): "
                 "the softmax is applied twice.",
                 step=notes[0].step,
-                where=(site, _source(notes[0])),
+                where=(site, source_of(notes[0])),
                 evidence={"calls": len(notes), "shape": notes[0].shape},
                 fixes=_drop("softmax", notes[0]),
             )
     return None
 
 
+def _softmax_over_rows(run: RecordedRun) -> Claim | None:
+    """Cross-entropy is given a softmax over another dimension than the classes: rows depend on one another."""
+    for site, notes in by_site(run.sampled.training_losses("cross_entropy")).items():
+        op = notes[0].producer.op if notes[0].producer is not None else ""
+        seen = [n.distribution for n in notes if n.distribution is not None and n.distribution.classes > 1]
+        if op not in ("softmax", "log_softmax") or len(seen) < 3:
+            continue
+        error = min(d.sum_error if op == "softmax" else d.log_sum_error for d in seen)
+        inside = all(d.min >= 0 and d.max <= 1 if op == "softmax" else d.max <= 0 for d in seen)
+        if not inside or error < 0.05:
+            continue
+        return Claim(
+            0.9,
+            f"cross_entropy at {site} is given the result of {op} at {source_of(notes[0])}, but its rows are no "
+            f"distributions over the {seen[0].classes} classes (the sums differ from 1 by {error:.2g} or more): the "
+            f"{op} runs over another dimension, so that the scores of a row depend on the other rows. The loss is at "
+            f"{run.curve.end:.3g}.",
+            step=notes[0].step,
+            where=(site, source_of(notes[0])),
+            evidence={"operation": op, "smallest_sum_error": error, "classes": seen[0].classes, "calls": len(seen)},
+            fixes=_drop(op, notes[0]),
+        )
+    return None
+
+
 def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
     """Everything that reaches BCE-with-logits lies between 0 and 1."""
-    for site, notes in _by_site(run.sampled.training_losses("binary_cross_entropy_with_logits")).items():
+    for site, notes in by_site(run.sampled.training_losses("binary_cross_entropy_with_logits")).items():
         spread = [n for n in notes if (n.input.std or 0) > 0]
         if not spread or any((n.inside_unit or 0) < 1 for n in notes):
             continue
@@ -135,7 +149,7 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
             f"into binary_cross_entropy_with_logits, which applies the sigmoid itself; the loss is at "
             f"{run.curve.end:.3f}.",
             step=notes[0].step,
-            where=(site, _source(notes[0])),
+            where=(site, source_of(notes[0])),
             evidence={"lowest": low, "highest": high, "calls": len(notes), "made_by": made, "loss": run.curve.end},
             fixes=_drop("sigmoid", notes[0]),
         )
@@ -163,7 +177,7 @@ def scores_crash(run: RecordedRun) -> Claim | None:
 
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities gets something else."""
-    for site, notes in _by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
+    for site, notes in by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             probabilities = all(d.min >= 0 and d.sum_error < 1e-2 for d in seen)
@@ -174,7 +188,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
                 f"{max(d.max for d in seen):.3g}, whose exponentials do not sum to 1. The loss went to "
                 f"{run.curve.end:.3g}.",
                 step=notes[0].step,
-                where=(site, _source(notes[0])),
+                where=(site, source_of(notes[0])),
                 evidence={
                     "largest_value": max(d.max for d in seen),
                     "log_sum_error": min(d.log_sum_error for d in seen),
@@ -182,7 +196,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
                 },
                 fixes=("Put log_softmax before nll_loss, or use cross_entropy.",),
             )
-    for site, notes in _by_site(run.sampled.training_losses("kl_div", "ctc_loss")).items():
+    for site, notes in by_site(run.sampled.training_losses("kl_div", "ctc_loss")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
@@ -190,7 +204,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
                 f"{notes[0].op} at {site} gets values that are not log-probabilities (up to "
                 f"{max(d.max for d in seen):.3g}).",
                 step=notes[0].step,
-                where=(site, _source(notes[0])),
+                where=(site, source_of(notes[0])),
                 evidence={"log_sum_error": min(d.log_sum_error for d in seen)},
             )
     return None
@@ -240,142 +254,6 @@ def _settles(losses: list[float]) -> bool:
 
 def _has_advantages(run: RecordedRun) -> bool:
     return any(weighs_by_reward(n) for n in run.sampled.calls.products)
-
-
-def bounded_output(run: RecordedRun) -> Claim | None:
-    """Targets are outside the range of the last operation."""
-    if run.facts.preflight is not None and run.facts.preflight.output_range is not None:
-        return _out_of_range(run.facts.preflight.output_range)
-    notes: list[LossCall | DifferenceCall] = [*run.sampled.training_losses(*DISTANCE_LOSSES)]
-    notes += [n for n in run.sampled.calls.differences if not n.grown]
-    for site, group in _by_site(notes).items():
-        first = group[0]
-        op = first.producer.op if first.producer is not None else ""
-        if op not in BOUNDS or first.target.min is None or _learned_target(first):
-            continue
-        low, high = BOUNDS[op]
-        goals = (min(present(n.target.min for n in group)), max(present(n.target.max for n in group)))
-        room = 0.05 * max(1e-9, goals[1] - goals[0])
-        over = goals[1] > high + room or goals[0] < low - room
-        share = median(max(n.above or 0.0, n.below or 0.0) for n in group)
-        if over and share > 0.02 and len(group) >= min(3, run.steps):
-            return Claim(
-                0.95,
-                f"The prediction at {site} comes out of {op} and stays within [{low:g}, {high:g}], but targets go from "
-                f"{goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of its range. The loss is at "
-                f"{run.curve.end:.3g}.",
-                step=first.step,
-                where=(site, _source(first)),
-                evidence={"operation": op, "bounds": [low, high], "targets": list(goals), "out_of_reach": share},
-                fixes=(f"Remove the {op} at {_source(first)}, or scale the targets into [{low:g}, {high:g}].",),
-            )
-    return _bounded_scores(run)
-
-
-_LIMITED = {op: bounds for op, bounds in BOUNDS.items() if math.isfinite(sum(bounds)) and op != "softmax"}
-
-
-def _bounded_scores(run: RecordedRun) -> Claim | None:
-    """The scores that cross-entropy is given have bounds, so the probability of a class cannot approach 1.
-
-    The operation that made them shows it; so do scores that come close to 1 and never exceed it while most of the
-    predictions are right, like cosine similarities without a temperature.
-    """
-    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
-        seen = [n for n in notes if n.distribution is not None and n.distribution.classes > 1]
-        op = notes[0].producer.op if notes[0].producer is not None else ""
-        if len(seen) < 3 or any(n.weighted for n in seen):
-            continue
-        low, high = _LIMITED.get(op) or (-1.0, 1.0)
-        late = [n for n in seen[-3:] if n.distribution is not None]
-        close = all(max(-n.distribution.min, n.distribution.max) > 0.9 for n in late if n.distribution is not None)
-        right = median(n.accuracy or 0.0 for n in late) > 0.5
-        inside = all(n.distribution.min >= low and n.distribution.max <= high + 1e-3 for n in seen if n.distribution)
-        classes = min(n.distribution.classes for n in seen if n.distribution is not None)
-        floor = math.log(1 + (classes - 1) * math.exp(low - high))
-        stays = run.curve.end > max(0.9 * floor, 0.3 * math.log(classes))
-        if not (inside and stays) or not (op in _LIMITED or (close and right)):
-            continue
-        made = f"come out of {op} and " if op in _LIMITED else ""
-        return Claim(
-            0.9 if op in _LIMITED else 0.8,
-            f"The scores that cross_entropy is given at {site} {made}stay within [{low:g}, {high:g}] at all "
-            f"{len(seen)} sampled calls: with {classes} classes the loss cannot fall below {floor:.3g}. It is at "
-            f"{run.curve.end:.3g}; {median(n.accuracy or 0.0 for n in late):.0%} of the predictions are right.",
-            step=seen[0].step,
-            where=(site, _source(seen[0])),
-            evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
-            severity="info" if op not in _LIMITED and _are_right(seen) else "error",
-            fixes=(
-                f"Remove the {op} at {_source(seen[0])}."
-                if op in _LIMITED
-                else "Divide the similarities by a temperature, for example 0.07, before cross_entropy.",
-            ),
-        )
-    return _tiny_scores(run)
-
-
-def _are_right(losses: list[LossCall]) -> bool:
-    """Whether nearly every prediction of the last third of the sampled calls is right: the bounds did no harm."""
-    late = losses[-max(3, len(losses) // 3) :]
-    return mean(loss.accuracy or 0.0 for loss in late) > 0.9
-
-
-def _tiny_scores(run: RecordedRun) -> Claim | None:
-    """A contrastive loss over similarities that were divided by a large number: they use all of their tiny range."""
-    for site, notes in _by_site(run.sampled.training_losses("cross_entropy")).items():
-        ranges = [(n.distribution.min, n.distribution.max) for n in notes if n.distribution and are_positions(n)]
-        bound = max((max(-low, high) for low, high in ranges), default=math.inf)
-        if len(ranges) < max(4, len(notes)) or not 0.0 < bound < 0.2:
-            continue
-        low, high = (median(ends) for ends in zip(*ranges[-3:], strict=True))
-        classes = min(n.distribution.classes for n in notes if n.distribution)
-        floor = math.log(1 + (classes - 1) * math.exp(-2 * bound))
-        if low > -0.5 * bound or high < 0.8 * bound or run.curve.end < 0.95 * floor:
-            continue
-        return Claim(
-            0.8,
-            f"The similarities that cross_entropy is given at {site} use all of their range, from {low:.2g} to "
-            f"{high:.2g}, and never exceed {bound:.2g}: with {classes} rows the loss cannot fall below {floor:.4g}. It "
-            f"is at {run.curve.end:.4g}.",
-            step=notes[0].step,
-            where=(site, _source(notes[0])),
-            evidence={"bound": bound, "classes": classes, "floor": floor},
-            fixes=("Divide the similarities by a temperature below 1, for example 0.07, before cross_entropy.",),
-        )
-    return None
-
-
-def _out_of_range(seen: OutputRange) -> Claim | None:
-    """What no weights can reach: bounds that look like those of an activation, and what is asked of the output."""
-    low, high = seen.low, seen.high
-    if high - low < 0.5:  # no bounds: the output hardly depends on these weights
-        return None
-    if seen.loss == "cross_entropy":
-        unit, centred = low >= 0.0 and high <= 1.0, low >= -1.0 and high <= 1.0 and high - low > 1.5
-        words = "so the probability of a class cannot approach 1"
-        share = 1.0 if unit or centred else 0.0
-    else:
-        bounded_below = abs(low + 1.0) < 1e-2 or 0.0 <= low < 1e-2
-        share = seen.below * bounded_below + seen.above * (abs(high - 1.0) < 1e-2)
-        words = (
-            f"and {share:.0%} of the targets ({seen.target_low:.3g} to {seen.target_high:.3g}) are outside this range"
-        )
-    if share <= 0.01:
-        return None
-    return Claim(
-        0.9,
-        f"The input of {seen.loss} stays within {low:.3g} to {high:.3g} for any weights, {words}.",
-        step=0,
-        evidence={"out_of_reach": share, "bounds": [low, high]},
-    )
-
-
-def _learned_target(note: LossCall | DifferenceCall) -> bool:
-    """Whether the target was computed by a model: a codebook, a teacher, a bootstrapped value."""
-    if isinstance(note, LossCall):
-        return note.target_from_model
-    return bool(set(note.target_history) & {"linear", "conv2d", "embedding", "matmul", "index_select"})
 
 
 def no_valid_targets(run: RecordedRun) -> Claim | None:
@@ -453,7 +331,8 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
     )
 
 
-def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
+def by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
+    """Calls by their line."""
     groups: dict[str, list[_Call]] = {}
     for note in notes:
         groups.setdefault(note.site, []).append(note)
@@ -461,7 +340,7 @@ def _by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
 
 
 def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
-    source = _source(note)
+    source = source_of(note)
     return (f"Pass the logits: remove the {what} at {source}.",) if source else ()
 
 
@@ -477,8 +356,6 @@ RULES = (
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.sign-flipped", "wiring", sign_flipped,
          explains=("lr.*", "model.*", "init.*", "data.*", "loss.undefined-op", "precision.*")),
-    Rule("loss.bounded-output", "wiring", bounded_output,
-         explains=("lr.*", "model.*", "init.*", "data.unscaled-input", "data.labels-uninformative")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),
     Rule("loss.sum-reduction", "value", sum_reduction,
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",

@@ -25,6 +25,8 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
             continue
         if _parts_never_on(run, model, notes):
             return _parts_in_eval_mode(model, notes)
+        if (functional := _functional_dropout_off(run, model, notes)) is not None:
+            return functional
         off = [n for n in notes if not n.training and _switched_off(n)]
         late = notes[-max(2, len(notes) // 4) :]
         often = len(off) >= max(2, 0.2 * len(notes)) and all(not n.training and _switched_off(n) for n in late)
@@ -43,6 +45,28 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
                 fixes=("Call `model.train()` before the training steps, and again after each evaluation.",),
             )  # fmt: skip
     return None
+
+
+def _functional_dropout_off(run: RecordedRun, model: str, notes: list[ModelCall]) -> Claim | None:
+    """The same for `F.dropout(x, training=self.training)`: it was active while the model was in training mode."""
+    reached = [n for n in notes if n.reached]
+    off = [n for n in reached if not n.training]
+    active = {c.step: c for c in run.sampled.calls.dropouts if c.module == model or c.module.startswith(f"{model}.")}
+    on = [active[n.step] for n in reached if n.training and n.step in active]
+    if not on or len(off) < max(2, 0.2 * len(reached)) or reached[-len(off) :] != off:
+        return None
+    if any(n.step in active or n.dropouts or n.batchnorms for n in off):
+        return None
+    return Claim(
+        0.95,
+        f"`{model}` is in eval mode (training=False) on steps that update its weights, from step {off[0].step} on: "
+        f"`{on[0].op}` at {on[0].site} was active at step {on[0].step}, and is inactive in {len(off)} of "
+        f"{len(reached)} passes looked at.",
+        step=off[0].step,
+        where=(model, on[0].site, off[0].site),
+        evidence={"passes": len(reached), "in_eval_mode": len(off), "p": on[0].p},
+        fixes=("Call `model.train()` before the training steps, and again after each evaluation.",),
+    )
 
 
 def _left_in_eval_mode(run: RecordedRun, notes: list[ModelCall], off: list[ModelCall]) -> bool:

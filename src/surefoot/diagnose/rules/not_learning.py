@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,7 @@ from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LossCall, OptimizerFacts
+    from surefoot.record.facts import LayerCall, LossCall, OptimizerFacts
 
 FEWEST = 40
 """With fewer losses, a run is not judged."""
@@ -176,9 +177,9 @@ def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
     for call in run.sampled.training_losses():
         terms.setdefault((call.op, call.site), []).append(call)
     added = _added_sites(run)
-    for calls in terms.values() if len(terms) > 1 else ():
-        if calls[0].site not in added:
-            continue  # such as the loss before the adaptation, in meta-learning
+    # Not those of an evaluation with gradients, or the loss before the adaptation, in meta-learning.
+    mine = [calls for calls in terms.values() if calls[0].site in added]
+    for calls in mine if len(mine) > 1 else ():
         late = present(call.value for call in calls[-max(4, len(calls) // 3) :])
         level = level_of(calls)
         if level is None or level < _SMALLEST_LEVEL or len(calls) < _FEWEST_CALLS or len(late) < 4:
@@ -324,6 +325,38 @@ def uses_first_step_only(run: RecordedRun) -> Claim | None:
     )
 
 
+def without_activation(run: RecordedRun) -> Claim | None:
+    """All layers of a model follow directly on one another: together they are one linear function.
+
+    The input of a layer has exactly the mean and the spread of the output before it. A model that does far better than
+    a constant answer needs no activation.
+    """
+    calls, level = run.sampled.calls, constant_answer(run)
+    if not _can_judge(run) or calls.activations or calls.normalizations or calls.softmaxes or level is None:
+        return None
+    first = run.sampled.steps[0].calls.layers if run.sampled.steps else []
+    chain = [layer for layer in first if layer.trained_on and layer.parameter is not None]
+    if len(chain) < 2 or any(not _follows(*pair) for pair in pairwise(chain)) or run.curve.end < 0.5 * level:
+        return None
+    return Claim(
+        0.85,
+        f"Nothing lies between the {len(chain)} layers from `{chain[0].module}` at {chain[0].site} to "
+        f"`{chain[-1].module}` at {chain[-1].site}: each is given exactly what the one before returns, so together "
+        f"they are one linear function. The loss is at {run.curve.end:.4g}, and the loss of the best constant answer "
+        f"is {level:.4g}.",
+        step=0,
+        where=(chain[0].site, chain[-1].site, chain[0].module, chain[-1].module),
+        evidence={"layers": len(chain), "last": run.curve.end, "best_constant_answer": level},
+        fixes=("Put an activation such as `nn.ReLU()` between the layers.",),
+    )
+
+
+def _follows(before: LayerCall, after: LayerCall) -> bool:
+    """Whether a layer is given what another one returns."""
+    pairs = ((before.out_std, after.in_std), (before.out_mean, after.in_mean))
+    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) for a, b in pairs)
+
+
 _MOST_DROPPED = 0.75
 """A dropout above this is rarely meant: some frameworks count the share that is kept."""
 
@@ -411,6 +444,7 @@ RULES: tuple[Rule, ...] = (
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
     Rule("optim.not-learning", "wiring", uses_first_step_only,
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.detached-graph")),
+    Rule("optim.not-learning", "wiring", without_activation, explains=("lr.*", "data.labels-uninformative", "model.*")),
     Rule("optim.not-learning", "value", drops_nearly_everything,
          explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*")),
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),

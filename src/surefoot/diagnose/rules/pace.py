@@ -10,7 +10,7 @@ from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units
+from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units, saturated_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
 from surefoot.record.facts import ModelLoadedEvent, OptimizerLoadedEvent
 
@@ -47,7 +47,7 @@ def too_high(run: RecordedRun) -> Claim | None:
     thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
     # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
     saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None
-    killed = _killed_units(run) if early > 1.0 else None
+    killed = (_killed_units(run) or _driven_to_bounds(run)) if early > 1.0 else None
     if not (blown or stalled or thrown or saturated or killed) or early < 0.02:
         return None
     consequence = saturated or killed
@@ -71,7 +71,7 @@ def too_high(run: RecordedRun) -> Claim | None:
             "last": curve.end,
         },
         severity="error" if blown or stalled else "warning",
-        fixes=(f"Divide the learning rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
+        fixes=(f"Divide the rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
 
 
@@ -84,7 +84,13 @@ def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:
     shaken = peaked or _restless(before) or median(ratios) > 0.1 or grown
     noisy = largest < 0.1 and before.fell_through_noise  # small steps, and the jumps are those of the batches
     falls_slowly = before.drop > 0.3 and before.count < _FEWEST  # a short run whose loss has fallen so far
-    return not before.learned and not noisy and shaken and before.count >= 8 and not falls_slowly
+    may_stay = largest < 0.1 and not _has_targets(run)
+    return not (before.learned or noisy or falls_slowly or may_stay) and shaken and before.count >= 8
+
+
+def _has_targets(run: RecordedRun) -> bool:
+    """Whether outputs are compared with targets. A loss over the hardest pairs of a batch need not fall."""
+    return bool(run.sampled.training_losses() or run.sampled.calls.differences)
 
 
 def _stepped_at(run: RecordedRun) -> str:
@@ -98,6 +104,12 @@ def _killed_units(run: RecordedRun) -> Claim | None:
     if dead is None or dead.evidence["share_at_start"] > 0.2 or dead.evidence["share"] < 0.6:
         return None
     return dead
+
+
+def _driven_to_bounds(run: RecordedRun) -> Claim | None:
+    """Most outputs of a sigmoid or tanh are at its bounds and were not at the start."""
+    saturated = saturated_units(run)
+    return saturated if saturated is not None and saturated.evidence["at_start"] < 0.2 else None
 
 
 def _climbed(run: RecordedRun, early: float) -> bool:
@@ -168,7 +180,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         where=(_stepped_at(run),),
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end},
-        fixes=(f"Multiply the learning rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
+        fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
     )  # fmt: skip
 
 
@@ -345,7 +357,7 @@ def weight_decay(run: RecordedRun) -> Claim | None:
     if first > 1.0 and first > 10 * rate * decay:
         return None  # the steps of the gradients moved the weights far, and the decay only brings them back
     decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
-    shares, shrink = [], []
+    shares = []
     for update in run.sampled.optimizer_updates(run.main.number, first=3):
         rate = update.lr[0] if update.lr else 0.0
         for row in update.rows:
@@ -354,21 +366,32 @@ def weight_decay(run: RecordedRun) -> Claim | None:
                 continue
             weight, grad, change = sizes
             shares.append(rate * decay * weight / change if decoupled else decay * weight / grad)
-    for p in run.parameters.values():
-        if len(p.shape) >= 2 and p.first.norm and p.last.norm is not None and p.optimizers:
-            shrink.append(p.last.norm / p.first.norm)
-    if not shares or not shrink or median(shrink) > 0.6 or median(shares) < 0.3:
+    left = _norm_left(run)
+    if not shares or left > 0.6 or median(shares) < 0.3:
         return None
     return Claim(
         0.9,
         f"weight_decay={decay:g} is stronger than the gradient ({median(shares):.2g} times its update at the sampled "
-        f"steps) and the weights shrink to {median(shrink):.0%} of their first norm; the loss is at "
+        f"steps) and the weights shrink to {left:.0%} of their first norm; the loss is at "
         f"{run.curve.end:.4g} (first {run.curve.start:.4g}).",
         step=run.sampled.steps[-1].step if run.sampled.steps else None,
         where=(run.main.site,),
-        evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": median(shrink)},
+        evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": left},
         fixes=(f"Lower weight_decay to {decay / 100:.0e} or less.",),
     )
+
+
+def _norm_left(run: RecordedRun) -> float:
+    """The share of its first norm that is left of the typical matrix, or of all together if that is less."""
+    norms = [
+        (p.first.norm, p.last.norm)
+        for p in run.parameters.values()
+        if len(p.shape) >= 2 and p.first.norm and p.last.norm is not None and p.optimizers
+    ]
+    if not norms:
+        return 1.0
+    first, last = (math.hypot(*sizes) for sizes in zip(*norms, strict=True))
+    return min(last / first, median(last / first for first, last in norms))
 
 
 def stale_state(run: RecordedRun) -> Claim | None:
@@ -480,7 +503,8 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
 def clip_saturated(run: RecordedRun) -> Claim | None:
     """Nearly every step is clipped strongly, and learning is slow."""
     untrained = run.facts.preflight is not None  # whether this does harm is not known yet
-    if not run.main or (run.curve.learned and run.curve.drop > 0.3 and not untrained):
+    does_well = run.blind or (run.curve.learned and run.curve.drop > 0.3)  # a policy may learn while its loss rises
+    if not run.main or (does_well and not untrained):
         return None
     pairs = [
         (norm, limit)

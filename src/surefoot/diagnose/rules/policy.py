@@ -328,6 +328,39 @@ def _gap(call: LossCall | DifferenceCall, name: str) -> float:
     return float(getattr(call.target, name) or 0.0) - float(getattr(call.input, name) or 0.0)
 
 
+def surrogate_flipped(run: RecordedRun) -> Claim | None:
+    """PPO takes the smaller of two gains, or the larger of two losses; here it minimises the smaller of two.
+
+    The smaller one is the cautious estimate only of what is maximised.
+    """
+    wrong, right = [], 0
+    for look in run.sampled.steps:
+        products = {n.index: n for n in look.calls.products if n.bounded_by}
+        for root in look.backward_calls:
+            for each in root.product_gradients or []:
+                product = products.get(each.index)
+                if product is None or not each.total:
+                    continue
+                if (each.total > 0) == (product.bounded_by == "minimum"):
+                    wrong.append((root, product))
+                else:
+                    right += 1
+    if len({root.step for root, _ in wrong}) < 3 or right > 0.1 * len(wrong):
+        return None
+    root, product = wrong[0]
+    other = "maximises" if product.bounded_by == "maximum" else "minimises"
+    return Claim(
+        0.93,
+        f"The loss {other} the {product.bounded_by} of two products of importance ratios and advantages (at "
+        f"{product.site}): the clipped objective of PPO is a lower bound of the gain, so that the minimum is to be "
+        "maximised. Actions with a high advantage become less likely.",
+        step=root.step,
+        where=(product.site, root.site),
+        evidence={"bounded_by": product.bounded_by, "calls": len(wrong)},
+        fixes=("Negate it: `loss = -torch.min(ratio * advantage, clipped * advantage).mean()`.",),
+    )
+
+
 def raises_unlikely(run: RecordedRun) -> bool:
     """Whether the loss makes actions with a low weight more likely: right for costs, and wrong for rewards."""
     signs = []
@@ -372,6 +405,7 @@ def _seen_or_logged(seen: Callable[[RecordedRun], Claim | None], logged: Callabl
 
 
 RULES: tuple[Rule, ...] = (
+    Rule("loss.sign-flipped", "wiring", surrogate_flipped, explains=("rl.*", "lr.*", "optim.not-learning")),
     Rule(
         "rl.zero-advantage",
         "value",

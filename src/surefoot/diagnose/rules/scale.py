@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import labels_uninformative
@@ -172,7 +173,7 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
         and "Norm" not in p.module_type
     ]
     if not alike:
-        return None
+        return _constant_hidden_weights(run)
     names = [p.label for p in alike]
     p = alike[0]
     return Claim(
@@ -183,6 +184,29 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
+    )
+
+
+def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
+    """The units of hidden layers start with equal weights other than 0, and only their biases make them differ.
+
+    Heads and residual branches start with weights of 0 on purpose.
+    """
+    hidden = [run.parameters[note.parameter] for note in _chain(run)[:-1] if note.parameter is not None]
+    alike = [p for p in hidden if p.first.rows_equal and p.first.norm and p.requires_grad and min(p.shape[:2]) > 1]
+    alike = [p for p in alike if p.module_type.startswith(("Linear", "Conv")) and p.optimizers]
+    if not alike:
+        return None
+    names = [p.label for p in alike]
+    return Claim(
+        0.85,
+        f"All {alike[0].shape[0]} rows of `{names[0]}` are equal at the start (norm {alike[0].first.norm:.3g}): the "
+        f"units of {count_of(len(alike), 'hidden layer')} differ only by their biases, and learn nearly the same. The "
+        f"loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
+        step=0,
+        where=tuple(names[:6]),
+        evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},
+        severity="error" if run.failing else "warning",
     )
 
 

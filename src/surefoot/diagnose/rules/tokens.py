@@ -45,6 +45,8 @@ def target_offset(run: RecordedRun) -> Claim | None:
             return _two_later(run, *pairs[0])
         if min(held.same for held in tokens) > _ALL and max(held.following for held in tokens) < _FEW:
             causal = _causal(run)
+            if all(held.positions == 1 for held in tokens) and _varies(pairs[0][0]):
+                return _repeats_input(run, *pairs[0])
             if causal is not None:
                 return _not_shifted(run, *pairs[0], causal)
             if all(_leaves_some_out(loss, held) for loss, held in pairs):
@@ -88,6 +90,23 @@ def _not_shifted(run: RecordedRun, loss: LossCall, tokens: TokenAlignment, causa
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json() | {"causality": causal.to_json()},
         fixes=("Shift the targets by one: `logits[:, :-1]` against `ids[:, 1:]`.",),
+    )
+
+
+def _varies(loss: LossCall) -> bool:
+    """Whether the labels of one call are of several kinds; not known if there are very many."""
+    return loss.labels is None or len(loss.labels) > 2
+
+
+def _repeats_input(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Claim:
+    return Claim(
+        0.9,
+        f"The targets of `{loss.op}` at {loss.site} are the ids that {tokens.site} looked up for the same time step "
+        f"({tokens.same:.1%} of them): the model learns to repeat its input token. The loss is at {run.curve.end:.3g}.",
+        step=loss.step,
+        where=where_of(loss.site, tokens.site),
+        evidence=tokens.to_json(),
+        fixes=("Shift the targets by one time step: `ids[:, t]` as input and `ids[:, t + 1]` as target.",),
     )
 
 

@@ -1,7 +1,7 @@
 """Compares validation with training over the run: overfitting, erratic validation, forgetting of an earlier task.
 
 All three use the losses of evaluation passes (`diagnose/validation.py`) and so need a script that computes one of
-torch's loss functions on a validation set without gradients, several times. Accuracies are not observed.
+torch's loss functions on a validation set, several times. Accuracies are not observed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.data_labels import known_pairs, predictability
 from surefoot.diagnose.validation import validation_curves
+from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -27,6 +29,8 @@ LOST_REMARK, LOST_WARNING = 0.03, 0.1
 """The share of the progress that must be lost again, measured by the validation loss."""
 FELL = 0.8
 """Training continued if its loss is below this share of its value at the best pass."""
+FEWEST_PAIRS, INFORMATIVE = 60, 4.0
+"""Labels are informative if neighbouring rows predict them better than shuffled ones by so many spreads."""
 FEWEST_ERRATIC = 10
 ERRATIC = 0.25
 """A validation loss is erratic if it typically jumps by this share of the progress …"""
@@ -76,6 +80,42 @@ def _overfits(curve: ValidationCurve) -> Claim | None:
         severity="warning" if lost >= LOST_WARNING else "info",
         fixes=(f"Stop at step {step:,}, or keep the checkpoint with the lowest validation loss and use that one.",),
     )
+
+
+def _learned_by_heart(run: RecordedRun) -> Claim | None:
+    """The training loss falls far, and the validation loss was never below its beginning."""
+    if run.main is None or run.nonfinite.seen or run.curve.rose or _begins_trained(run):
+        return None
+    pairs = known_pairs(run)
+    continuous = bool(run.sampled.training_losses(*DISTANCE_LOSSES))
+    known = predictability(pairs, continuous) if len(pairs) >= FEWEST_PAIRS else None
+    if known is not None and known.score > INFORMATIVE:
+        return None  # the labels of the training rows are right: the validation set is another one
+    for curve in validation_curves(run, FEWEST_PASSES):
+        first, now = curve.losses[0], run.curve.end
+        never = min(curve.smooth) > (1 - LEAST) * first and curve.end >= first
+        if not never or not 0 <= now < FELL * curve.start or first > 1.2 * curve.start:
+            continue
+        return Claim(
+            0.8,
+            f"The training loss fell from {curve.start:.4g} to {now:.4g}, but the validation loss of {curve.rows:,} "
+            f"rows began at {first:.4g}, was never lower than {min(curve.losses):.4g}, and ends at {curve.end:.4g}: "
+            "the model learns its rows by heart, and nothing that holds for others.",
+            step=curve.steps[-1],
+            evidence={
+                "first_validation_loss": first,
+                "last_validation_loss": curve.end,
+                "training_loss_at_end": now,
+                "passes": len(curve.losses),
+                "rows": curve.rows,
+            },
+            severity="warning",
+            fixes=(
+                "Check that the labels belong to their rows: print some rows of both sets with their labels, after all "
+                "shuffling and splitting.",
+            ),
+        )
+    return None
 
 
 def _erratic(run: RecordedRun) -> Claim | None:
@@ -155,6 +195,7 @@ def _begins_trained(run: RecordedRun) -> bool:
 
 RULES = (
     Rule("fit.overfitting", "curve", _overfitting),
+    Rule("data.labels-uninformative", "curve", _learned_by_heart, explains=("fit.*",)),
     Rule("fit.erratic-validation", "curve", _erratic),
     Rule("fit.forgetting", "curve", _forgetting, explains=("fit.overfitting",)),
 )

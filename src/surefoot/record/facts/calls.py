@@ -289,6 +289,8 @@ class ProductCall(SampledCall):
     """Whether all its values are 0 or 1."""
     negated: bool | None = None
     """Whether the sign of the log-probability was changed before; `None` if it is not known."""
+    bounded_by: str | None = None
+    """`minimum` or `maximum`, if the loss uses the smaller or the larger of this and another product."""
 
 
 class RatioCall(SampledCall):
