@@ -337,7 +337,7 @@ class Cells:
         wanted: list[tuple[str, str, str | None]] = []
         for model in options.models:
             wanted.append((model, "bare", None))
-            wanted += [(model, guard, fault) for guard in _by_length(options.guards) for fault in options.only]
+            wanted += [(model, guard, fault) for fault in options.only for guard in _by_length(options.guards)]
         self._runs = {
             (model, guard, fault): [
                 pool.submit(train, model, guard, fault, seed, options.steps, options.clip)

@@ -143,7 +143,7 @@ class Policy:
         x, rewards = batch
         found = self.model(x)
         chances, value = found[:, :-1].log_softmax(1), found[:, -1]
-        action = torch.multinomial(chances.detach().exp(), 1)
+        action = torch.multinomial(chances.detach().exp().nan_to_num(1.0), 1)  # it refuses what is not finite
         reward = rewards.gather(1, action)[:, 0]
         gain = -(chances.gather(1, action)[:, 0] * (reward - value.detach())).mean()
         entropy = -(chances.exp() * chances).sum(1).mean()

@@ -114,7 +114,7 @@ def test_a_cut_that_would_raise_the_learning_rate_is_refused():
 
 
 HEALTHY, REFUSED, SETBACK, BROKEN = {}, {"refused": True}, {"setback": True}, {"refused": True, "broken": True}
-LOST = {"lost": True}
+LOST, LEVEL = {"lost": True}, {"level": True}
 
 
 def recovery_decisions(recovery, stream, first=1_000):
@@ -180,6 +180,17 @@ def test_a_return_is_made_only_if_the_weights_have_moved_unless_there_is_no_othe
     assert recovery_decisions(recovery, [REFUSED] * 5)[-1].only_if_moved
     assert not recovery_decisions(recovery, [BROKEN])[-1].only_if_moved
     assert not recovery_decisions(recovery, [REFUSED] * 8)[-1].only_if_moved  # the second of two in a row
+
+
+def test_gradients_that_stay_far_above_all_earlier_ones_lead_back_at_once_if_the_weights_have_moved():
+    found = recovery_decisions(sf.TrainingRecovery(), [REFUSED, LEVEL])
+    assert [each.action for each in found] == ["none", "roll_back"]
+    assert found[-1].only_if_moved
+    assert found[-1].before == 1_000 - 5
+
+
+def test_a_new_level_after_such_a_return_shows_that_it_is_the_data():
+    assert recovery_actions(sf.TrainingRecovery(), [REFUSED, LEVEL, REFUSED, LEVEL]) == {1: "roll_back", 3: "take_back"}
 
 
 def test_a_return_that_was_declined_costs_nothing_and_the_next_needs_more_patience():

@@ -129,6 +129,20 @@ def test_other_data_are_no_damage():
     assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), bare.model.parameters(), strict=True))
 
 
+def test_gradients_of_damaged_weights_lead_back_at_the_second_step():
+    loop = Loop("sgd")
+    loop.run(weights(loop, lambda model: model[2].weight.mul_(100)), steps=FAULT_AT + 2)
+    assert [record.skipped for record in loop.stabilizer.history][FAULT_AT:] == [True, False]
+    assert loop.actions == ["roll_back"]
+
+
+def test_a_loss_of_another_scale_costs_one_step_and_no_return():
+    loop = Loop()
+    loop.run(lambda step, x, y: y.mul_(300) if step >= FAULT_AT else None)
+    assert [record.signals.step for record in loop.stabilizer.history if record.skipped] == [FAULT_AT]
+    assert loop.actions == []
+
+
 def rows_of_two(loop):
     """The same task two rows at a time: single losses vary as much as the run has gained."""
 

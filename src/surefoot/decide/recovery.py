@@ -15,7 +15,9 @@ from surefoot.errors import require
 from surefoot.types import Decision
 
 if TYPE_CHECKING:
-    from surefoot.types import Action
+    from collections.abc import Callable
+
+    from surefoot.types import Action, StepRecord
 
 
 class EscalationState(NamedTuple):
@@ -100,6 +102,9 @@ BY_CHANCE = 0.005
 low: with batches of one row, some are low even if the model is wrong."""
 DOUBT_FACTOR = 4
 """The factor for the patience after a return that was declined or had to be undone."""
+SAME_LEVEL = 0.1
+"""The share of the gradient norm of a step refused by `Explosion` from which the next one is as large. After a bad
+batch it is smaller by more than `Explosion.factor`."""
 
 
 class RecoveryState(NamedTuple):
@@ -144,13 +149,14 @@ class TrainingRecovery:
     with `LostProgress`) and requests a return when there are too many, or immediately when the weights themselves are
     not finite. The run then continues from the earlier weights with the next data, so the harmful batches are not used
     again, and with a smaller learning rate. The cut compounds over attempts and is lifted step by step while the run
-    stays
-    healthy: the rate is only sometimes the cause, and a permanently halved rate harms a run too. Attempts are restored
-    more slowly than the rate, so that instability that returns with the rate leads to a deeper cut.
+    stays healthy: the rate is only sometimes the cause, and a permanently halved rate harms a run too. Attempts are
+    restored more slowly than the rate, so that instability that returns with the rate leads to a deeper cut.
 
     Damaged weights have moved further than training moves them in as many steps; with a new data set, a harder task or
     several bad batches they have not. So a return is declined if the weights had moved as usual when the unhealthy
-    steps began, unless they are not finite or steps are still refused. The first steps after a return show it, too: if
+    steps began, unless they are not finite or steps are still refused. For the same reason no patience is needed if the
+    gradients of two consecutive steps are far above all earlier ones: the second step is applied, and if the weights
+    had moved unusually far before the first, the run returns. The first steps after a return show it, too: if
     the loss of the earlier weights is just as high, the weights were not the cause, and the return is undone at the
     cost of those few steps. In both cases the next return needs more patience. If steps are still refused, the state
     was already bad, and an older one is tried.
@@ -221,6 +227,7 @@ class TrainingRecovery:
         setback: bool = False,
         lost: bool = False,
         broken: bool = False,
+        level: bool = False,
     ) -> tuple[RecoveryState, Decision]:
         """Process one step.
 
@@ -231,8 +238,9 @@ class TrainingRecovery:
             setback: whether its loss is a `Setback`.
             lost: whether the mean of the last losses is too high, according to `LostProgress`.
             broken: whether the weights themselves are not finite.
+            level: whether it was applied although its gradient is as large as that of the step refused before it.
         """
-        if not (refused or setback or lost or broken):
+        if not (refused or setback or lost or broken or level):
             return self._healthy(state)
         state = state._replace(
             unhealthy=state.unhealthy + 1,
@@ -242,11 +250,11 @@ class TrainingRecovery:
             calm=0,
             means=state.means + (lost and not setback and not refused),
         )
-        if state.returned and state.trial == 0 and not state.by_refusal and not broken:
+        if state.returned and (state.trial == 0 or level) and not state.by_refusal and not broken:
             return self._take_back(state)
-        if not (broken or self._is_due(state)):
+        if not (broken or self._is_due(state) or (level and not state.doubts)):
             return state, self._decision("none", state)
-        return self._go_back(state, broken, self._reason(state, broken))
+        return self._go_back(state, broken, self._reason(state, broken, level))
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
@@ -323,11 +331,13 @@ class TrainingRecovery:
         reason = "the loss of the earlier weights is equally high, so the data has changed and not the model"
         return state, self._decision("take_back", state, reason)
 
-    def _reason(self, state: RecoveryState, broken: bool) -> str:
+    def _reason(self, state: RecoveryState, broken: bool, level: bool) -> str:
         if broken:
             return "the weights are not finite"
         if state.tried:
             return "the restored state is no better"
+        if level:
+            return "the gradients stayed far above all earlier ones, and the weights had moved further than usual"
         if state.refused >= self.patience_refused:
             return f"{state.refused} consecutive steps were refused"
         return f"the loss was above its earlier level in {state.unhealthy} steps, and did not recover between them"
@@ -349,3 +359,14 @@ def _steps_to_confirm(state: RecoveryState) -> int:
         return 1
     chance = (low + 1) / (state.between + state.unhealthy + 2)
     return min(math.ceil(math.log(BY_CHANCE) / math.log(chance)), TRIAL_MOST_STEPS)
+
+
+def is_new_level(before: StepRecord | None, now: StepRecord, agreed: Callable[[bool], bool]) -> bool:
+    """Whether a step was applied with a gradient about as large as that of the step refused `before` it.
+
+    `agreed` returns whether a flag is set on any rank. All ranks call it at the same steps: they share the reasons.
+    """
+    if before is None or now.skipped or not before.skipped or "explosion" not in before.reasons:
+        return False
+    norm, refused = now.signals.grad_norm, before.signals.grad_norm
+    return agreed(norm is not None and refused is not None and bool(norm > SAME_LEVEL * refused))

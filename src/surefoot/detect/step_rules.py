@@ -130,8 +130,8 @@ EARLIEST = 3
 EXPLOSION_FORGIVEN = 0.05
 """The amount by which one healthy step reduces the count of refusals of `Explosion`."""
 LEVEL_STEPS = 6
-"""The number of directly consecutive refusals of `Explosion` after which the norm is a new level, if its patience is
-longer. `TrainingRecovery` needs five to judge whether the weights are damaged."""
+"""The number of directly consecutive refusals of `Explosion` after which a norm above `early_factor` times the record
+is a new level, if its patience is longer. `TrainingRecovery` needs five to judge whether the weights are damaged."""
 
 
 class ExplosionState(NamedTuple):
@@ -149,8 +149,8 @@ class Explosion:
     The reference is the largest accepted norm, decaying slowly, and not an average: gradient norms have heavy tails,
     especially with small batches and nearly solved tasks, and a rule that compares with the middle of the distribution
     raises false alarms in the tail. Compared with the maximum, a healthy stream has to exceed its own record many times
-    over in one step. An anomalous value does not raise the reference; values that continue for `patience` steps are a
-    new level, not outliers, and are accepted.
+    over in one step. An anomalous value does not raise the reference; values that continue are a new level, not
+    outliers, and are accepted.
 
     - A gradient no larger than the weights is ordinary in size, however unusual for the run: before its first reward,
       an exploring policy has gradients of almost nothing, and the first real one is expected. So the norm must also
@@ -164,8 +164,10 @@ class Explosion:
       gradients, so it neither counts as a step nor lets the record decay.
     - Refusals need not be strictly consecutive to count as a level: a healthy step reduces the count by a twentieth, so
       an "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
-      Six that directly follow each other are enough: the weights do not change between them, so the data has changed,
-      or the weights were damaged before, and then refusing further steps would not help.
+    - A second one directly after a refused one is a new level: the weights have not changed between them, so the data
+      or the loss has, or the weights were damaged before, and then refusing further steps would not help.
+      `TrainingRecovery` checks that. Above `early_factor` times the record, where other data hardly ever is, it takes
+      six.
     """
 
     factor: float = 50.0
@@ -180,8 +182,8 @@ class Explosion:
     early_factor: float = 1_000.0
     """The factor until then, from the third step on. Before that only an overflow of the squared norm is anomalous."""
     patience: int = 10
-    """After this many (nearly) consecutive refusals, or six directly consecutive ones, the norm is a new level and
-    accepted."""
+    """After this many (nearly) consecutive refusals the norm is a new level and accepted. Directly consecutive ones
+    are one earlier."""
     signal: str = "grad_norm"
     """The signal that is judged."""
 
@@ -213,7 +215,8 @@ class Explosion:
             beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
         overflowing = value > OVERFLOW
         # A whole number of refusals: none was taken back, so they directly follow each other.
-        lasts = (refused >= LEVEL_STEPS) & (refused % 1 == 0)
+        moderate = value <= self.early_factor * peak
+        lasts = (refused >= xp.where(moderate, 1.0, float(LEVEL_STEPS))) & (refused % 1 == 0)
         anomalous = overflowing | (beyond & (refused < self.patience) & ~lasts)
         healthy = xp.is_finite(value) & ~anomalous
         informative = healthy & (value > 0)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
+from surefoot.decide.recovery import is_new_level
 from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
@@ -232,8 +233,8 @@ class Budgets:
             self._reasons.append((step, f"step {step} was refused: {summary}"))
         return decision
 
-    def recover(self, record: StepRecord, refused: bool, decision: Decision) -> Decision:
-        """Update the recovery with the step; its decision takes precedence over skipping."""
+    def recover(self, before: StepRecord | None, record: StepRecord, refused: bool, decision: Decision) -> Decision:
+        """Update the recovery with the step and the one `before`; its decision takes precedence over skipping."""
         if self.recovery is None:
             return decision
         assert self._recovery_state is not None
@@ -242,10 +243,11 @@ class Budgets:
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
+        level = is_new_level(before, record, self.agreed)
         self._recovery_state, advice = self.recovery.update(
-            self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken
+            self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken, level=level
         )
-        advice = self.repeats.advise(step, refused or setback or lost or broken, advice)
+        advice = self.repeats.advise(step, refused or setback or lost or broken or level, advice)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
@@ -387,7 +389,8 @@ class RunHistory:
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
             self.alarms.applied_nonetheless(record, explain, self.note)
-        decision = self.budgets.recover(record, refused, decision)
+        before = self.history[-2] if len(self.history) > 1 else None
+        decision = self.budgets.recover(before, record, refused, decision)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision
