@@ -104,7 +104,7 @@ def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, word
         ({"target": "nomodule:f"}, "no module 'nomodule'"),
     ],
 )
-def test_what_cannot_be_run_is_named(broken_incident, given, said):
+def test_what_cannot_be_run_is_named(broken_incident, given, said, starts_forks):
     with pytest.raises(UsageError, match=said):
         replay(broken_incident, **given)
 

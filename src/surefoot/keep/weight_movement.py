@@ -11,7 +11,6 @@ In healthy runs an interval hardly ever exceeds all before it by more than a fac
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,6 +18,8 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from surefoot.keep.snapshots import Snapshot, TrainedState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import patience
 from surefoot.keep.checkpoint.due import Due
 
 
@@ -61,13 +62,12 @@ def test_after_loading_a_step_the_next_multiple_is_due():
 
 
 def test_minutes_count_from_the_last_good_save(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("surefoot.keep.checkpoint.due.time.monotonic", lambda: now)
+    clock = patience.Clock()
+    monkeypatch.setattr("surefoot.keep.checkpoint.due.time", clock)
     due = Due(None, 2.0)
-    assert not due.at(5, together=False)
-    now += 119
+    clock.now += 119
     assert not due.at(6, together=False)
-    now += 1
+    clock.now += 1
     assert due.at(7, together=False)
     due.end(7, due.begin(7), good=False)
     assert due.at(8, together=False), "it failed"

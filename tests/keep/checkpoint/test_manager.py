@@ -171,7 +171,7 @@ def test_a_resumed_run_does_not_save_at_once_again(tmp_path):
 
 def test_minutes_count_too(tmp_path, monkeypatch):
     clock = patience.Clock()
-    monkeypatch.setattr("surefoot.keep.checkpoint.manager.time", clock)
+    monkeypatch.setattr("surefoot.keep.checkpoint.due.time", clock)
     manager = CheckpointManager(tmp_path, every_steps=None, every_minutes=2)
     clock.now += 119
     assert not manager.due(1)

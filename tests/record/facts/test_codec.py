@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -109,6 +109,14 @@ def test_a_wrong_value_in_a_field_that_is_the_whole_object_is_named_by_its_key()
 def test_a_class_may_contain_objects_of_its_own_kind() -> None:
     value = {"name": "a", "below": [{"name": "b", "below": [{"name": "c"}]}]}
     assert Tree.from_json(value).to_json() == value
+
+
+def test_a_second_decorator_which_would_lose_the_options_of_the_fields_is_refused() -> None:
+    with pytest.raises(TypeError, match="Cannot overwrite attribute"):
+
+        @dataclass(frozen=True, kw_only=True, slots=True)
+        class Decorated(Facts):
+            name: str = item("called", default="")
 
 
 def test_facts_cannot_be_changed() -> None:

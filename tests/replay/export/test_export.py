@@ -87,20 +87,20 @@ def test_the_script_needs_torch_alone_and_names_the_line(exported, name):
     assert not [line for line in (text + readme).splitlines() if "/benchmarks/" in line]  # no absolute path
 
 
-def test_the_check_runs_in_a_process_that_has_no_surefoot(tmp_path):
-    made = export("exp_overflow", tmp_path / "made", check=True)
-    assert made.checked == "reproduced: torch.exp made 1 Inf of 1 values"
-    made.script.write_text("import surefoot\n")
-    fails, said = fails_alone(made.folder)
-    assert not fails
-    assert "must not need surefoot" in said
-
-
-def test_a_folder_may_be_given_as_a_relative_path(tmp_path, monkeypatch):
+def test_a_folder_may_be_given_as_a_relative_path_and_the_check_finds_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = export("exp_overflow", "here/made", check=True)
     assert made.folder == tmp_path / "here" / "made"
     assert made.script.exists()
+    assert made.checked == "reproduced: torch.exp made 1 Inf of 1 values"
+
+
+def test_the_check_runs_in_a_process_that_has_no_surefoot(tmp_path):
+    made = export("exp_overflow", tmp_path / "made")
+    made.script.write_text("import surefoot\n")
+    fails, said = fails_alone(made.folder)
+    assert not fails
+    assert "must not need surefoot" in said
 
 
 def test_a_cured_script_says_that_it_is_not_reproduced(exported):
