@@ -150,8 +150,8 @@ class StepPolicy:
         self.count = count
         """The number of parameters of the optimizer."""
         self.rules_state = self._placed(rules.init()) if rules else ()
-        self.setback_state = self._placed(setback.init()) if setback else ()
-        self.lost_progress_state = self._placed(lost_progress.init()) if lost_progress else ()
+        self.setback_state = self._placed(_initial(setback))
+        self.lost_progress_state = self._placed(_initial(lost_progress))
         self.clip_state = self._fresh_clip_state()
         with home:
             self.scale_state = to_device(scaler.init(), home) if scaler else ()
@@ -191,6 +191,16 @@ class StepPolicy:
         for now, then in zip([*live, *self.live_states()[1]], [*leaves(states), *own], strict=True):
             now.copy_(then)
         self.states = with_leaves(states, iter(live))
+
+    def restart_levels(self) -> None:
+        """The data has changed: the two rules for recovery start again, and judge by the losses from now on."""
+        fresh = self._placed((_initial(self.setback), _initial(self.lost_progress)))
+        live = leaves((self.setback_state, self.lost_progress_state))
+        if self.on_device:  # in place, as a recorded CUDA graph requires
+            for now, then in zip(live, leaves(fresh), strict=True):
+                now.copy_(then)
+            return
+        self.setback_state, self.lost_progress_state = fresh
 
     def loss_scale(self) -> Tensor | None:
         """The factor for the loss before backward."""
@@ -246,6 +256,10 @@ class StepPolicy:
             self.scale_state = to_device(unpack(self.scaler.init(), state["scaler"]), self.home)
         if isinstance(self.scaler, TorchLossScaler) and state["grad_scaler"] is not None:
             self.scaler.load(state["grad_scaler"])
+
+
+def _initial(rule: Detector | None) -> Any:
+    return rule.init() if rule is not None else ()
 
 
 def _warn_of_other_scaling(then: str | None, now: str) -> None:
