@@ -23,6 +23,7 @@ from surefoot.decide.recovery import is_new_level
 from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
+from surefoot.guard.changed_settings import log_changed_parts
 from surefoot.guard.refusal import RefusalExplainer
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
@@ -510,6 +511,7 @@ class RunHistory:
     def load_state_dict(self, state: RunHistoryState) -> None:
         """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        log_changed_parts(state["settings"], self.settings())
         self.alarms.load_state_dict(state, same["look_back"])
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])

@@ -22,6 +22,7 @@ from surefoot.core.state_tree import choose, grown, leaves, pack, settings_of, u
 from surefoot.core.state_tree import on_device as to_device
 from surefoot.decide.agreement import agree_and_average
 from surefoot.detect.step_rules import LostProgress, Setback
+from surefoot.guard.changed_settings import log_changed_parts
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.types import GradientNorms, LayerStats, Scalar, Signals, StepRecord
 
@@ -240,7 +241,7 @@ class StepPolicy:
     def load_state_dict(self, state: StepPolicyState) -> None:
         """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
-        _warn_of_other_scaling(state["settings"].get("scaler"), self.settings()["scaler"])
+        log_changed_parts(state["settings"], self.settings())
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.setback and same["setback"]:
@@ -260,20 +261,6 @@ class StepPolicy:
 
 def _initial(rule: Detector | None) -> Any:
     return rule.init() if rule is not None else ()
-
-
-def _warn_of_other_scaling(then: str | None, now: str) -> None:
-    """Log that a run continues with different loss scaling."""
-    none = settings_of(None)
-    if then is None or then == now:
-        return
-    if now == none:
-        what = f'it was saved with loss scaling ({then}), and the run has none: fp16 needs `precision="fp16"`'
-    elif then == none:
-        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its initial value"
-    else:
-        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its initial value"
-    log.warning("surefoot: the checkpoint is loaded, but %s.", what)
 
 
 class StepDecider:
