@@ -157,12 +157,6 @@ def resumed(folder, **settings):
             logging.INFO,
             "`recovery` (keep=2 -> keep=3)",
         ),
-        (
-            {},
-            {"accumulate": 2},
-            logging.WARNING,
-            "`accumulate` has changed since the checkpoint was saved: it was 1 and is 2.",
-        ),
     ],
 )
 def test_changed_parts_of_the_stabilizer_are_logged(before, after, level, words, tmp_path, caplog):

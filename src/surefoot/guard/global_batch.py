@@ -50,9 +50,10 @@ class GlobalBatch:
         self._set = set_accumulate
         self._saved: GlobalBatchState | None = None
 
-    def state_dict(self) -> GlobalBatchState:
-        """The state that the next run needs to keep the number of rows, or to log that `accumulate` has changed."""
-        return self._now.copy() if self._saved is None else self._saved
+    def state_dict(self) -> GlobalBatchState | None:
+        """The state that the next run needs to keep the number of rows; `None` if that is not known."""
+        state = self._now.copy() if self._saved is None else self._saved
+        return None if state["replicas"] is None else state
 
     def load_state_dict(self, state: GlobalBatchState | None) -> None:
         """Continue a saved run; `None` if it was saved by a version that did not store this."""
@@ -68,14 +69,7 @@ class GlobalBatch:
 
     def _adapt(self, saved: GlobalBatchState) -> None:
         now, before, here = self._now, _rows(saved), _rows(self._now)
-        if before is None or here is None:
-            if now["given"] != saved["given"]:
-                log.warning(
-                    "surefoot: `accumulate` has changed since the checkpoint was saved: it was %d and is %d.",
-                    saved["given"], now["given"],
-                )  # fmt: skip
-            return
-        if before == here:
+        if before is None or here is None or before == here:
             return
         ranks, size = now["replicas"], now["batch_size"]
         assert ranks is not None

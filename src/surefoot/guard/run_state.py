@@ -99,7 +99,7 @@ class MomentTree(TypedDict):
 
 
 class SharedBatch(TypedDict, total=False):
-    """Checkpoints of earlier versions may lack this entry."""
+    """Stored with a run whose ranks share the rows of a step."""
 
     batch: GlobalBatchState
 
@@ -154,8 +154,8 @@ class RunState:
 
     def gather(self) -> RunTree:
         """The whole run as one nested state of live tensors and plain values."""
-        parts = self.parts
-        return {
+        parts, batch = self.parts, self.batch.state_dict()
+        tree: RunTree = {
             "models": [model.state_dict() for model in parts.models],
             "optimizer": parts.optimizer.state_dict(),
             "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
@@ -165,8 +165,10 @@ class RunState:
             # The current streams are meaningless until the data position is restored.
             "streams": self._streams if self.position.pending and self._streams else read_streams(),
             "data": self.position.state_dict(),
-            "batch": self.batch.state_dict(),
         }
+        if batch is not None:
+            tree["batch"] = batch
+        return tree
 
     def settle(self, tree: RunTree) -> None:
         """Wait for the numbers of steps that had not arrived when `gather` returned the tree."""
