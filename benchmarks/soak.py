@@ -270,7 +270,8 @@ def report(measures: list[Measure], tolerance: float) -> bool:
             before, after = (statistics.median(getattr(each, name) for each in part) for part in (early, late))
             cells.append(f"{before:7.1f} -> {after:7.1f}")
             if name in limits and after > limits[name] * before:
-                too_large.append(f"process {process + 1}: {COLUMNS[name]} x {after / before:.2f}, above {limits[name]}")
+                change = f"x {after / before:.2f}" if before else f"{before:g} -> {after:.3g}"
+                too_large.append(f"process {process + 1}: {COLUMNS[name]} {change}, above x {limits[name]}")
         span = f"{mine[0].step:,} - {mine[-1].step:,}"
         print(f"{process + 1:>8} {span:>20} " + " ".join(f"{cell:>18}" for cell in cells))
     print(*too_large, sep="\n")

@@ -193,6 +193,26 @@ def test_a_new_level_after_such_a_return_shows_that_it_is_the_data():
     assert recovery_actions(sf.TrainingRecovery(), [REFUSED, LEVEL, REFUSED, LEVEL]) == {1: "roll_back", 3: "take_back"}
 
 
+def test_a_return_after_which_the_weights_were_damaged_again_stays_and_another_follows():
+    recovery, state, found = sf.TrainingRecovery(), sf.TrainingRecovery().init(), {}
+    for step in range(20):
+        state, decision = recovery.update(state, step, setback=True)
+        if decision.action != "none":
+            found[step] = decision.action
+        if decision.action == "take_back":
+            state = recovery.keep_return(state)
+    assert found == {9: "roll_back", 12: "take_back", 19: "roll_back"}
+    assert recovery.cut(state) == 0.25
+
+
+def test_weights_that_moved_as_training_does_not_explain_lead_back_whatever_the_loss_is():
+    recovery = sf.TrainingRecovery()
+    found = recovery_decisions(recovery, [HEALTHY, {"jumped_after": 980}, *[SETBACK] * 2])
+    assert [each.action for each in found] == ["none", "roll_back", "none", "none"]
+    assert found[1].before == 980
+    assert not found[1].only_if_moved
+
+
 def test_a_return_that_was_declined_costs_nothing_and_the_next_needs_more_patience():
     recovery, state = sf.TrainingRecovery(), sf.TrainingRecovery().init()
     due = []
@@ -217,8 +237,15 @@ def test_refusals_without_end_lead_back_although_the_weights_have_not_moved():
     assert sure[:2] == [False, True]
 
 
-def test_one_healthy_step_settles_a_return():
-    assert recovery_actions(sf.TrainingRecovery(), [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 9) == {9: "roll_back"}
+def test_three_healthy_steps_settle_a_return_that_high_losses_led_to_and_one_does_not():
+    recovery = sf.TrainingRecovery()
+    assert recovery_actions(recovery, [SETBACK] * 10 + [HEALTHY] * 3 + [SETBACK] * 9) == {9: "roll_back"}
+    once = [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 3
+    assert recovery_actions(recovery, once) == {9: "roll_back", 13: "take_back"}
+
+
+def test_one_healthy_step_settles_a_return_that_refusals_led_to():
+    assert recovery_actions(sf.TrainingRecovery(), [REFUSED] * 5 + [HEALTHY] + [REFUSED] * 4) == {4: "roll_back"}
 
 
 NOISY = [SETBACK, SETBACK, HEALTHY] * 5
@@ -235,12 +262,12 @@ def test_more_low_losses_than_chance_explains_confirm_such_a_return():
 
 
 def test_low_losses_before_a_confirmed_return_do_not_count_for_the_next_one():
-    stream = NOISY[:14] + [HEALTHY] * 6 + [SETBACK] * 10 + [HEALTHY] + [SETBACK] * 3
+    stream = NOISY[:14] + [HEALTHY] * 6 + [SETBACK] * 10 + [HEALTHY] * 3 + [SETBACK] * 3
     assert recovery_actions(sf.TrainingRecovery(), stream) == {13: "roll_back", 29: "roll_back"}
 
 
 def test_cuts_compound_over_attempts_and_the_attempts_end():
-    bad = [SETBACK] * 10 + [HEALTHY]
+    bad = [SETBACK] * 10 + [HEALTHY] * 3
     found = recovery_decisions(sf.TrainingRecovery(attempts=3, lr_factor=0.5), bad * 4)
     returns = [d for d in found if d.action != "none"]
     assert [d.action for d in returns] == ["roll_back"] * 3
@@ -257,11 +284,11 @@ def test_a_loss_that_is_high_and_finite_never_halts_a_run():
 def test_when_the_returns_are_used_up_the_state_says_so():
     recovery, state = sf.TrainingRecovery(attempts=1), sf.TrainingRecovery().init()
     exhausted = []
-    for i, facts in enumerate(([SETBACK] * 10 + [HEALTHY]) * 2):
+    for i, facts in enumerate(([SETBACK] * 10 + [HEALTHY] * 3) * 2):
         state, _ = recovery.update(state, i, **facts)
         exhausted.append(recovery.is_exhausted(state))
-    assert exhausted[:20] == [False] * 20
-    assert exhausted[20]
+    assert exhausted[:22] == [False] * 22
+    assert exhausted[22]
 
 
 def test_mean_losses_that_stay_high_lead_back():
@@ -284,14 +311,14 @@ def test_a_return_that_mean_losses_led_to_is_settled_after_a_dozen_healthy_steps
     assert recovery_actions(sf.TrainingRecovery(), stream) == {9: "roll_back"}
 
 
-def test_where_single_losses_led_to_a_return_one_healthy_step_settles_it_whatever_the_means_say():
+def test_where_single_losses_led_to_a_return_three_healthy_steps_settle_it_whatever_the_means_say():
     both = {"setback": True, "lost": True}
-    assert recovery_actions(sf.TrainingRecovery(), [both] * 10 + [HEALTHY] + [both] * 9) == {9: "roll_back"}
+    assert recovery_actions(sf.TrainingRecovery(), [both] * 10 + [HEALTHY] * 3 + [both] * 9) == {9: "roll_back"}
 
 
 def test_cuts_are_lifted_one_by_one_while_the_run_stays_healthy():
     recovery = sf.TrainingRecovery(cut_steps=6)
-    found = recovery_decisions(recovery, ([SETBACK] * 10 + [HEALTHY]) * 2 + [HEALTHY] * 11)
+    found = recovery_decisions(recovery, ([SETBACK] * 10 + [HEALTHY] * 3) * 2 + [HEALTHY] * 9)
     assert [d.lr_factor for d in found[-12:]] == [0.25] * 5 + [0.5] * 6 + [1.0]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 
 import surefoot as sf
 
@@ -119,3 +120,51 @@ def test_functions_of_the_user_are_not_called_to_compare_them(tmp_path):
     calls.clear()
     run(tmp_path, lambda optimizer: lr_scheduler.LambdaLR(optimizer, factor), steps=2)
     assert calls == [0, 5, 6]
+
+
+def resumed(folder, **settings):
+    """Resume in `folder`, take one step and save."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoints = sf.CheckpointManager(folder, every_steps=None)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, checkpoints=checkpoints, **settings)
+    loader = DataLoader([torch.randn(4, 2) for _ in range(12)], batch_size=None)
+    for x in stabilizer.resume(loader):
+        stabilizer.backward(model(x).square().mean())
+        if stabilizer.step() is not None:
+            break
+    stabilizer.save()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level", "words"),
+    [
+        (
+            {"clip": sf.ClipByNorm(1.0)},
+            {"clip": sf.ClipByNorm(0.5)},
+            logging.WARNING,
+            "clipping has changed since the checkpoint was saved: it was ClipByNorm(max_norm=1.0",
+        ),
+        (
+            {},
+            {"checker": sf.StabilityChecker(explosion=sf.Explosion(patience=7))},
+            logging.INFO,
+            "the rules that refuse steps (patience=10 -> patience=7)",
+        ),
+        (
+            {"recovery": sf.TrainingRecovery()},
+            {"recovery": sf.TrainingRecovery(keep=3)},
+            logging.INFO,
+            "`recovery` (keep=2 -> keep=3)",
+        ),
+    ],
+)
+def test_changed_parts_of_the_stabilizer_are_logged(before, after, level, words, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    resumed(tmp_path, **before)
+    resumed(tmp_path, **before)
+    assert not [each for each in caplog.records if " changed" in each.message]
+    resumed(tmp_path, **after)
+    (record,) = [each for each in caplog.records if " changed" in each.message]
+    assert record.levelno == level
+    assert words in record.message

@@ -225,6 +225,46 @@ def test_a_return_that_does_not_help_is_taken_back():
     assert loop.stabilizer._run.results.lr_factor == 1.0
 
 
+def test_after_an_undone_return_the_new_level_of_the_loss_is_not_a_reason_for_another():
+    loop = Loop()
+
+    def both(step, x, y):
+        if step == FAULT_AT:
+            loop.model[0].weight.add_(0.4)
+        if step >= FAULT_AT:
+            y.copy_(4 * torch.randn(y.shape, generator=torch.Generator().manual_seed(step)))  # cannot be learned
+
+    loop.run(both, steps=FAULT_AT + 200)
+    assert loop.actions == ["roll_back", "take_back"]
+
+
+def corrupted_policy(**settings):
+    """A bounded output: with a matrix overwritten, it has no gradient, and no step and no loss shows it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1), nn.Tanh())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    rows = list(torch.randn(200, 16, 4, generator=torch.Generator().manual_seed(1)))
+    checker = sf.StabilityChecker(setback=None, lost_progress=None)
+    stabilizer = sf.TrainingStabilizer(model, optimizer, checker=checker, **settings)
+    corrupted = False
+    for x in stabilizer.resume(rows):
+        if stabilizer.steps == 130 and not corrupted:
+            corrupted = True
+            with torch.no_grad():
+                model[2].weight[:4] = 1e3
+        stabilizer.backward((model(x) - 0.5 * x[:, :1].sin()).square().mean())
+        stabilizer.step()
+    return model, stabilizer
+
+
+def test_weights_that_were_overwritten_without_a_trace_in_loss_or_gradient_are_left_behind():
+    model, stabilizer = corrupted_policy(recovery=sf.TrainingRecovery(repeat=True))
+    (back,) = [each for each in stabilizer.incidents if each.kind == "recovery"]
+    assert 140 <= back.step <= 145
+    assert model[2].weight.abs().max() < 2
+    assert stabilizer.counts["repeated"] > 0
+
+
 def test_moments_can_be_cleared_instead():
     loop = Loop(recovery=sf.TrainingRecovery(first="reset_moments"))
 

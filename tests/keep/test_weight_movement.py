@@ -138,7 +138,7 @@ def jumps(*moved, norm=10.0):
     found = []
     for number, each in enumerate(moved):
         watched.take(20 * number, 20 * number + 20, torch.tensor([each, 0.0], dtype=torch.float64), torch.tensor(norm))
-        found.append(watched.found())
+        found.append(watched.found(20 * number + 23))
     return found
 
 
@@ -175,3 +175,28 @@ def test_a_rate_a_hundred_times_too_high_is_reported_although_no_loss_shows_it()
     (incident,) = stabilizer.incidents
     assert (incident.kind, incident.severity, incident.action) == ("weights.jump", "warning", "none")
     assert 90 <= incident.step <= 120
+
+
+def record(step, lr=1e-3, grad_norm=1.0, skipped=False):
+    return sf.types.StepRecord(sf.types.Signals(step, grad_norm=grad_norm, lr=lr), skipped)
+
+
+def test_a_jump_that_rates_and_gradients_explain_is_no_reason_to_return():
+    jump = jumps(0.05, 0.02, 0.01, 10.0)[-1]
+    quiet = [record(step) for step in range(60)]
+    assert jump.is_unexplained([*quiet, *map(record, range(60, 80))])
+    assert not jump.is_unexplained([*quiet, *(record(step, lr=0.1) for step in range(60, 80))])
+    assert not jump.is_unexplained([*quiet, record(60, grad_norm=100.0)])
+    assert jump.is_unexplained([*quiet, record(60), record(61, grad_norm=100.0, skipped=True)])
+    assert not jump.is_unexplained([*quiet, record(60, lr=None)])
+
+
+def test_a_jump_that_was_undone_does_not_hide_the_next_one():
+    watched = MovementJumps()
+    for number, moved in enumerate((0.05, 0.02, 0.01, 1.0)):
+        watched.take(20 * number, 20 * number + 20, torch.tensor([moved], dtype=torch.float64), torch.tensor(10.0))
+    assert watched.found(82) is None
+    assert watched.found(83) is not None
+    watched.undo(60)
+    watched.take(60, 80, torch.tensor([1.0], dtype=torch.float64), torch.tensor(10.0))
+    assert watched.found(83) is not None

@@ -107,6 +107,9 @@ SAME_LEVEL = 0.1
 batch it is smaller by more than `Explosion.factor`."""
 
 
+_JUMPED = "the weights have moved much further than the learning rate and the gradients explain"
+
+
 class RecoveryState(NamedTuple):
     """The state of the recovery. Counts are of steps."""
 
@@ -156,10 +159,12 @@ class TrainingRecovery:
     several bad batches they have not. So a return is declined if the weights had moved as usual when the unhealthy
     steps began, unless they are not finite or steps are still refused. For the same reason no patience is needed if the
     gradients of two consecutive steps are far above all earlier ones: the second step is applied, and if the weights
-    had moved unusually far before the first, the run returns. The first steps after a return show it, too: if
-    the loss of the earlier weights is just as high, the weights were not the cause, and the return is undone at the
-    cost of those few steps. In both cases the next return needs more patience. If steps are still refused, the state
-    was already bad, and an older one is tried.
+    had moved unusually far before the first, the run returns. Nor is a loss needed if the weights moved much further
+    between two copies than learning rate and gradients explain. The first steps after a return show it, too: if
+    the loss of the earlier weights is just as high, and they have not moved unusually far since the return, the weights
+    were not the cause. The return is undone at the cost of those few steps, and the losses from then on are the level
+    that later ones are compared with. In both cases the next return needs more patience. If steps are still refused,
+    the state was already bad, and an older one is tried.
     """
 
     every_steps: int = 20
@@ -228,6 +233,7 @@ class TrainingRecovery:
         lost: bool = False,
         broken: bool = False,
         level: bool = False,
+        jumped_after: int | None = None,
     ) -> tuple[RecoveryState, Decision]:
         """Process one step.
 
@@ -239,7 +245,12 @@ class TrainingRecovery:
             lost: whether the mean of the last losses is too high, according to `LostProgress`.
             broken: whether the weights themselves are not finite.
             level: whether it was applied although its gradient is as large as that of the step refused before it.
+            jumped_after: the step after which the weights moved further than learning rate and gradients explain;
+                `None` if they did not.
         """
+        if jumped_after is not None and not broken:
+            state = state._replace(onset=jumped_after + self.margin_steps, refused=self.patience_refused, calm=0)
+            return self._go_back(state, False, _JUMPED, sure=True)
         if not (refused or setback or lost or broken or level):
             return self._healthy(state)
         state = state._replace(
@@ -288,7 +299,9 @@ class TrainingRecovery:
         doubt = int(DOUBT_FACTOR**state.doubts)
         return state.unhealthy >= self.patience_steps * doubt or state.refused >= self.patience_refused * doubt
 
-    def _go_back(self, state: RecoveryState, broken: bool, reason: str) -> tuple[RecoveryState, Decision]:
+    def _go_back(
+        self, state: RecoveryState, broken: bool, reason: str, sure: bool = False
+    ) -> tuple[RecoveryState, Decision]:
         if state.attempts >= self.attempts:
             # A halt needs proof. Refused steps do no harm: skipping handles them. A high, finite loss may come from
             # other data, which the run may learn.
@@ -296,15 +309,16 @@ class TrainingRecovery:
         resets = self.first == "reset_moments" and not state.tried and not broken
         before = state.onset - self.margin_steps
         # Continued refusals need a return wherever the weights are.
-        sure = broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
+        sure = sure or broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
         attempts = state.attempts + 1
+        by_refusal = broken or state.by_refusal or state.refused >= self.patience_refused
         state = state._replace(
             attempts=attempts,
             cuts=attempts,
             tried=state.tried + 1,
             returned=state.returned + (not resets),
-            by_refusal=broken or state.by_refusal or state.refused >= self.patience_refused,
-            confirm=_steps_to_confirm(state),
+            by_refusal=by_refusal,
+            confirm=1 if by_refusal else _steps_to_confirm(state),
             means=0,
             between=0,
             trial=TRIAL_STEPS,
@@ -324,6 +338,11 @@ class TrainingRecovery:
         return RecoveryState(
             onset=state.onset, attempts=attempts, cuts=min(state.cuts, attempts), doubts=state.doubts + 1
         )
+
+    def keep_return(self, state: RecoveryState) -> RecoveryState:
+        """The state if a return that was to be undone stays: further unhealthy steps lead to another one."""
+        attempts, doubts = state.attempts + 1, max(state.doubts - 1, 0)
+        return RecoveryState(TRIAL_STEPS, onset=state.onset, attempts=attempts, cuts=attempts, doubts=doubts)
 
     def _take_back(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         """Undo a return: the loss of the earlier weights is as high, so the data is the cause."""
@@ -355,8 +374,6 @@ def _steps_to_confirm(state: RecoveryState) -> int:
     if 2 * state.means > state.unhealthy:
         return TRIAL_SETTLED_STEPS
     low = state.between + state.means  # the steps whose single losses were not high
-    if low == 0:
-        return 1
     chance = (low + 1) / (state.between + state.unhealthy + 2)
     return min(math.ceil(math.log(BY_CHANCE) / math.log(chance)), TRIAL_MOST_STEPS)
 

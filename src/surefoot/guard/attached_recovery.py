@@ -34,7 +34,7 @@ class AttachedRecovery:
         trained = TrainedState(models, optimizer, guard.policy.live_states, guard.policy.put_back)
         self.weights = EarlierWeights(None, trained, None, recovery, guard.ranks)
         self._history, self._repeats = guard.history, recovery.repeat
-        self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks)
+        self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks, guard.policy)
 
     def before_update(self) -> None:
         """Called before the optimizer writes: complete a copy that is in progress."""
@@ -44,7 +44,7 @@ class AttachedRecovery:
     def after_step(self, step: int) -> None:
         """`step` optimizer steps are done: take a snapshot if one is due."""
         self.weights.after_step(step, self._history.onset)
-        self.weights.report_jump(self._history)
+        self.weights.report_jump(step, self._history)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Restore earlier weights; returns which ones, or `None` if there are none."""

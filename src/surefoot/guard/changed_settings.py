@@ -1,4 +1,4 @@
-"""Logs which settings of the optimizer and the scheduler differ between a checkpoint and the run that resumes from it.
+"""Logs which settings differ between a checkpoint and the run that resumes from it.
 
 torch's `load_state_dict` silently replaces the settings of the run by the saved ones: a learning rate that was lowered
 before a restart is not used. The functions of a `LambdaLR` are not saved: there the run's own one is used,
@@ -6,6 +6,9 @@ and the learning rate may jump. Nothing is changed here.
 
 A setting that a schedule of torch's defines is logged as a warning. Others, which the training loop may have changed on
 purpose (`lr` without a scheduler, `weight_decay`), are logged as an info.
+
+The settings of surefoot's own parts are those of the run, and a part with other settings starts without its history. If
+it changes what a step does (clipping, loss scaling), this is a warning, and otherwise an info.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+
+from surefoot.core.state_tree import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +46,54 @@ def log_changed_settings(optimizer: Any, scheduler: Any, saved: Mapping[str, Any
     groups = list(_group_changes(optimizer.param_groups, saved["optimizer"]["param_groups"]))
     if groups:
         log.info("surefoot: the checkpoint replaces settings of the optimizer: %s.", "; ".join(groups[:5]))
+
+
+_PARTS = {
+    "rules": "the rules that refuse steps",
+    "setback": "`setback`",
+    "lost_progress": "`lost_progress`",
+    "look_back": "the detectors that look back over many steps",
+    "escalation": "`escalation`",
+    "recovery": "`recovery`",
+}
+"""The parts whose change is an info, and their descriptions."""
+
+
+def log_changed_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Log which parts of the stabilizer have other settings than in the saved run, given the settings by part."""
+    differ = {part: saved[part] for part in now if saved.get(part, now[part]) != now[part]}
+    if "scaler" in differ:
+        _warn_of_other_scaling(differ["scaler"], now["scaler"])
+    if "clip" in differ:
+        log.warning(
+            "surefoot: clipping has changed since the checkpoint was saved: it was %s and is %s, without a history.",
+            differ["clip"], now["clip"],
+        )  # fmt: skip
+    others = [f"{name} ({_difference(differ[part], now[part])})" for part, name in _PARTS.items() if part in differ]
+    if others:
+        log.info(
+            "surefoot: settings have changed since the checkpoint was saved, and these parts start without a history: "
+            "%s.", "; ".join(others),
+        )  # fmt: skip
+
+
+def _difference(then: str, now: str) -> str:
+    """The settings that differ, of two texts that list them."""
+    before, after = then.split(", "), now.split(", ")
+    gone, new = [each for each in before if each not in after], [each for each in after if each not in before]
+    return f"{', '.join(gone) or 'less'} -> {', '.join(new) or 'less'}"
+
+
+def _warn_of_other_scaling(then: str, now: str) -> None:
+    """Log that a run continues with different loss scaling."""
+    none = settings_of(None)
+    if now == none:
+        what = f'it was saved with loss scaling ({then}), and the run has none: fp16 needs `precision="fp16"`'
+    elif then == none:
+        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its initial value"
+    else:
+        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its initial value"
+    log.warning("surefoot: the checkpoint is loaded, but %s.", what)
 
 
 def _schedule_changes(scheduler: Any, saved: Any, name: str = "scheduler") -> Iterator[str]:

@@ -88,16 +88,35 @@ class EarlierWeights:
         elif self.ring is not None and onset is not None:
             self.ring.note_trouble(step, onset - self._margin)
 
-    def report_jump(self, history: RunHistory) -> None:
-        """Record an alarm if the weights moved much further between two snapshots than ever before."""
-        jump = self.ring.jumps.found() if self.ring is not None else None
-        if jump is not None and history.history:
-            history.note(history.history[-1].signals, "weights.jump", "warning", str(jump))
+    def report_jump(self, step: int, history: RunHistory) -> None:
+        """Record an alarm if the weights moved much further between two snapshots than ever before.
+
+        If neither the learning rate nor the gradients explain it, the next step returns. With several ranks it does
+        not: each rank measures its own weights.
+        """
+        jump = self.ring.jumps.found(step) if self.ring is not None else None
+        if jump is None or not history.history:
+            return
+        history.note(history.history[-1].signals, "weights.jump", "warning", str(jump))
+        if not self._ranks.several and jump.is_unexplained(history.history):
+            history.budgets.jumped_after = jump.first
 
     def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
         """Whether the weights had moved further than training usually takes them, when the current problem began."""
         # If the steps are repeated, an unnecessary return costs nothing.
         return self.ring is None or self.ring.movement.was_unusual(typical_gradient, if_unknown=self._repeats)
+
+    def returned(self, step: int) -> None:
+        """After `step` steps the weights are those of an earlier state again: measure their movement from there."""
+        if self.ring is not None:
+            self.ring.movement.returned(step)
+
+    def moved_since_return(self, step: int, typical_gradient: Callable[[int, int], float]) -> bool:
+        """Whether the weights have moved further since the last return, up to `step`, than training takes them."""
+        newest = self.ring.newest if self.ring is not None else None
+        if self.ring is None or newest is None:
+            return False
+        return self.ring.movement.is_unusual_now(step, newest, typical_gradient)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Restore earlier weights; returns which ones, or `None` if there are none."""
@@ -243,7 +262,7 @@ class RunPersistence:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""
         waits_for_batch = self.data.between_batches_soon
         self.weights.after_step(step, history.onset, waits_for_batch and self.repeats is not None)
-        self.weights.report_jump(history)
+        self.weights.report_jump(step, history)
         if self.repeats is None or not self.repeats.is_returning:  # while returning, the state is a mix of two moments
             self.saver.after_step(step, history.instability, history.recent_loss, waits_for_batch=waits_for_batch)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from surefoot.guard.log_rows import LogRows
     from surefoot.guard.persistence import EarlierWeights, RunPersistence
     from surefoot.guard.run_history import RunHistory
+    from surefoot.guard.step_decision import StepPolicy
     from surefoot.guard.step_results import StepResults
     from surefoot.types import Decision, StepRecord
 
@@ -51,18 +52,21 @@ class RunActions:
         persistence: KeptStates,
         capture: IncidentCapture | None,
         ranks: Ranks,
+        policy: StepPolicy,
     ) -> None:
-        self._measurer, self._history, self._ranks = measurer, history, ranks
+        self._measurer, self._history, self._ranks, self._policy = measurer, history, ranks, policy
         self._persistence, self._capture = persistence, capture
 
     def respond(self, results: StepResults, record: StepRecord, decision: Decision) -> None:
         """Carry out the decision about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
         if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
-        if decision.only_if_moved and not self._ranks.any(
-            self._persistence.weights.weights_had_moved(self._history.typical_gradient)
-        ):
+        weights, typical = self._persistence.weights, self._history.typical_gradient
+        if decision.only_if_moved and not self._ranks.any(weights.weights_had_moved(typical)):
             self._history.budgets.decline_return()
+            return
+        if decision.action == "take_back" and self._ranks.any(weights.moved_since_return(results.steps, typical)):
+            self._history.budgets.keep_return()  # the weights were damaged again, so the data is not the cause
             return
         results.lr_factor = decision.lr_factor
         if decision.action in ("roll_back", "reset_moments", "take_back"):
@@ -89,6 +93,7 @@ class RunActions:
             self._nothing_to_return_to(results, record, decision)
             return
         results.returned()
+        self._persistence.weights.returned(results.steps)
         self._measurer.param_norm = None  # the parameters have changed
         summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
         self._history.note(record.signals, "recovery", "warning", summary, decision.action)
@@ -98,7 +103,10 @@ class RunActions:
             self._persistence.weights.reset_moments()
             return "the optimizer's state is cleared"
         if decision.action == "take_back":
-            return "the return is undone" if self._persistence.weights.take_back() else None
+            if not self._persistence.weights.take_back():
+                return None
+            self._policy.restart_levels()
+            return "the return is undone"
         assert decision.before is not None
         tried = self._history.budgets.returns_tried - 1
         where = self._persistence.return_to(decision.before, tried, keep_present=not record.skipped)

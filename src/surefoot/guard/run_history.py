@@ -23,6 +23,7 @@ from surefoot.decide.recovery import is_new_level
 from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
+from surefoot.guard.changed_settings import log_changed_parts
 from surefoot.guard.refusal import RefusalExplainer
 from surefoot.guard.step_decision import BROKEN_SETTING
 from surefoot.types import Action, Decision, Incident, Severity, StepRecord, format_number
@@ -204,6 +205,8 @@ class Budgets:
         self._recovery_state = recovery.init() if recovery else None
         self.repeats = RepeatPlanner(recovery)
         self.weights_broken, self.agreed = weights_broken, agreed
+        self.jumped_after: int | None = None
+        """The step after which the weights moved as training does not explain; `None` if that was responded to."""
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
 
     def ahead(self) -> Budgets:
@@ -243,11 +246,19 @@ class Budgets:
             return replace(decision, lr_factor=decision.lr_factor * self.recovery.cut(self._recovery_state))
         # Every rank gets here with the same flags, so every rank takes part.
         broken = refused and "nonfinite" in record.reasons and self.agreed(self.weights_broken())
-        level = is_new_level(before, record, self.agreed)
+        level, (jump, self.jumped_after) = is_new_level(before, record, self.agreed), (self.jumped_after, None)
+        unhealthy = refused or setback or lost or broken or level or jump is not None
         self._recovery_state, advice = self.recovery.update(
-            self._recovery_state, step, refused=refused, setback=setback, lost=lost, broken=broken, level=level
+            self._recovery_state,
+            step,
+            refused=refused,
+            setback=setback,
+            lost=lost,
+            broken=broken,
+            level=level,
+            jumped_after=jump,
         )
-        advice = self.repeats.advise(step, refused or setback or lost or broken or level, advice)
+        advice = self.repeats.advise(step, unhealthy, advice)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
@@ -263,6 +274,12 @@ class Budgets:
         assert self.recovery is not None
         assert self._recovery_state is not None
         self._recovery_state = self.recovery.decline(self._recovery_state)
+
+    def keep_return(self) -> None:
+        """The return that was to be undone stays: the weights were damaged again after it."""
+        assert self.recovery is not None
+        assert self._recovery_state is not None
+        self._recovery_state = self.recovery.keep_return(self._recovery_state)
 
     @property
     def healthy(self) -> bool:
@@ -494,6 +511,7 @@ class RunHistory:
     def load_state_dict(self, state: RunHistoryState) -> None:
         """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
+        log_changed_parts(state["settings"], self.settings())
         self.alarms.load_state_dict(state, same["look_back"])
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])

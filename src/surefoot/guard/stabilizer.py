@@ -108,7 +108,7 @@ class StabilizedRun:
         loop = _loop_hooks(self)
         self.persistence = RunPersistence(self.run_state, trained, checkpoints, recovery, lag, ranks, history, loop)
         self._keeps_steps = checkpoints is not None or recovery is not None
-        self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks)
+        self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks, policy)
         on_step = call_each(guard.on_step, DeadLayers(models, history).take)
         self.results = StepResults(models, history, lag, respond=self._actions.respond, on_step=on_step)
         if self.persistence.repeats is not None:

@@ -22,6 +22,7 @@ from surefoot.core.state_tree import choose, grown, leaves, pack, settings_of, u
 from surefoot.core.state_tree import on_device as to_device
 from surefoot.decide.agreement import agree_and_average
 from surefoot.detect.step_rules import LostProgress, Setback
+from surefoot.guard.changed_settings import log_changed_parts
 from surefoot.observe.tensors import TensorStatistics, total_norm
 from surefoot.types import GradientNorms, LayerStats, Scalar, Signals, StepRecord
 
@@ -150,8 +151,8 @@ class StepPolicy:
         self.count = count
         """The number of parameters of the optimizer."""
         self.rules_state = self._placed(rules.init()) if rules else ()
-        self.setback_state = self._placed(setback.init()) if setback else ()
-        self.lost_progress_state = self._placed(lost_progress.init()) if lost_progress else ()
+        self.setback_state = self._placed(_initial(setback))
+        self.lost_progress_state = self._placed(_initial(lost_progress))
         self.clip_state = self._fresh_clip_state()
         with home:
             self.scale_state = to_device(scaler.init(), home) if scaler else ()
@@ -192,6 +193,16 @@ class StepPolicy:
             now.copy_(then)
         self.states = with_leaves(states, iter(live))
 
+    def restart_levels(self) -> None:
+        """The data has changed: the two rules for recovery start again, and judge by the losses from now on."""
+        fresh = self._placed((_initial(self.setback), _initial(self.lost_progress)))
+        live = leaves((self.setback_state, self.lost_progress_state))
+        if self.on_device:  # in place, as a recorded CUDA graph requires
+            for now, then in zip(live, leaves(fresh), strict=True):
+                now.copy_(then)
+            return
+        self.setback_state, self.lost_progress_state = fresh
+
     def loss_scale(self) -> Tensor | None:
         """The factor for the loss before backward."""
         return self.scaler.scale_of(self.scale_state) if self.scaler else None
@@ -230,7 +241,7 @@ class StepPolicy:
     def load_state_dict(self, state: StepPolicyState) -> None:
         """Continue from a saved state. A part whose settings have changed starts again."""
         same = {part: state["settings"].get(part) == now for part, now in self.settings().items()}
-        _warn_of_other_scaling(state["settings"].get("scaler"), self.settings()["scaler"])
+        log_changed_parts(state["settings"], self.settings())
         if self.rules and same["rules"]:
             self.rules_state = self._placed(unpack(self.rules.init(), state["rules"]))
         if self.setback and same["setback"]:
@@ -248,18 +259,8 @@ class StepPolicy:
             self.scaler.load(state["grad_scaler"])
 
 
-def _warn_of_other_scaling(then: str | None, now: str) -> None:
-    """Log that a run continues with different loss scaling."""
-    none = settings_of(None)
-    if then is None or then == now:
-        return
-    if now == none:
-        what = f'it was saved with loss scaling ({then}), and the run has none: fp16 needs `precision="fp16"`'
-    elif then == none:
-        what = f"it was saved without loss scaling, and the run has {now}: the scale starts at its initial value"
-    else:
-        what = f"its loss scaling is {then}, and the run's is {now}: the scale starts at its initial value"
-    log.warning("surefoot: the checkpoint is loaded, but %s.", what)
+def _initial(rule: Detector | None) -> Any:
+    return rule.init() if rule is not None else ()
 
 
 class StepDecider:

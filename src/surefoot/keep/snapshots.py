@@ -365,6 +365,7 @@ class SnapshotRing:
         if len(old_enough) <= tried:
             return None
         chosen = old_enough[-1 - tried]
+        self.jumps.undo(chosen.step)
         # A newer state may already contain the damage.
         self._spare += [snapshot.staged for snapshot in self._kept if snapshot not in old_enough]
         self._kept = old_enough
@@ -385,6 +386,7 @@ class SnapshotRing:
         self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
         self._kept = [each for each in self._kept if each.step <= snapshot.step]
         self.settle()
+        self.jumps.undo(snapshot.step)
         snapshot.staged.hold_updates()
         self._state.put_back(snapshot.staged.tree)
 

@@ -6,11 +6,13 @@ is considered.
 
 `MovementJumps` compares each interval between two snapshots with all before it, independent of the loss: a learning
 rate that is a hundred times too high moves the weights a hundred times as far, even if the loss does not show progress.
-In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3.
+In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3. A jump that neither the rates
+nor the gradients of these steps explain was not made by training, and the run returns.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,11 +20,12 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
     from surefoot.keep.snapshots import Snapshot, TrainedState
+    from surefoot.types import StepRecord
 
 UNUSUAL = 2.0
 """The factor by which the movement of all weights must exceed the usual one to count as damage …"""
@@ -41,6 +44,9 @@ JUMP_LEAST = 0.05
 moves them many times further than before, but by a few percent at most …"""
 JUMP_AFTER = 3
 """… and the minimum number of earlier intervals."""
+READ_STEPS = 3
+"""The number of steps after an interval at which its numbers are read: always the same, so that a run that returns does
+so at the same step every time, and enough for them to have arrived."""
 
 
 class MovementJump(NamedTuple):
@@ -59,6 +65,26 @@ class MovementJump(NamedTuple):
             f"interval before: by {self.share:.0%} of their norm. Check the learning rate of these steps"
         )
 
+    def is_unexplained(self, records: Iterable[StepRecord]) -> bool:
+        """Whether neither higher rates nor larger gradients than in all steps before explain the movement.
+
+        It was then not the optimizer that moved the weights, or its state is wrong.
+        """
+        explained = 1.0
+        now, before = dict[str, float](), dict[str, float]()
+        for record in records:
+            step = record.signals.step
+            if record.skipped or step >= self.last:
+                continue
+            largest = before if step < self.first else now
+            for name in ("lr", "grad_norm"):
+                value = getattr(record.signals, name)
+                largest[name] = max(largest.get(name, 0.0), math.inf if value is None else float(value))
+        for name in ("lr", "grad_norm"):
+            known = 0 < before.get(name, 0.0) < math.inf and now.get(name, math.inf) < math.inf
+            explained *= max(now[name] / before[name], 1.0) if known else math.inf
+        return self.times > JUMP * explained
+
 
 class _Interval(NamedTuple):
     first: int
@@ -67,13 +93,22 @@ class _Interval(NamedTuple):
     """The movement of the weights per step, and their norm."""
 
 
+class _Usual(NamedTuple):
+    """The intervals so far: the largest movement per step, the last norm of the weights, and their number."""
+
+    largest: float = 0.0
+    norm: float = 0.0
+    intervals: int = 0
+
+
 class MovementJumps:
     """Finds intervals in which the weights moved much further than in all before."""
 
     def __init__(self) -> None:
         self._pending: _Interval | None = None
         self._found: MovementJump | None = None
-        self._largest, self._norm, self._count = 0.0, 0.0, 0
+        self._usual = _Usual()
+        self._before_jump = _Usual()
 
     def take(self, first: int, last: int, moved: Tensor, norm: Tensor) -> None:
         """Add an interval: the parameters' movement per step, and the weights' norm. Does not wait for a device."""
@@ -82,23 +117,33 @@ class MovementJumps:
         self._pending = _Interval(first, last, begin_reading(numbers))
 
     def _read(self) -> None:
-        """Judge the last measured interval, if its numbers have arrived."""
-        if self._pending is None or not self._pending.numbers.has_arrived():
+        """Judge the last measured interval."""
+        if self._pending is None:
             return
         (first, last, numbers), self._pending = self._pending, None
         moved, norm = numbers.wait().tolist()
         if not moved < float("inf"):  # non-finite weights are detected elsewhere
             return
-        known = self._count >= JUMP_AFTER and self._largest > 0
-        if known and moved > JUMP * self._largest and moved > JUMP_LEAST * self._norm > 0:
-            self._found = MovementJump(first, last, moved / self._largest, moved / self._norm)
-        self._largest, self._norm, self._count = max(self._largest, moved), norm, self._count + 1
+        usual = self._usual
+        known = usual.intervals >= JUMP_AFTER and usual.largest > 0
+        if known and moved > JUMP * usual.largest and moved > JUMP_LEAST * usual.norm > 0:
+            self._found = MovementJump(first, last, moved / usual.largest, moved / usual.norm)
+            self._before_jump = usual
+        self._usual = _Usual(max(usual.largest, moved), norm, usual.intervals + 1)
 
-    def found(self) -> MovementJump | None:
-        """The last jump that was found and not returned yet."""
-        self._read()
+    def found(self, step: int) -> MovementJump | None:
+        """The last jump that was found after `step` steps and not returned yet."""
+        if self._pending is not None and step >= self._pending.last + READ_STEPS:
+            self._read()
         found, self._found = self._found, None
         return found
+
+    def undo(self, step: int) -> None:
+        """The run has returned to `step`: drop a later interval, and a jump from what is usual."""
+        if self._pending is not None and self._pending.last > step:
+            self._pending = None
+        if self._before_jump.intervals:
+            self._usual, self._before_jump = self._before_jump, _Usual()
 
 
 class _Onset(NamedTuple):
@@ -106,6 +151,8 @@ class _Onset(NamedTuple):
 
     last: Snapshot
     """The snapshot that they are compared with."""
+    since: int
+    """The step at which they were those of the snapshot."""
     step: int
     moved: Tensor
     """The movement of each parameter per step since."""
@@ -120,6 +167,7 @@ class WeightMovement:
         """Measure the weights in `state`, of which a snapshot is taken every `every_steps`."""
         self._state, self._every = state, every_steps
         self._onset: _Onset | None = None
+        self._returned_at = 0
 
     def to(self, step: int, last: Snapshot | None, is_slow: bool) -> Tensor | None:
         """The movement of each parameter per step since the last snapshot; `None` if there is none before `step`.
@@ -137,12 +185,24 @@ class WeightMovement:
     def note_onset(self, step: int, last: Snapshot) -> None:
         """The run is not healthy: if it was until now, record how far the weights have moved since `last`."""
         if self._onset is None:
-            moved = self._state.moved_since(last.staged.tree) / max(step - last.step, 1)
-            self._onset = _Onset(last, step, moved, self._state.outline())
+            self._onset = self._measured(step, last)
+
+    def _measured(self, step: int, last: Snapshot) -> _Onset:
+        since = max(last.step, self._returned_at)
+        moved = self._state.moved_since(last.staged.tree) / max(step - since, 1)
+        return _Onset(last, since, step, moved, self._state.outline())
 
     def forget(self) -> None:
         """The run is healthy."""
         self._onset = None
+
+    def returned(self, step: int) -> None:
+        """After `step` steps the weights are those of a snapshot again, and move from there."""
+        self._returned_at = step
+
+    def is_unusual_now(self, step: int, last: Snapshot, typical_gradient: Callable[[int, int], float]) -> bool:
+        """Whether the weights have moved unusually far since `last` or the return to it. Waits for the device."""
+        return self._is_unusual(self._measured(step, last), typical_gradient, if_unknown=False)
 
     def was_unusual(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
         """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
@@ -154,11 +214,14 @@ class WeightMovement:
         """
         if self._onset is None or self._onset.outline != self._state.outline():
             return if_unknown
-        last, onset, moved, _ = self._onset
+        return self._is_unusual(self._onset, typical_gradient, if_unknown)
+
+    def _is_unusual(self, measured: _Onset, typical_gradient: Callable[[int, int], float], if_unknown: bool) -> bool:
+        last, since, onset, moved, _ = measured
         usual = last.moved
         if usual is None:
             return if_unknown
-        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(last.step, onset)
+        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(since, onset)
         growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
         all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
         if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
