@@ -1,9 +1,11 @@
-"""Every Python block of the README and the docs runs as it stands, each in a fresh namespace."""
+"""Every Python block of the README and the docs, and every example of a docstring, runs as it stands."""
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,11 @@ BLOCKS = [
     for page in PAGES
     for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
 ]
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "src").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
 WITHOUT_FIGURES = {"benchmarks/start_right_pictures.py", "benchmarks/torture_ranks.py", "benchmarks/torture.py"}
 """Scripts that demonstrate something, or draw it. Where figures of theirs are given, the section has a date too."""
 
@@ -28,6 +35,15 @@ def test_the_block_runs(block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(block, "<docs>", "exec"), {"__name__": "__docs__"})
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_of_docstrings_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    results = doctest.testmod(import_module(module))
+    assert results.attempted
+    assert not results.failed
 
 
 def test_there_are_blocks_on_every_page_that_teaches():
