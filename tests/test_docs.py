@@ -1,9 +1,11 @@
-"""Every Python block of the README and the docs runs as it stands, each in a fresh namespace."""
+"""Every Python block of the README and the docs, and every example of a docstring, runs as it stands."""
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,13 @@ BLOCKS = [
     for page in PAGES
     for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
 ]
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "src").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+WITHOUT_FIGURES = {"benchmarks/start_right_pictures.py", "benchmarks/torture_ranks.py", "benchmarks/torture.py"}
+"""Scripts that demonstrate something, or draw it. Where figures of theirs are given, the section has a date too."""
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -26,6 +35,15 @@ def test_the_block_runs(block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(block, "<docs>", "exec"), {"__name__": "__docs__"})
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_of_docstrings_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    results = doctest.testmod(import_module(module))
+    assert results.attempted
+    assert not results.failed
 
 
 def test_there_are_blocks_on_every_page_that_teaches():
@@ -80,6 +98,36 @@ def test_every_exported_function_is_described():
     functions = [name for name in surefoot.__all__ if inspect.isfunction(getattr(surefoot, name))]
     assert len(functions) >= 10
     assert [name for name in functions if name not in named] == []
+
+
+def test_every_public_name_has_an_example_that_runs():
+    pages = [*PAGES, *(ROOT / "docs" / "start-right").glob("*.md")]
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", "\n".join(p.read_text() for p in pages), re.M | re.S))
+    shown = set(re.findall(r"\w+", code))
+    homes = [(surefoot, surefoot.__all__), (surefoot.build, surefoot.build.__all__)]
+    services = {"WandbSink", "MLflowSink"}  # need an account or a server
+    missing = [
+        name
+        for home, names in homes
+        for name in names
+        if name not in shown | services and ">>>" not in (inspect.getdoc(getattr(home, name)) or "")
+    ]
+    assert not missing, f"add an example to docs/reference/: {', '.join(sorted(set(missing)))}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *sorted((ROOT / "docs" / "start-right").glob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_section_that_names_a_benchmark_says_when_it_ran(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for section in re.split(r"^(?=#)", text, flags=re.M):
+        named = re.findall(r"benchmarks/\w+\.py", section)
+        assert [path for path in named if not (ROOT / path).is_file()] == []
+        if set(named) - WITHOUT_FIGURES:
+            dated = re.search(r"20\d\d-\d\d-\d\d|performance\.md#", section)
+            assert dated, f"{section.splitlines()[0]}: say when {named[0]} was run"
 
 
 def test_every_public_name_is_in_the_reference():

@@ -67,7 +67,9 @@ def _surefoot(
     short_help="Run an unmodified script, observe it, diagnose it.",
 )
 def run(
-    script: str = typer.Argument(help="The script, or with -m a module. Arguments after it are passed to it."),
+    script: str = typer.Argument(
+        metavar="SCRIPT", help="The script, or with -m a module. Arguments after it are passed to it."
+    ),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     out: Path | None = typer.Option(None, help="The run folder to create (default: runs/SCRIPT-DATE-TIME)."),
     guard: bool = typer.Option(

@@ -5,7 +5,9 @@ import shutil
 from runlogs import event, layer_rows, step_row
 from surefoot.record.follow import RunFollower
 from surefoot.record.limits import LogLimits
+from surefoot.record.log import RunLog
 from surefoot.record.messages import Batch
+from surefoot.record.reading import load_run
 from surefoot.record.store import Store
 
 
@@ -61,6 +63,17 @@ def test_a_resumed_session_begins_again_without_what_it_superseded(tmp_path):
         assert news.restarted
         store.close()
     assert steps(news) == list(range(16))
+
+
+def test_alarms_of_steps_that_a_later_session_superseded_are_not_given(tmp_path):
+    for first in (0, 6):
+        with RunLog(tmp_path, device_seconds=None) as log:
+            for step in range(first, first + 10):
+                log.take(step_row(step))
+            log.event("alarm", first + 9, f"an alarm at step {first + 9}", severity="warning")
+    told = [event.summary for event in RunFollower(tmp_path).poll().events if event.event == "alarm"]
+    assert told == ["an alarm at step 15"]
+    assert told == [event.summary for event in load_run(tmp_path).events if event.event == "alarm"]
 
 
 def test_a_folder_that_is_deleted_and_filled_again_begins_again(tmp_path):

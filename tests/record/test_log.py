@@ -308,13 +308,6 @@ def test_a_sink_that_hangs_cannot_hold_the_end_of_the_program(tmp_path):
     assert load_run(tmp_path).scalars.num_rows == 1
 
 
-def test_the_example_of_the_module_runs(tmp_path):
-    import doctest
-
-    results = doctest.testmod(__import__("surefoot.record.log", fromlist=["log"]))
-    assert (results.failed, results.attempted >= 3) == (0, True)
-
-
 def test_the_columns_of_an_empty_run_are_there(tmp_path):
     run = logged(tmp_path)
     assert run.layers.schema.names == ["step", "part", "layer", *LAYER_NUMBERS]

@@ -70,7 +70,7 @@ class LRRange:
         else:
             verdict = f"Suggested learning rate: {self.suggested:.2g}."
         if self.diverged_at is not None:
-            verdict += f" Blew up at {self.diverged_at:.2g}."
+            verdict += f" The loss diverges at {self.diverged_at:.2g}."
         return f"{to_text(self.chart())}\n{verdict}"
 
 

@@ -25,7 +25,9 @@ def _checkpoints(context: typer.Context) -> None:
 
 
 @app.command("list")
-def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
+def list_steps(
+    folder: Path = typer.Argument(metavar="DIR", help="The run folder, or the folder of its checkpoints."),
+) -> None:
     """List the checkpoints of a run, the newest first. Reads the manifests only."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in
     from surefoot.keep.checkpoint.listing import by_metric, complete_steps, list_checkpoints, rests_of_deleted
@@ -39,7 +41,9 @@ def list_steps(folder: Path = typer.Argument(help="The run folder, or the folder
 
 
 @app.command()
-def verify(folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints.")) -> None:
+def verify(
+    folder: Path = typer.Argument(metavar="DIR", help="The run folder, or the folder of its checkpoints."),
+) -> None:
     """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or incomplete."""
     from surefoot.keep.checkpoint.exchange import checkpoints_in, verify_step
     from surefoot.keep.checkpoint.listing import list_checkpoints, rests_of_deleted
@@ -62,8 +66,8 @@ def verify(folder: Path = typer.Argument(help="The run folder, or the folder of 
 
 @app.command()
 def export(
-    folder: Path = typer.Argument(help="The run folder, or the folder of its checkpoints."),
-    out: Path = typer.Argument(help="The safetensors file to write; must not exist."),
+    folder: Path = typer.Argument(metavar="DIR", help="The run folder, or the folder of its checkpoints."),
+    out: Path = typer.Argument(metavar="FILE", help="The safetensors file to write; must not exist."),
     step: str = typer.Option("latest", help="latest, good, best, or a step number."),
     weights: bool = typer.Option(False, "--weights", help="Only the weights of the models, by name."),
 ) -> None:
@@ -81,8 +85,8 @@ def export(
 
 @app.command("import")
 def import_file(
-    file: Path = typer.Argument(help="A file that `surefoot checkpoints export` wrote."),
-    folder: Path = typer.Argument(help="The run folder to write the checkpoint to."),
+    file: Path = typer.Argument(metavar="FILE", help="A file that `surefoot checkpoints export` wrote."),
+    folder: Path = typer.Argument(metavar="DIR", help="The run folder to write the checkpoint to."),
 ) -> None:
     """Create a checkpoint from an exported file. Any number of processes can resume from it."""
     from surefoot.keep.checkpoint.exchange import import_state

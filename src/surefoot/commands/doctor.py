@@ -13,7 +13,8 @@ from surefoot.errors import UsageError
 
 def doctor(
     target: str = typer.Argument(
-        help="module:function or file.py:function that returns model, loader, loss_fn, optimizer."
+        metavar="TARGET",
+        help="module:function or file.py:function that returns model, loader, loss_fn, optimizer; or a script.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     seconds: float = typer.Option(60.0, min=1.0, help="Approximate time limit for all checks together."),

@@ -13,7 +13,9 @@ from surefoot.errors import UsageError
 
 
 def bisect(
-    script: str = typer.Argument(help="The script, or with -m a module. Arguments after it are passed to it."),
+    script: str = typer.Argument(
+        metavar="SCRIPT", help="The script, or with -m a module. Arguments after it are passed to it."
+    ),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     budget: float = typer.Option(600.0, min=1.0, help="Time limit for all runs together, in seconds of wall time."),
     jobs: int = typer.Option(0, min=0, help="Number of parallel runs (default: half of the cores; 1 with a GPU)."),
@@ -47,7 +49,9 @@ class _Replay:
 
 
 def replay(
-    incident: Path = typer.Argument(help="The folder of an incident, such as runs/exp1/incidents/000000123."),
+    incident: Path = typer.Argument(
+        metavar="INCIDENT", help="The folder of an incident, such as runs/exp1/incidents/000000123."
+    ),
     arguments: list[str] | None = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     script: str | None = typer.Option(None, help="The training script; its arguments follow, as for `surefoot run`."),
     module: str | None = typer.Option(None, help="A module instead of a script, as with `python -m`."),

@@ -23,6 +23,7 @@ def _codes(incomplete: str) -> list[str]:
 def explain(
     code: str | None = typer.Argument(
         None,
+        metavar="CODE",
         help="The code of a cause, such as lr.too-high. Without it, all causes are listed.",
         autocompletion=_codes,
     ),

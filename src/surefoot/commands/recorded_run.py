@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def runs(
-    root: Path = typer.Argument(Path("runs"), help="The directory that contains the run folders."),
+    root: Path = typer.Argument(Path("runs"), metavar="DIR", help="The directory that contains the run folders."),
 ) -> None:
     """List the runs below a directory, the newest first, with their verdicts."""
     from surefoot.report.run_list import list_runs
@@ -52,7 +52,7 @@ def run_lines(found: list[ListedRun], width: int | None) -> list[str]:
 
 
 def diagnose(
-    folder: Path | None = typer.Argument(None, help="A run folder (default: the newest below runs/)."),
+    folder: Path | None = typer.Argument(None, metavar="DIR", help="A run folder (default: the newest below runs/)."),
     json: bool = typer.Option(False, "--json", help="Print JSON to stdout."),
 ) -> None:
     """Diagnose a recorded run, with all evidence."""
@@ -78,7 +78,7 @@ def diagnose(
 
 def watch(
     folder: Path | None = typer.Argument(
-        None, help="A run folder, which may not exist yet (default: the newest below runs/)."
+        None, metavar="DIR", help="A run folder, which may not exist yet (default: the newest below runs/)."
     ),
     once: bool = typer.Option(False, "--once", help="Print the view once and exit."),
 ) -> None:
@@ -112,7 +112,7 @@ def report(
 
 def serve(
     folder: Path | None = typer.Argument(
-        None, help="A run folder, which may still be empty (default: the newest below runs/)."
+        None, metavar="DIR", help="A run folder, which may still be empty (default: the newest below runs/)."
     ),
     port: int = typer.Option(8765, min=0, max=65535, help="Port to listen on; 0 selects a free port."),
     host: str = typer.Option(

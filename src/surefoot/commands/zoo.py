@@ -41,8 +41,8 @@ def list_scripts(
 
 @app.command()
 def run(
-    name: str = typer.Argument(help="The name of a script, or a part that is unique."),
-    seed: int = typer.Argument(100, help="Passed to the script."),
+    name: str = typer.Argument(metavar="NAME", help="The name of a script, or a part that is unique."),
+    seed: int = typer.Argument(100, metavar="SEED", help="Passed to the script."),
     out: Path | None = typer.Option(None, help="The run folder to create (default: runs/SCRIPT-DATE-TIME)."),
 ) -> None:
     """Run one script with `surefoot run`, and print its true cause."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.record import events as event_file
 from surefoot.record.assemble import assemble, empty
-from surefoot.record.reading import by_table, is_run_folder, read_pieces
+from surefoot.record.reading import by_table, is_run_folder, is_undone, read_pieces
 from surefoot.record.schema import TABLES
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
 from surefoot.record.sessions import check_versions, first_steps
@@ -158,7 +158,9 @@ class RunFollower:
             return []
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         self._events_at += len(whole)
-        return event_file.parse_events(whole)[0]
+        firsts = first_steps(self.folder) if whole else {}
+        events, _ = event_file.parse_sessions(whole)
+        return [event for event, session in events if not is_undone(event, session, firsts)]
 
 
 def min_number(names: list[SegmentName], key: tuple[str, int]) -> int:

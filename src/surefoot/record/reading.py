@@ -167,10 +167,10 @@ def _events(path: Path, problems: list[str]) -> list[Event]:
     if bad:
         problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} invalid or incomplete")
     firsts = first_steps(path)
-    return [event for event, session in said if not _is_undone(event, session, firsts)]
+    return [event for event, session in said if not is_undone(event, session, firsts)]
 
 
-def _is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:
+def is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:
     """Whether a later session began before the step of an event. It began with the checkpoint of its first step."""
     later = [first for (number, part), first in firsts.items() if number > session and part == event.part]
     if event.step is None or not later:

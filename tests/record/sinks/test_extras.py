@@ -11,5 +11,5 @@ def test_a_module_that_is_there_is_returned():
 
 
 def test_a_missing_package_names_the_extra_that_brings_it():
-    with pytest.raises(UsageError, match=r"needs `no_such_package`.*pip install surefoot\[nowhere\]"):
+    with pytest.raises(UsageError, match=r"needs `no_such_package`.*pip install -e '\.\[nowhere\]'"):
         load("no_such_package.inner", "nowhere")

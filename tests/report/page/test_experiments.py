@@ -37,6 +37,16 @@ def test_the_folder_of_a_bisection_is_the_baselines_report_with_every_change_tri
     assert titles == ["baseline", "clip 1.0", "LR / 10", "fp32"]
 
 
+def test_the_title_is_the_script_as_it_was_named_and_not_its_copy(tmp_path):
+    folder = bisected(tmp_path)
+    report_runs.describe(folder / "baseline", script="/tmp/surefoot-bisect-x/baseline/shadow/train.py")
+    held = json.loads((folder / "bisect.json").read_text())
+    (folder / "bisect.json").write_text(json.dumps(held | {"script": "train.py"}))
+    found = sections(read_source(folder))
+    assert found["head"]["script"].startswith("train.py")
+    assert ["script", "train.py"] in found["facts"]
+
+
 def test_the_losses_lie_side_by_side_the_cure_next_to_the_run_as_it_was(tmp_path):
     chart = experiments_of({"runs": RUNS})["chart"]
     assert [series["name"] for series in chart["series"]] == ["baseline", "LR / 10", "clip 1.0"]

@@ -80,7 +80,9 @@ def load_step(place: Path, step: int, reader: Reader) -> Loaded:
     """Load one step and no other. Raises `CheckpointError`."""
     steps = {each.step: each for each in reversed(listed_steps(place))}  # a good one replaces evidence
     if step not in steps:
-        raise CheckpointError(f"there is no checkpoint of step {step} in {place}; there are {sorted(steps)}.")
+        raise CheckpointError(
+            f"there is no checkpoint of step {step} in {place}; there {f'are {sorted(steps)}' if steps else 'is none'}."
+        )
     if fault := steps[step].fault:
         raise CheckpointError(fault)
     return reader.read(steps[step])

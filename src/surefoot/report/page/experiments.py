@@ -28,7 +28,8 @@ def experiments_of(bisected: Mapping[str, object] | None) -> ExperimentSection |
     rows = [row for run in runs if (row := _row(run)) is not None] if isinstance(runs, list) else []
     if not rows or not isinstance(runs, list):
         return None
-    return {"sentence": str((bisected or {}).get("sentence", ""))[:_TEXT], "rows": rows, "chart": _chart(runs)}
+    sentence = str((bisected or {}).get("sentence", ""))[:_TEXT]
+    return {"sentence": f"{sentence[:1].upper()}{sentence[1:]}", "rows": rows, "chart": _chart(runs)}
 
 
 def _row(run: object) -> ExperimentRow | None:

@@ -47,8 +47,10 @@ def read_source(folder: str | Path) -> RunFolder:
         raise UsageError(f"no run folder at {top}: expected one that `surefoot run` or a stabilizer with `log` wrote.")
     bisected = read_json(top / "bisect.json")
     if bisected is not None and (top / "baseline").is_dir():
-        findings = read_json(top / "findings.json")
-        return replace(read_source(top / "baseline"), folder=top, findings=findings, experiments=bisected)
+        findings, baseline = read_json(top / "findings.json"), read_source(top / "baseline")
+        script = bisected.get("script") or baseline.run.get("script")  # the baseline ran a copy, in a scratch folder
+        run = baseline.run | {"script": script} if script else baseline.run
+        return replace(baseline, folder=top, run=run, findings=findings, experiments=bisected)
     ranks = rank_folders(top)
     if any(map(is_run_folder, ranks)):
         return _source_of_ranks(top, [rank for rank in ranks if is_run_folder(rank)])
