@@ -59,6 +59,21 @@ def test_at_the_same_step_a_cause_that_explains_the_other_is_the_cause():
     assert causes(merge(ranks, [], 2)) == ["data.nonfinite-input"]
 
 
+def test_the_rank_that_knows_more_about_a_nan_of_the_same_step_is_the_one_that_had_it():
+    unsure = finding("loss.undefined-op", step=30, confidence=0.5)
+    merged = merge([rank(0, unsure), rank(1, finding("loss.undefined-op", step=30, confidence=0.93))], [], 2)
+    assert causes(merged) == ["loss.undefined-op"]
+    assert merged.findings[0].confidence == 0.93
+    assert merged.findings[0].evidence["rank"] == 1
+    assert merged.summary.startswith("On rank 1: ")
+
+
+def test_a_rate_that_is_too_high_on_all_ranks_is_not_that_of_the_most_certain_one():
+    found = [finding("lr.too-high", step=10, confidence=each) for each in (0.5, 0.9)]
+    merged = merge([rank(number, each) for number, each in enumerate(found)], [], 2)
+    assert "rank" not in merged.findings[0].evidence
+
+
 def test_ranks_that_only_saw_another_one_leave_are_a_consequence():
     left = finding("dist.collective-failed", step=4)
     merged = merge([rank(0, left), rank(1, finding("data.label-out-of-range", step=4)), rank(2, left)], [], 3)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 JUDGED_AGAIN = 8
 """Up to this many ranks, the facts are judged again, as for a single process."""
+_LESS_CERTAIN = 0.2
+"""A rank whose confidence in a cause is that much lower has it from another one."""
 _LEFT_BEHIND = "dist.collective-failed"
 """The causes with which other ranks end when one of them has ended."""
 
@@ -135,19 +137,26 @@ def finding_of(value: Mapping[str, Any]) -> Finding:
 
 
 def _by_cause(ranks: Sequence[RankDiagnosis]) -> list[_Located]:
-    """Every cause once, as stated by the rank that had it first."""
-    held: dict[str, list[tuple[float, int, Finding]]] = {}
+    """Every cause once, as stated by the rank that had it first; at the same step, by the one that is most certain."""
+    held: dict[str, list[tuple[float, float, int, Finding]]] = {}
     for each in ranks:
         for finding in each.diagnosis.findings:
             at = math.inf if finding.step is None else float(finding.step)
-            held.setdefault(finding.cause, []).append((at, each.rank, finding))
+            held.setdefault(finding.cause, []).append((at, -finding.confidence, each.rank, finding))
     kinds = _kinds()
     located = []
     for cause, found in held.items():
-        serious = [item for item in found if item[2].severity != "info"] or found
-        _, first, finding = min(serious, key=lambda item: item[:2])
-        others = sorted(rank for _, rank, _ in serious if rank != first)
-        located.append(_Located(finding, (first, *others), kinds.get(cause, 0)))
+        serious = [item for item in found if item[3].severity != "info"] or found
+        *_, first, finding = min(serious, key=lambda item: item[:3])
+        kind = kinds.get(cause, 0)
+        # Gradients are averaged: the others have the NaN of one rank in the same step, and know less about it.
+        is_seen = finding.step is not None and kind > EVIDENCE_RANK["dynamics"]
+        others = sorted(
+            rank
+            for _, _, rank, other in serious
+            if rank != first and not (is_seen and finding.confidence - other.confidence > _LESS_CERTAIN)
+        )
+        located.append(_Located(finding, (first, *others), kind))
     return sorted(
         located, key=lambda each: (each.finding.severity == "error", each.kind, each.finding.confidence), reverse=True
     )

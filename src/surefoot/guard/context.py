@@ -90,10 +90,9 @@ def build_guard(
     announce: bool = True,
     scheduler: Any = None,
 ) -> GuardContext:
-    """Build the parts of a guard and connect them.
+    """Build the parts of a guard and connect them; the arguments are those of `TrainingStabilizer` and `attach`.
 
-    The arguments are those of `TrainingStabilizer` and `attach`. With `acts=False` steps are measured and decided, and
-    nothing is changed. `samples_model` adds histograms and activations of sampled steps to the log.
+    With `acts=False` nothing is changed. `samples_model` adds histograms and activations of sampled steps to the log.
     """
     home, together = layout.home, find_group(models)
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")

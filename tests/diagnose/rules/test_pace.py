@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -189,6 +190,26 @@ def test_the_rate_to_try_is_a_part_of_the_highest_one_though_a_warm_up_begins_at
 def test_the_same_transformer_warmed_up_is_fine(watch: Nursery) -> None:
     shape = "min(1, (step + 1) / 30) * (1 - step / 60)"
     assert watch(TRANSFORMER.replace("RATE", "6e-2").replace("SHAPE", shape), SCHEDULED).causes == []
+
+
+def with_attention(losses: list[float]) -> Any:
+    """A run of a model with attention, whose first updates are large, with these losses."""
+    note = {"op": "softmax", "shape": [8, 2, 9, 9]}
+    looks = [look(step, steps=moves(0.15), notes={"softmaxes": [note]}) for step in range(8)]
+    return run(losses, sampled_steps=looks)
+
+
+def test_a_loss_that_falls_slowly_through_its_noise_from_the_first_step_on_needs_no_warm_up() -> None:
+    slow = [3.73 - 0.0055 * step + 0.05 * (-1) ** step for step in range(60)]
+    assert pace.no_warmup(with_attention(slow)) is None
+    level = [3.73 + 0.05 * (-1) ** step for step in range(60)]
+    assert pace.no_warmup(with_attention(level)) is not None
+
+
+def test_one_broken_batch_in_a_loss_that_falls_is_not_a_lack_of_warm_up() -> None:
+    steady = falling(60, 3.7, 2.0)
+    assert pace.no_warmup(with_attention([*steady[:33], math.nan, *steady[34:]])) is None
+    assert pace.no_warmup(with_attention([*steady[:33], *[math.nan] * 27])) is not None
 
 
 def test_a_network_without_attention_needs_no_warm_up(watch: Nursery) -> None:

@@ -218,8 +218,10 @@ def no_warmup(run: RecordedRun) -> Claim | None:
         return None
     early = curve.finite[: max(10, min(60, curve.count // 3))]
     ratios = run.sampled.update_ratios()[:8]
-    jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or (curve.first_bad is not None and curve.first_bad < 100)
-    if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or max(ratios) > 0.1):
+    falls = _falls_from_the_start(curve, max(early))
+    ended_early = curve.first_bad is not None and curve.first_bad < 100 and not falls
+    jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or ended_early
+    if not ratios or max(ratios) < 0.03 or curve.learned or not (jumped or (max(ratios) > 0.1 and not falls)):
         return None
     if max(ratios) > 1:
         return None  # a step that is larger than the weights is too large at any time
@@ -236,6 +238,15 @@ def no_warmup(run: RecordedRun) -> Claim | None:
         evidence={"lr": run.lr[:10], "update_to_weight": ratios, "peak": max(early), "last": curve.end},
         fixes=("Warm up the learning rate over the first few hundred steps (`surefoot.warmup_cosine`).",),
     )
+
+
+def _falls_from_the_start(curve: LossCurve, early_peak: float) -> bool:
+    """Whether the loss falls, perhaps slowly, and never rises first; single broken batches do not end that."""
+    if early_peak > curve.start + max(0.02 * abs(curve.start), 2 * curve.noise):
+        return False
+    fall = curve.start - curve.end
+    goes_on = curve.first_bad is None or (math.isfinite(curve.values[-1]) and curve.end < curve.before_bad.end)
+    return goes_on and fall > max(0.03 * abs(curve.start), 5 * curve.noise / math.sqrt(curve.window))
 
 
 # ── rates tried on copies ────────────────────────────────────────────────────────────────────────────────────────────
