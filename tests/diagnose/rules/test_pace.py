@@ -214,3 +214,26 @@ def test_a_short_run_that_has_come_down_is_not_stalled(count: int, named: bool) 
     root = {"site": SITE, "value": 0.4, "factor": 1.0, "sign": sign, "parameters": [0]}
     looks = [look(step, roots=[root], notes={"losses": [loss]}, steps=moves(0.07)) for step in range(8)]
     assert (pace.too_high(run(losses, sampled_steps=looks)) is not None) == named
+
+
+def test_a_distribution_that_refuses_nan_after_a_huge_step_has_a_rate_too_high(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        from torch import nn
+        from torch.distributions import Categorical
+
+        torch.manual_seed(0)
+        policy = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(policy.parameters(), lr=RATE)
+        for step in range(40):
+            chosen = Categorical(logits=policy(torch.randn(16, 3)))
+            action = chosen.sample()
+            loss = -(chosen.log_prob(action) * (action == 2)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """.replace("RATE", "1e16")
+    )
+    assert "found invalid values" in run.facts["crash"]["message"]
+    assert run.first.cause == "lr.too-high"
