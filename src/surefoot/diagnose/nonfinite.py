@@ -50,10 +50,13 @@ class NonFiniteValues:
 
     @property
     def in_crash(self) -> bool:
-        """Whether the call that raised had a non-finite argument: BCE refuses a NaN."""
+        """Whether the call that raised had a non-finite argument: BCE refuses a NaN, and so do distributions."""
         crash = self._facts.crash
-        given = crash.arguments.input if crash is not None and crash.arguments is not None else None
-        return given is not None and bool(given.nonfinite)
+        if crash is None:
+            return False
+        given = crash.arguments.input if crash.arguments is not None else None
+        of_distribution = "found invalid values" in crash.message and "nan" in crash.message
+        return of_distribution or (given is not None and bool(given.nonfinite))
 
     @cached_property
     def seen(self) -> bool:

@@ -59,8 +59,8 @@ def alignments(
             continue
         seen.add(ids.data_ptr())
         rows = _rows(ids, target.detach())
-        if ids.dim() == 1:
-            found += _of_one_step(entry, ids, target.detach(), ignore)
+        if ids.shape == target.shape and ids.dim() == 1 and ids.numel() >= SHORTEST:
+            found.append(_of_one_step(entry, ids, target.detach(), ignore))
             break  # one time step at a time: only the last ids belong to these labels
         if rows is not None:
             aligned = _aligned(entry, *rows, ignore)
@@ -71,13 +71,11 @@ def alignments(
     return found or None
 
 
-def _of_one_step(entry: RecordedCall, ids: Tensor, target: Tensor, ignore: int) -> list[TokenAlignment]:
+def _of_one_step(entry: RecordedCall, ids: Tensor, target: Tensor, ignore: int) -> TokenAlignment:
     """The labels of a model that is called once for each time step, with one id per row."""
-    if ids.shape != target.shape or ids.numel() < SHORTEST:
-        return []
     valid = target != ignore
     same = ((ids == target) & valid).sum() / valid.sum().clamp_min(1)
-    return [later(partial(_one_step_facts, entry.index, entry.site), same.double())]
+    return later(partial(_one_step_facts, entry.index, entry.site), same.double())
 
 
 def _one_step_facts(index: int, site: str, same: float) -> TokenAlignment:

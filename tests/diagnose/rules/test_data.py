@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recorded import SITE, described, falling, look, run
+from recorded import SITE, described, falling, look, moves, run
 from surefoot.diagnose.rules import data
 
 
@@ -140,6 +140,14 @@ def test_images_of_bytes_are_to_be_divided_by_255() -> None:
     assert claim is not None
     assert "images with values from 0 to 255" in claim.summary
     assert claim.fixes == ("Divide the images by 255 before they reach `net`.",)
+
+
+def test_small_inputs_are_not_why_steps_are_larger_than_the_weights() -> None:
+    def looks(ratio: float) -> list[dict[str, Any]]:
+        return [look(0, passes=[model_pass(size=0.005)], steps=moves(ratio)), look(1, steps=moves(ratio))]
+
+    assert data.unscaled_input(run([0.69] * 100, sampled_steps=looks(1e-3))) is not None
+    assert data.unscaled_input(run([0.69] * 100, sampled_steps=looks(40.0))) is None
 
 
 def test_large_inputs_are_fine_where_the_run_learns() -> None:

@@ -190,6 +190,14 @@ def test_a_run_that_still_falls_is_not_called_healthy_while_a_term_has_learned_n
     assert "too short" in why
 
 
+def test_a_few_spikes_do_not_hide_that_a_loss_fell() -> None:
+    losses = falling(400, 300.0, 100.0)
+    for step in (310, 350, 390):
+        losses[step] = 9e3
+    assert why_unjudged(recorded(losses)) == ""
+    assert why_unjudged(recorded([300.0 + step % 3 for step in range(400)])) != ""
+
+
 def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> None:
     run = watch(
         START,
@@ -303,6 +311,11 @@ for step in range(120):
     loss.backward()
     optimizer.step()
 """
+
+
+def test_a_decay_that_wins_because_of_a_dropout_is_a_consequence(watch: Nursery) -> None:
+    decayed = DROPPING.replace("SHARE", "0.98").replace("lr=1e-2", "lr=1e-2, weight_decay=0.3")
+    assert watch(decayed).causes == ["optim.not-learning"]
 
 
 def test_a_dropout_that_leaves_almost_nothing_is_named(watch: Nursery) -> None:

@@ -256,3 +256,23 @@ def test_targets_that_are_the_inputs_of_the_same_time_step_are_not_shifted(watch
     assert run.first.cause == "loss.target-offset"
     assert run.at("|loss = loss + F.cross_entropy") in run.first.where
     assert watch(MODEL, STEP_BY_STEP.replace("OFFSET", "1"), LOOP).causes == []
+
+
+PLACED = """
+class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(VOCAB, 16), nn.Embedding(LENGTH, 16)
+        self.rnn, self.out = nn.GRU(16, 32, batch_first=True), nn.Linear(32, VOCAB)
+    def forward(self, ids):
+        return self.out(self.rnn(self.embed(ids) + self.place(torch.arange(ids.shape[1])))[0])
+
+model = Placed()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_targets_are_compared_with_the_tokens_where_positions_are_embedded_too(watch: Nursery) -> None:
+    run = watch(MODEL, PLACED, loss_of("rows[:, 2:LENGTH + 2]"), LOOP)
+    assert run.first.cause == "loss.target-offset"
+    assert watch(MODEL, PLACED, loss_of("rows[:, 1:LENGTH + 1]"), LOOP).causes == []

@@ -345,7 +345,8 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     stuck = at_chance(run)
     curve = run.curve
     bad = run.failing or stuck is not None or _blown_start(run)
-    if small and not (curve.flat or stuck is not None):
+    thrown = max(run.sampled.update_ratios()[:8], default=0.0) > 1.0  # small inputs do not make steps this large
+    if small and (thrown or not (curve.flat or stuck is not None)):
         bad = False
     if not bad or run.adversarial:
         return None

@@ -128,8 +128,8 @@ def not_learning(run: RecordedRun) -> Claim | None:
             f"began at {run.curve.start:.4g}, {run.curve.count:,} steps earlier"
         )
         return _claim(run, words, course, level, 0.8)
-    if course.fell and not run.curve.rose:
-        return None
+    if (course.fell or run.curve.fell_through_noise) and not run.curve.rose:
+        return None  # a few spikes raise a mean, not a median
     functions = {root.sign.function for root in run.sampled.backward_calls if root.sign is not None}
     if not functions or not functions <= _SUPERVISED:
         return None
@@ -420,7 +420,7 @@ def why_unjudged(run: RecordedRun) -> str:
         )
     if (term := _stuck_term(run)) is not None:
         return f"{term.words}. The whole loss was still falling: the run is too short to judge whether the term learns."
-    if level is None and (not course.fell or run.curve.rose):
+    if level is None and (not (course.fell or run.curve.fell_through_noise) or run.curve.rose):
         return (
             f"The loss did not fall (its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} "
             f"steps and {course.last:.4g} over the last), and for this loss it is not known whether it should fall."
@@ -446,7 +446,8 @@ RULES: tuple[Rule, ...] = (
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.detached-graph")),
     Rule("optim.not-learning", "wiring", without_activation, explains=("lr.*", "data.labels-uninformative", "model.*")),
     Rule("optim.not-learning", "value", drops_nearly_everything,
-         explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*")),
+         explains=("lr.*", "model.*", "data.class-collapse", "data.labels-uninformative", "init.*",
+                   "optim.weight-decay", "data.unscaled-input")),  # without a signal there is no gradient against them
     Rule("optim.not-learning", "dynamics", started_over, explains=("resume.*", "optim.stale-state", "lr.too-low")),
 )  # fmt: skip
 """`not_learning` itself runs last: see `last_resort`."""

@@ -1,4 +1,4 @@
-"""Scales from layer to layer: initial weights, activations, gradients, dead and saturated units."""
+"""Scales from layer to layer: activations, gradients, dead and saturated units."""
 
 from __future__ import annotations
 
@@ -6,227 +6,14 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import labels_uninformative
-from surefoot.record.facts import SpikeEvent, WeightScale
-from surefoot.watch.operation_names import RECURRENT
+from surefoot.record.facts import SpikeEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import ActivationCall, LayerCall, NormalizationCall, PreflightFacts, SampledStep
-
-HEALTHY_GAIN = (0.1, 3.0)
-"""std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
-
-
-def _chain(run: RecordedRun) -> list[LayerCall]:
-    """The layers with weights in the first step, in call order, before any update."""
-    if not run.sampled.steps or run.sampled.steps[0].step > (
-        0 if run.main else 1
-    ):  # a loop without optimizer is seen from step 1
-        return []
-    layers = run.sampled.steps[0].calls.layers
-    seen: set[object] = set()
-    chain = []
-    for note in layers:
-        if note.trained_on and note.out_std is not None and note.parameter not in seen:
-            seen.add(note.parameter if note.parameter is not None else object())
-            chain.append(note)
-    return chain
-
-
-def _gains(run: RecordedRun, chain: list[LayerCall]) -> list[float]:
-    """The gain of each layer's weight when it was first recorded."""
-    found = []
-    for note in chain:
-        first = run.parameters[note.parameter].first if note.parameter is not None else WeightScale()
-        fan_in = note.fan_in or first.fan_in
-        if first.std is not None and fan_in:
-            found.append(first.std * math.sqrt(fan_in))
-    return found
-
-
-def init_too_large(run: RecordedRun) -> Claim | None:
-    """Activations grow with depth before the first update."""
-    chain = _chain(run)
-    gains = _gains(run, chain)
-    if len(chain) < 2 or not gains:
-        return _starts_above_chance(run)
-    entering = chain[0].in_std
-    first, last = chain[0].out_std or 0.0, max(note.out_std or 0.0 for note in chain)
-    if entering is not None and entering > 10:
-        return None  # the data itself is large
-    worst = max(gains)
-    large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
-    grows = first > 0 and last > 30 * first and median(gains) > 1.6
-    extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
-    if not (large or grows) or not (_badly(run) or (extreme and not _ended_well(run))):
-        return _starts_above_chance(run)
-    names = [run.label(n.parameter) for n in chain if n.parameter is not None]
-    return Claim(
-        0.9 if worst > 2 * HEALTHY_GAIN[1] else 0.75,
-        f"Before the first update activations grow from a spread of {entering or first:.3g} to {last:.3g} over "
-        f"{len(chain)} layers: weights have up to {worst:.3g} times the scale that preserves it (std x sqrt(fan-in); 1 "
-        f"to 1.4 is right). The loss starts at {run.curve.start:.3g}.",
-        step=0,
-        where=tuple(names[:4]),
-        evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
-    )
-
-
-def _ended_well(run: RecordedRun) -> bool:
-    """Whether the loss ended far below the best constant answer, or, if that is unknown, at a thousandth of itself."""
-    curve = run.curve
-    level = curve.chance
-    return curve.learned and curve.end < (0.5 * level if level is not None else 1e-3 * abs(curve.start))
-
-
-def _starts_above_chance(run: RecordedRun) -> Claim | None:
-    """Before training: a classifier that is more confident than it can be, and wrong."""
-    losses = run.sampled.steps[0].calls.losses if run.facts.preflight is not None and run.sampled.steps else []
-    if len(losses) != 1 or losses[0].op != "cross_entropy" or losses[0].reduction != "mean" or not losses[0].targets:
-        return None
-    value, classes = losses[0].value, losses[0].distribution.classes if losses[0].distribution is not None else 0
-    chance = math.log(max(classes, 2))
-    if value is None or not value > 3 * chance + 1:
-        return None
-    return Claim(
-        0.6,
-        f"The first loss is {value:.3g}, and the chance level for {classes} classes is {chance:.3g}.",
-        step=0,
-        evidence={"first_loss": value, "chance": chance},
-        severity="warning",
-    )
-
-
-def init_too_small(run: RecordedRun) -> Claim | None:
-    """Activations vanish with depth before the first update."""
-    chain = _chain(run)
-    gains = _gains(run, chain)
-    if len(chain) < 2 or not gains:
-        return None
-    entering = chain[0].in_std or 1.0
-    # The doctor knows that a few rows can be learned; the part of the input that reaches the last layer shows it too.
-    lost = run.facts.preflight is not None and _passes(gains) < 1e-4 and (chain[-1].in_std or 0.0) < 0.1 * entering
-    if run.curve.before_bad.learned and not lost:
-        return None
-    inner = chain[:-1]
-    if any(note.parameter is None and note.op not in RECURRENT for note in inner):
-        return None  # computed weights, as in weight normalization, have another scale than their parts
-    last = chain[-1].in_std or 0.0
-    if not _starts_at_zero(run, chain[-1].parameter):  # heads do so on purpose, which says nothing about their inputs
-        last = min(chain[-1].out_std or 0.0, last)  # a bias may hide that the activations vanish
-    if any(run.parameters[n.parameter].first.rows_equal for n in inner if n.parameter is not None):
-        return None
-    notes = run.sampled.steps[0].calls.activations
-    if any(note.units and (note.dead or 0) > 0.7 * note.units for note in notes):
-        return None  # the units are dead, at any scale
-    if any((note.saturated or 0) > 0.6 for note in notes):
-        return None  # a closed gate passes nothing, at any scale
-    # A norm in between gives a later layer the scale of the first one: the activations do not vanish.
-    is_restored = any((note.in_std or 0.0) > 0.5 * entering for note in chain[1:])
-    small = median(gains[:-1] or gains) < 3 * HEALTHY_GAIN[0] and last < 1e-2 * entering
-    # Only the biases remain, which differ between units; the product of the gains is what passes of the input.
-    small = small or (
-        max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
-    )
-    dies = last < 1e-4 * entering and median(gains) < 0.7
-    if not ((small and not is_restored) or dies):
-        return None
-    names = [run.label(n.parameter) for n in chain if n.parameter is not None]
-    return Claim(
-        0.88,
-        f"Before the first update activations shrink from a spread of {entering:.3g} to {last:.2g} over {len(chain)} "
-        f"layers: weights have {median(gains):.2g} times the scale that preserves it (std x sqrt(fan-in)). The loss "
-        f"went from {run.curve.start:.4g} to {run.curve.end:.4g}.",
-        step=0,
-        where=tuple(names[:4]),
-        evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
-    )
-
-
-def _starts_at_zero(run: RecordedRun, parameter: int | None) -> bool:
-    return parameter is not None and run.parameters[parameter].first.norm == 0.0
-
-
-def _passes(gains: list[float]) -> float:
-    return math.prod(gains[:-1] or gains)
-
-
-def init_symmetric(run: RecordedRun) -> Claim | None:
-    """The units of a layer start equal and stay equal."""
-    if run.facts.preflight is not None:
-        return _alike_after_updates(run.facts.preflight)
-    alike = [
-        p
-        for p in run.parameters.values()
-        if p.first.rows_equal
-        and p.last.rows_equal
-        and p.requires_grad
-        and p.optimizers
-        and p.sampled >= 3
-        and p.in_graph
-        and p.shape[0] > 1
-        and "Embedding" not in p.module_type
-        and "Norm" not in p.module_type
-    ]
-    if not alike:
-        return _constant_hidden_weights(run)
-    names = [p.label for p in alike]
-    p = alike[0]
-    return Claim(
-        0.95,
-        f"All {p.shape[0]} rows of `{names[0]}` are equal at the start and still equal at the end: its units compute "
-        "the same values, get the same gradient, and stay "
-        f"equal{f' (also {chr(44).join(names[1:4])})' if len(names) > 1 else ''}.",
-        step=0,
-        where=tuple(names[:6]),
-        evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
-    )
-
-
-def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
-    """The units of hidden layers start with equal weights other than 0, and only their biases make them differ.
-
-    Heads and residual branches start with weights of 0 on purpose.
-    """
-    hidden = [run.parameters[note.parameter] for note in _chain(run)[:-1] if note.parameter is not None]
-    alike = [p for p in hidden if p.first.rows_equal and p.first.norm and p.requires_grad and min(p.shape[:2]) > 1]
-    alike = [p for p in alike if p.module_type.startswith(("Linear", "Conv")) and p.optimizers]
-    if not alike:
-        return None
-    names = [p.label for p in alike]
-    return Claim(
-        0.85,
-        f"All {alike[0].shape[0]} rows of `{names[0]}` are equal at the start (norm {alike[0].first.norm:.3g}): the "
-        f"units of {count_of(len(alike), 'hidden layer')} differ only by their biases, and learn nearly the same. The "
-        f"loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
-        step=0,
-        where=tuple(names[:6]),
-        evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},
-        severity="error" if run.failing else "warning",
-    )
-
-
-_ROUNDING = 1e-2
-"""The share of an update by which rounding, or a bias, may separate rows with the same gradient."""
-
-
-def _alike_after_updates(preflight: PreflightFacts) -> Claim | None:
-    alike = [rows for rows in preflight.alike_rows if rows.apart <= _ROUNDING * rows.moved]
-    if not alike:
-        return None
-    names = [rows.parameter for rows in alike]
-    return Claim(
-        0.95,
-        f"All rows of {', '.join(names[:3])} are equal at the start, and still are after {alike[0].updates} updates: "
-        "units that compute the same values get the same gradient, and stay equal.",
-        step=0,
-        where=tuple(names[:6]),
-        evidence={"layers": len(alike), "parameters": names[:20]},
-    )
+    from surefoot.record.facts import ActivationCall, NormalizationCall, SampledStep
 
 
 def dead_units(run: RecordedRun) -> Claim | None:
@@ -496,7 +283,7 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
         soon = [n.largest for n in notes if n.step <= max(8, 0.1 * run.steps)]
         gradual = max(soon, default=0.0) < 0.4 * last
         extreme = last > 200 and last > 30 * max(first, 1e-6)
-        poor = _badly(run) or run.curve.drop < 0.6 or extreme
+        poor = did_badly(run) or run.curve.drop < 0.6 or extreme
         if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
             return Claim(
                 0.85,
@@ -505,25 +292,17 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
                 step=notes[-1].step,
                 where=(module, site),
                 evidence={"first": first, "last": last, "entropy_first": calm, "entropy_last": sharp},
-                severity="error" if _badly(run) else "warning",
+                severity="error" if did_badly(run) else "warning",
             )
     return None
 
 
-def _badly(run: RecordedRun) -> bool:
+def did_badly(run: RecordedRun) -> bool:
     """Whether the run failed: not finite, risen, spiky, or never clearly fallen."""
     return run.nonfinite.seen or run.curve.rose or run.curve.blew_up or not run.curve.learned or _spiky(run)
 
 
 RULES = (
-    Rule("init.too-large", "dynamics", init_too_large,
-         explains=("lr.*", "model.saturated-units", "model.exploding-gradient", "model.dead-units",
-                   "model.vanishing-gradient", "clip.saturated", "loss.undefined-op", "data.class-collapse")),
-    Rule("init.too-small", "dynamics", init_too_small,
-         explains=("lr.*", "model.vanishing-gradient", "data.labels-uninformative", "data.class-collapse",
-                   "optim.epsilon")),
-    Rule("init.symmetric", "wiring", init_symmetric,
-         explains=("lr.*", "model.*", "data.labels-uninformative", "init.too-small", "data.class-collapse")),
     Rule("model.dead-units", "dynamics", dead_units,
          explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse", "model.vanishing-gradient")),
     Rule("model.saturated-units", "dynamics", saturated_units,

@@ -1,0 +1,137 @@
+"""Initial weights that are too large, too small or equal, on real scripts; and those that are unusual on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+START = CLASSES + "loss_of = F.cross_entropy\n"
+
+
+def deep(act: str = "nn.ReLU()", layers: int = 5, rate: str = "1e-2", optimizer: str = "Adam", width: int = 32) -> str:
+    body = f"nn.Linear(8, {width}), {act}, " + f"nn.Linear({width}, {width}), {act}, " * (layers - 2)
+    return (
+        f"model = nn.Sequential({body}nn.Linear({width}, 3))\n"
+        f"optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})\n"
+    )
+
+
+def drawn(std: str) -> str:
+    return f"for part in model:\n    if isinstance(part, nn.Linear): nn.init.normal_(part.weight, std={std})\n"
+
+
+def test_weights_drawn_too_large_are_named_with_their_gain(watch: Nursery) -> None:
+    run = watch(START, deep(rate="1e-3"), drawn("4.0"), LOOP)
+    found = run.names_first(
+        "init.too-large", step=0, at="0.weight", evidence={"gains", "spread_in", "spread_largest", "first_loss"}
+    )
+    assert max(found.evidence["gains"]) > 10
+    assert found.evidence["spread_in"] == pytest.approx(1, rel=0.2)
+
+
+def test_weights_drawn_too_small_are_named_with_their_gain(watch: Nursery) -> None:
+    run = watch(START, deep(rate="1e-3"), drawn("0.01"), LOOP)
+    found = run.names_first("init.too-small", step=0, at="0.weight", evidence={"gains", "spread_in", "spread_last"})
+    assert max(found.evidence["gains"]) < 0.1
+
+
+def test_small_weights_between_norms_do_not_make_activations_vanish(watch: Nursery) -> None:
+    """Layers whose weights have 0.05 times the scale that preserves it; the loss does not fall in either script."""
+    body = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x, y = torch.randn(256, 16), torch.randint(4, (256,))
+layers = [part for _ in range(4) for part in (BETWEEN, nn.Linear(16, 16), nn.GELU())]
+model = nn.Sequential(*layers, nn.Linear(16, 4))
+for layer in model:
+    if isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=0.0125)
+        nn.init.normal_(layer.bias, std=0.02)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+for step in range(60):
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    assert "init.too-small" in watch(body.replace("BETWEEN", "nn.Identity()")).causes
+    assert "init.too-small" not in watch(body.replace("BETWEEN", "nn.LayerNorm(16)")).causes
+
+
+def test_a_head_that_starts_at_zero_does_not_make_the_weights_before_it_too_small(watch: Nursery) -> None:
+    run = watch(START, deep(rate="3.0"), "nn.init.zeros_(model[-1].weight)", LOOP)
+    assert run.first.cause == "lr.too-high"
+    assert "init.too-small" not in run.causes
+
+
+def test_usual_weights_are_fine(watch: Nursery) -> None:
+    assert watch(START, deep(layers=4), drawn("0.25"), LOOP).causes == []
+
+
+def test_large_data_is_not_large_weights(watch: Nursery) -> None:
+    run = watch(START, "x = x * 100 + 500", deep(rate="0.1", optimizer="SGD"), LOOP)
+    assert run.first.cause == "data.unscaled-input"
+    assert "init.too-large" not in run.causes
+
+
+ZERO_BRANCHES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.up, self.down, self.head = (
+            nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 3)
+        )
+        for part in (self.down, self.head):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, given):
+        given = F.relu(self.stem(given))
+        return self.head(given + self.down(F.relu(self.up(given))))
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_branches_and_heads_that_start_at_zero_are_fine(watch: Nursery) -> None:
+    assert watch(START, ZERO_BRANCHES, LOOP).causes == []
+
+
+def test_units_that_start_equal_and_stay_equal_are_named(watch: Nursery) -> None:
+    alike = "for weight in model.parameters(): nn.init.constant_(weight, 0.1)"
+    run = watch(START, NET, alike, LOOP)
+    found = run.names_first("init.symmetric", step=0, at="0.weight", evidence={"parameters", "units", "largest_weight"})
+    assert found.evidence["units"] == 32
+    assert found.evidence["largest_weight"] == pytest.approx(0.1)
+
+
+def test_an_embedding_and_norms_that_start_equal_are_fine(watch: Nursery) -> None:
+    model = """
+    ids = torch.randint(10, (256,))
+    y = ids % 3
+    x = ids
+    model = nn.Sequential(nn.Embedding(10, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+    nn.init.zeros_(model[2].weight)
+    """
+    assert watch(START, model, LOOP).causes == []
+
+
+def test_hidden_units_with_equal_weights_that_only_their_biases_separate_are_named(watch: Nursery) -> None:
+    model = "model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))"
+    made = "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)"
+    constant = "nn.init.constant_(model[0].weight, 0.05)\nnn.init.constant_(model[2].weight, 0.05)"
+    loss = "loss_of = F.cross_entropy"
+    found = watch(CLASSES, loss, model, constant, made, LOOP).finding("init.symmetric")
+    assert found.severity != "info"
+    assert found.where[:2] == ("0.weight", "2.weight")
+    assert watch(CLASSES, loss, model, "nn.init.zeros_(model[4].weight)", made, LOOP).causes == []
