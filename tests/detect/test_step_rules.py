@@ -1,6 +1,7 @@
 """`NonFinite`, `Explosion`, `Spike`, `Setback` and `LostProgress`."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -84,7 +85,8 @@ def explosion_reference(stream, rule):
         early = rule.early_factor * (rule.min_steps / max(accepted, 1)) ** 2
         factor = min(max(early, rule.factor), rule.early_factor)
         beyond = peak > 0 and accepted >= 3 and norm > factor * peak
-        level = refused >= (1 if norm <= rule.early_factor * peak else 6) and refused == int(refused)
+        needed = 1 if rule.expects_levels and norm <= rule.early_factor * peak else 6
+        level = refused >= needed and refused == int(refused)
         anomalous = norm > 1.8e19 or (beyond and refused < rule.patience and not level)
         if anomalous:
             refused += norm <= 1.8e19
@@ -101,10 +103,11 @@ def explosion_norms(stream):
     return steps(grad_norm=stream)
 
 
-@given(norm_streams())
-def test_explosion_it_is_its_formula(stream):
-    expected, peak = explosion_reference(stream, RULE)
-    state, verdicts = judge(RULE, explosion_norms(stream))
+@given(norm_streams(), st.booleans())
+def test_explosion_it_is_its_formula(stream, expects_levels):
+    rule = replace(RULE, expects_levels=expects_levels)
+    expected, peak = explosion_reference(stream, rule)
+    state, verdicts = judge(rule, explosion_norms(stream))
     assert [bool(verdict.anomalous) for verdict in verdicts] == expected
     assert float(state.peak) == pytest.approx(peak)
 
@@ -140,14 +143,14 @@ def test_a_norm_that_overflowed_fp32_is_anomalous_from_the_first_step(history):
 @given(explosion_healthy, st.integers(1, 6))
 def test_explosion_a_new_level_that_stays_is_accepted_after_patience(history, patience):
     rule = sf.Explosion(factor=10.0, min_steps=5, patience=patience)
-    found = flags(rule, explosion_norms([*history, *[1e6] * (patience + 20)]))
+    found = flags(rule, explosion_norms([*history, *[1e4] * (patience + 20)]))
     assert found == [False] * len(history) + [True] * patience + [False] * 20
 
 
 def test_a_new_level_of_the_norm_costs_one_step_and_a_single_explosion_is_refused_each_time():
-    quiet = [1.0] * 100
-    assert flags(sf.Explosion(), explosion_norms([*quiet, *[200.0, 90.0, 300.0] * 20]))[100:] == [True] + [False] * 59
-    assert sum(flags(sf.Explosion(), explosion_norms([*quiet, 200.0] * 10))) == 10
+    quiet, rule = [1.0] * 100, sf.Explosion(expects_levels=True)
+    assert flags(rule, explosion_norms([*quiet, *[200.0, 90.0, 300.0] * 20]))[100:] == [True] + [False] * 59
+    assert sum(flags(rule, explosion_norms([*quiet, 200.0] * 10))) == 10
 
 
 def test_six_explosions_in_a_row_are_a_level_and_ten_with_healthy_steps_between_them():

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -46,6 +47,20 @@ def test_the_history_keeps_no_parameter_alive():
     finally:
         gc.enable()
     assert not history.budgets.weights_broken()
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [({}, 3), ({"clip": sf.ClipByNorm(1.0)}, 1), ({"recovery": sf.TrainingRecovery()}, 1)],
+    ids=["nothing", "clipper", "recovery"],
+)
+def test_a_burst_of_explosions_is_refused_as_a_whole_unless_its_harm_is_limited(settings, refused):
+    model = nn.Linear(2, 1)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=1e-6), **settings)
+    for step in range(120):
+        stabilizer.backward(model(torch.ones(4, 2)).sum() * (500.0 if 100 <= step < 103 else 1.0))
+        stabilizer.step()
+    assert sum(record.skipped for record in stabilizer.history) == refused
 
 
 def test_several_functions_become_one_and_none_stays_none():

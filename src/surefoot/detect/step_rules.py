@@ -130,8 +130,8 @@ EARLIEST = 3
 EXPLOSION_FORGIVEN = 0.05
 """The amount by which one healthy step reduces the count of refusals of `Explosion`."""
 LEVEL_STEPS = 6
-"""The number of directly consecutive refusals of `Explosion` after which a norm above `early_factor` times the record
-is a new level, if its patience is longer. `TrainingRecovery` needs five to judge whether the weights are damaged."""
+"""The number of directly consecutive refusals of `Explosion` after which the norm is a new level, if its patience is
+longer. `TrainingRecovery` needs five to judge whether the weights are damaged."""
 
 
 class ExplosionState(NamedTuple):
@@ -164,10 +164,10 @@ class Explosion:
       gradients, so it neither counts as a step nor lets the record decay.
     - Refusals need not be strictly consecutive to count as a level: a healthy step reduces the count by a twentieth, so
       an "outlier" that is more than one step in twenty is accepted in the end, and a bad batch once an epoch is not.
-    - A second one directly after a refused one is a new level: the weights have not changed between them, so the data
-      or the loss has, or the weights were damaged before, and then refusing further steps would not help.
-      `TrainingRecovery` checks that. Above `early_factor` times the record, where other data hardly ever is, it takes
-      six.
+    - Six that directly follow each other are enough: the weights do not change between them, so the data or the loss
+      has changed, or the weights were damaged before, and then refusing further steps would not help. If a clipper
+      limits the gradients, or `TrainingRecovery` returns from damaged weights, the second one is a new level already
+      (`expects_levels`), except above `early_factor` times the record, where other data hardly ever is.
     """
 
     factor: float = 50.0
@@ -182,10 +182,13 @@ class Explosion:
     early_factor: float = 1_000.0
     """The factor until then, from the third step on. Before that only an overflow of the squared norm is anomalous."""
     patience: int = 10
-    """After this many (nearly) consecutive refusals the norm is a new level and accepted. Directly consecutive ones
-    are one earlier."""
+    """After this many (nearly) consecutive refusals, or six directly consecutive ones, the norm is a new level and
+    accepted."""
     signal: str = "grad_norm"
     """The signal that is judged."""
+    expects_levels: bool = field(default=False, repr=False)
+    """Whether the second of two directly consecutive ones is a new level already. A guard with a clipper or with
+    recovery sets it."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -215,8 +218,10 @@ class Explosion:
             beyond = beyond & (value > self.min_to_weights * xp.scalar(signals.param_norm))
         overflowing = value > OVERFLOW
         # A whole number of refusals: none was taken back, so they directly follow each other.
-        moderate = value <= self.early_factor * peak
-        lasts = (refused >= xp.where(moderate, 1.0, float(LEVEL_STEPS))) & (refused % 1 == 0)
+        needed = float(LEVEL_STEPS)
+        if self.expects_levels:
+            needed = xp.where(value <= self.early_factor * peak, 1.0, needed)
+        lasts = (refused >= needed) & (refused % 1 == 0)
         anomalous = overflowing | (beyond & (refused < self.patience) & ~lasts)
         healthy = xp.is_finite(value) & ~anomalous
         informative = healthy & (value > 0)

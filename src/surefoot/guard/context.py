@@ -7,7 +7,7 @@ recovery. The parts have no reference to their owner: the connections between th
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.act.shape import warn_of_unmatched
@@ -15,6 +15,7 @@ from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.unguardable import SetupOfRanks
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.combine import Combined, tolerated
+from surefoot.detect.step_rules import Explosion
 from surefoot.guard.guarded_optimizer import GuardedOptimizer
 from surefoot.guard.log_rows import LogRows, open_log, setup_of
 from surefoot.guard.model_sampling import ModelSampler
@@ -135,8 +136,13 @@ def _policy(
     layout: Layout,
     on_device: bool,
 ) -> StepPolicy:
+    is_safe = clipper is not None or recovery is not None  # then a step with a large gradient does no lasting harm
+    rules = tuple(
+        replace(rule, expects_levels=True) if is_safe and isinstance(rule, Explosion) else rule
+        for rule in checker.step_rules
+    )
     return StepPolicy(
-        tolerated(Combined(checker.step_rules, "any")) if checker.step_rules else None,
+        tolerated(Combined(rules, "any")) if rules else None,
         tolerated(checker.setback) if recovery and checker.setback else None,
         clipper,
         scaler,
