@@ -83,6 +83,8 @@ def test_a_plain_script_is_watched_instead(folder, doctor):
     code, out, _ = doctor("plain.py", "--seconds", "100000")  # it ends by itself
     assert code == 1
     assert "data.label-out-of-range" in out
+    assert "fewer than 20 steps: later problems were not observed" in " ".join(out.split())
+    assert "increase --seconds" not in " ".join(out.split())  # more time would not help
 
 
 def test_a_healthy_setup_ends_with_code_0_and_a_table(doctor):

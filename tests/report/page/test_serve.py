@@ -17,7 +17,7 @@ import patience
 import report_runs
 import surefoot
 from surefoot.record.messages import StepRow
-from surefoot.report.page.serve import LiveServer
+from surefoot.report.page.serve import LiveServer, serve
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +228,17 @@ def _surefoot(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "surefoot", *arguments]
     return patience.run(command, env=environment)
+
+
+def test_that_a_run_has_not_begun_is_told_at_the_start(tmp_path):
+    said = []
+
+    def show(words):
+        said.append(words)
+        raise KeyboardInterrupt
+
+    for folder in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(KeyboardInterrupt):
+            serve(folder, port=0, show=show)
+    assert said[0].endswith("(Ctrl-C to stop); there is no run yet, and the page waits for it")
+    assert said[1].endswith("(Ctrl-C to stop)")
