@@ -9,6 +9,7 @@ what a step changed. All hooks are removed after the step; other steps are only 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
@@ -65,7 +66,7 @@ class StepRecording:
         self._registry, self._safely = context.registry, context.probes.safely
         self._use_hooks, self.eager = use_hooks, eager
         """Makes compiled code run eagerly in the meantime; it is released together with the hooks."""
-        self._is_evaluation = most_calls is not None
+        self.is_evaluation = most_calls is not None
         self._used: set[int] = set()
         self._reached: set[int] = set()
         self.step = context.state.steps
@@ -79,22 +80,17 @@ class StepRecording:
         self.data_origins: list[DataOrigin] = []
         """How data entered the graph."""
         self.recorder = FunctionRecorder(self._record_call, self._safely) if use_recorder else None
-        keeps_outputs = not self._is_evaluation and context.events.logs_outputs(self.step)
+        keeps_outputs = not self.is_evaluation and context.events.logs_outputs(self.step)
         self.calls = CallFacts(self.step, self._registry.id_of, self.recorder, keeps_outputs)
-        marks = self.recorder.mark if self.recorder is not None and not self._is_evaluation else None
+        marks = self.recorder.mark if self.recorder is not None and not self.is_evaluation else None
         self.model_calls = ModelCalls(self.step, self._registry, marks, most_calls)
-        self.hooks = ModuleHooks(context, self.recorder, self.model_calls, self._has_recorded_enough)
+        self.hooks = ModuleHooks(context, self.recorder, self.model_calls, partial(_has_recorded_enough, self))
         self._node_hooks: loss_graph.NodeHooks | None = None
         self._deferred_before = deferred_so_far()
         self.has_deferred = False
         """Whether some numbers in the facts may be on a device, to be read later."""
         self.seconds = 0.0
         """The host time that surefoot's code has taken in the sampled step; complete when the step has ended."""
-
-    def _has_recorded_enough(self) -> bool:
-        """Whether the losses of some calls of an evaluation were recorded, and recording takes long."""
-        is_long = self._is_evaluation and self.seconds > LONG_SECONDS
-        return is_long and len(self.model_calls.calls) >= FEWEST_RECORDED
 
     # Beginning and end
 
@@ -175,7 +171,7 @@ class StepRecording:
     # Operations
 
     def _record_call(self, entry: Any, args: Any, kwargs: Any, out: Any, tensors: list[Tensor]) -> None:
-        if self._is_evaluation:
+        if self.is_evaluation:
             if all(map(is_readable, tensors)):
                 self._safely("evaluation", self.calls.take_evaluated, entry, args, kwargs, out)
             return
@@ -282,6 +278,12 @@ class StepRecording:
         """The first node of all backward calls that turned finite gradients into non-finite ones."""
         found = (read(call.nonfinite_node) for call in self.backward_calls)
         return next((node for node in found if node is not None), None)
+
+
+def _has_recorded_enough(recording: StepRecording) -> bool:
+    """Whether the losses of some calls of an evaluation were recorded, and recording takes long."""
+    is_long = recording.is_evaluation and recording.seconds > LONG_SECONDS
+    return is_long and len(recording.model_calls.calls) >= FEWEST_RECORDED
 
 
 def _passed_on(entries: list[RecordedCall], index: int) -> set[int]:
