@@ -238,6 +238,18 @@ def test_after_an_undone_return_the_new_level_of_the_loss_is_not_a_reason_for_an
     assert loop.actions == ["roll_back", "take_back"]
 
 
+@pytest.mark.parametrize(("rate", "is_raised"), [(1.0, True), (0.02, False), (0.01, False)])
+def test_a_rate_is_raised_if_it_is_far_above_all_before_the_problem(rate, is_raised):
+    loop = Loop()
+
+    def change(step):
+        loop.optimizer.param_groups[0]["lr"] = rate if step >= FAULT_AT else 0.01
+
+    loop.run(lambda step, x, y: y.mul_(300) if step >= FAULT_AT else None, before_step=change, steps=FAULT_AT + 1)
+    assert loop.stabilizer.history[-1].skipped
+    assert loop.stabilizer._run.guard.history.has_raised_rate() is is_raised
+
+
 def corrupted_policy(**settings):
     """A bounded output: with a matrix overwritten, it has no gradient, and no step and no loss shows it."""
     torch.manual_seed(0)

@@ -161,10 +161,10 @@ class TrainingRecovery:
     gradients of two consecutive steps are far above all earlier ones: the second step is applied, and if the weights
     had moved unusually far before the first, the run returns. Nor is a loss needed if the weights moved much further
     between two copies than learning rate and gradients explain. The first steps after a return show it, too: if
-    the loss of the earlier weights is just as high, and they have not moved unusually far since the return, the weights
-    were not the cause. The return is undone at the cost of those few steps, and the losses from then on are the level
-    that later ones are compared with. In both cases the next return needs more patience. If steps are still refused,
-    the state was already bad, and an older one is tried.
+    the loss of the earlier weights is just as high, and no learning rate far above all earlier ones has damaged them
+    again, the weights were not the cause. The return is undone at the cost of those few steps, and the losses from then
+    on are the level that later ones are compared with. In both cases the next return needs more patience. If steps are
+    still refused, the state was already bad, and an older one is tried.
     """
 
     every_steps: int = 20

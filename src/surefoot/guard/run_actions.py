@@ -65,8 +65,10 @@ class RunActions:
         if decision.only_if_moved and not self._ranks.any(weights.weights_had_moved(typical)):
             self._history.budgets.decline_return()
             return
-        if decision.action == "take_back" and self._ranks.any(weights.moved_since_return(results.steps, typical)):
-            self._history.budgets.keep_return()  # the weights were damaged again, so the data is not the cause
+        if decision.action == "take_back" and self._ranks.any(
+            self._history.has_raised_rate() and weights.moved_since_return(results.steps, typical)
+        ):
+            self._history.budgets.keep_return()  # the rate damaged the weights again, so the data is not the cause
             return
         results.lr_factor = decision.lr_factor
         if decision.action in ("roll_back", "reset_moments", "take_back"):
