@@ -44,7 +44,7 @@ def records(folder):
 
 
 def framed(data):
-    """The framing is that of a LevelDB log, after seven bytes."""
+    """The framing is that of a LevelDB log, after seven bytes. The last record may be incomplete."""
     at, gathered = 7, b""
     while at + HEADER.size <= len(data):
         room = BLOCK_BYTES - at % BLOCK_BYTES
@@ -52,6 +52,8 @@ def framed(data):
             at += room
             continue
         _, length, kind = HEADER.unpack_from(data, at)
+        if at + HEADER.size + length > len(data):
+            return
         gathered += data[at + HEADER.size : at + HEADER.size + length]
         at += HEADER.size + length
         if kind in (FULL, LAST):
