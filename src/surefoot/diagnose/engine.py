@@ -51,6 +51,8 @@ _SINGLE_STEPS = frozenset(
     )
 )
 """Causes of non-finite values in single steps. A run is not broken by steps that the guard skipped."""
+SURE = 0.85
+"""The confidence from which on an observed fault explains that a run learned nothing."""
 STRICT = "SUREFOOT_STRICT"
 """The environment variable that makes a failing rule raise."""
 EVIDENCE_RANK: dict[str, int] = {"crash": 5, "wiring": 4, "value": 3, "dynamics": 2, "curve": 1, "remark": 0}
@@ -102,7 +104,7 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
     if all(claim.severity == "info" for _, claim in found):
         found += claims.of(LAST_RESORT)[:1]
         left_out = ""  # the last resort reports this
-    elif all(claim.severity != "error" for _, claim in found):
+    elif not any(claim.severity == "error" or _is_sure(rule, claim) for rule, claim in found):
         found += claims.of(BESIDE_WARNINGS)
     diagnosis = Diagnosis(*_judge(run, found), left_out=left_out)
     if diagnosis.serious:
@@ -335,6 +337,11 @@ def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Findin
         evidence={**claim.evidence, "source": source} if source else claim.evidence,
         fixes=_without_repeats((*claim.fixes, *CATALOGUE[code].fixes)),
     )
+
+
+def _is_sure(rule: Rule, claim: Claim) -> bool:
+    """Whether a warning explains that a run learned nothing: a fault that was observed itself, not its effects."""
+    return claim.severity == "warning" and rule.kind in ("wiring", "value") and claim.confidence >= SURE
 
 
 def _without_repeats(fixes: tuple[str, ...]) -> tuple[str, ...]:

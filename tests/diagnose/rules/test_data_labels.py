@@ -49,6 +49,14 @@ def paired_run(shuffled: bool, ratio: float = 0.01) -> Any:
     return run([0.69] * 100, sampled_steps=looks)
 
 
+def test_of_rows_of_different_lengths_those_of_the_most_frequent_one_are_compared() -> None:
+    inputs = [[[float(step), float(i)] if i % 3 else [float(i)] * 5 for i in range(30)] for step in range(4)]
+    roots = [{"value": 0.69, "site": SITE, "pairs": {"x": x, "y": [0] * 30}} for x in inputs]
+    found = data_labels.known_pairs(run(sampled_steps=[look(i, roots=[root]) for i, root in enumerate(roots)]))
+    assert len(found) == 80
+    assert {len(row) for row, _ in found} == {2}
+
+
 def test_labels_that_do_not_follow_from_the_inputs_are_uninformative() -> None:
     assert data_labels.labels_uninformative(paired_run(shuffled=True)) is not None
 

@@ -244,14 +244,19 @@ def _are_predicted(run: RecordedRun) -> bool:
 
 
 def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
-    """A sample of the rows that were trained on, with their labels, at most 600."""
+    """A sample of the rows that were trained on, with their labels, at most 600.
+
+    Of rows of different lengths, as in a curriculum, those of the most frequent one.
+    """
     seen: dict[tuple[float, ...], float] = {}
     for root in run.sampled.backward_calls:
         held = root.pairs
         if held:
             for row, label in zip(held.inputs, held.targets, strict=True):
                 seen.setdefault(tuple(row), float(label))
-    return [(list(row), label) for row, label in list(seen.items())[:600]]
+    lengths = Counter(map(len, seen))
+    width = max(lengths, key=lambda length: lengths[length], default=0)
+    return [(list(row), label) for row, label in seen.items() if len(row) == width][:600]
 
 
 class Predictability(NamedTuple):

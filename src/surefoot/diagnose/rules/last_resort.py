@@ -2,7 +2,7 @@
 
 Such a run is never healthy, nor is one in which `--guard` had to skip steps. These rules run only if no other rule has
 a claim; they describe what was observed and how to find the cause, with a low confidence. That a run learned nothing is
-claimed beside warnings as well.
+claimed beside warnings as well, unless one of them is sure: that is then the cause.
 """
 
 from __future__ import annotations
@@ -210,4 +210,4 @@ LAST_RESORT = (
 )
 """In this order; the first claim is used."""
 BESIDE_WARNINGS = (Rule("optim.not-learning", "curve", not_learning),)
-"""For a run with warnings alone: if it learned nothing it is broken, whatever else was noticed."""
+"""For a run with warnings alone, none of them sure: if it learned nothing it is broken, whatever else was noticed."""
