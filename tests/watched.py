@@ -178,3 +178,12 @@ class Nursery:
 
     def close(self) -> None:
         self._scratch.cleanup()
+
+
+def deep(act: str = "nn.ReLU()", layers: int = 5, rate: str = "1e-2", optimizer: str = "Adam", width: int = 32) -> str:
+    """A part of a script: a deep network of linear layers, and its optimizer."""
+    body = f"nn.Linear(8, {width}), {act}, " + f"nn.Linear({width}, {width}), {act}, " * (layers - 2)
+    return (
+        f"model = nn.Sequential({body}nn.Linear({width}, 3))\n"
+        f"optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})\n"
+    )

@@ -6,20 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from watched import CLASSES, LOOP, NET
+from watched import CLASSES, LOOP, NET, deep
 
 if TYPE_CHECKING:
     from watched import Nursery
 
 START = CLASSES + "loss_of = F.cross_entropy\n"
-
-
-def deep(act: str = "nn.ReLU()", layers: int = 5, rate: str = "1e-2", optimizer: str = "Adam", width: int = 32) -> str:
-    body = f"nn.Linear(8, {width}), {act}, " + f"nn.Linear({width}, {width}), {act}, " * (layers - 2)
-    return (
-        f"model = nn.Sequential({body}nn.Linear({width}, 3))\n"
-        f"optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})\n"
-    )
 
 
 def drawn(std: str) -> str:

@@ -7,21 +7,13 @@ from typing import TYPE_CHECKING
 from recorded import look, parameter
 from recorded import run as recorded
 from surefoot.diagnose.rules.scale import vanishing_gradient
-from watched import CLASSES, LOOP, NET, VALUES
+from watched import CLASSES, LOOP, NET, VALUES, deep
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from watched import Nursery
 
 START = CLASSES + "loss_of = F.cross_entropy\n"
-
-
-def deep(act: str = "nn.ReLU()", layers: int = 5, rate: str = "1e-2", optimizer: str = "Adam", width: int = 32) -> str:
-    body = f"nn.Linear(8, {width}), {act}, " + f"nn.Linear({width}, {width}), {act}, " * (layers - 2)
-    return (
-        f"model = nn.Sequential({body}nn.Linear({width}, 3))\n"
-        f"optimizer = torch.optim.{optimizer}(model.parameters(), lr={rate})\n"
-    )
 
 
 # Units
