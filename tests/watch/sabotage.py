@@ -96,7 +96,7 @@ _OBSERVING = (
     "function_recorder", "layer_calls", "loss_calls", "loss_graph", "loss_level", "loss_readings", "model_calls",
     "module_hooks", "nonfinite_gradients", "nonfinite_origin", "numeric_calls", "optimizer_order",
     "optimizer_record", "optimizer_updates", "parameter_registry", "probe_runner", "retained_graphs",
-    "sampling_budget", "step_data", "step_observer", "step_recording", "step_rows", "step_sampler",
+    "row_mixing", "sampling_budget", "step_data", "step_observer", "step_recording", "step_rows", "step_sampler",
     "tensor_summary", "user_frames", "watcher",
 )  # fmt: skip
 MODULES = tuple(import_module(f"surefoot.watch.{name}") for name in _OBSERVING)

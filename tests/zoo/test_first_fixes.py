@@ -43,6 +43,18 @@ FIXES = [
         "criterion(model(xb).squeeze(-1), yb)",
     ),
     Fix(
+        "model.mixes-rows/digits_flatten.py",
+        "`.flatten(1)`",
+        "x.permute(1, 0, 2, 3).reshape(x.size(0), -1)",
+        "x.flatten(1)",
+    ),
+    Fix(
+        "model.mixes-rows/review_encoder.py",
+        "batch_first=True",
+        "nn.MultiheadAttention(width, 4)",
+        "nn.MultiheadAttention(width, 4, batch_first=True)",
+    ),
+    Fix(
         "loss.bounded-output/diabetes_sigmoid.py",
         "Remove the sigmoid",
         "torch.sigmoid(self.outer(torch.tanh(self.inner(x))))",

@@ -540,6 +540,18 @@ _CAUSES = (
         "Create the optimizer after that, so that it gets all of them.",
     ),
     _cause(
+        "model.mixes-rows",
+        "rows of a batch affect each other",
+        "The loss stays near that of a constant answer or falls slowly, and predictions depend on what else is in the "
+        "batch.",
+        "An output has a gradient for the inputs of other rows, which begins at a reshape, at a softmax over the rows, "
+        "or at attention over the rows. Each row has its own target.",
+        "data.labels-uninformative optim.not-learning loss.logits-into-probability-loss",
+        "Keep the batch as the first dimension in every `view`, `reshape`, `permute` and `transpose`.",
+        "Compute softmax over the classes: `dim=-1`.",
+        "Create attention, transformer and recurrent layers with `batch_first=True` if the batch comes first.",
+    ),
+    _cause(
         "model.attention-logit-growth",
         "attention logits grow",
         "A transformer trains well for a long time, then diverges.",

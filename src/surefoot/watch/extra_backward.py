@@ -143,8 +143,8 @@ def measure_causality(
         tokens = None if ids is None else _tokens(ids, target, loss.ignore_index)
         if tokens is None:
             continue
-        for model_call, _, outputs in held:
-            fitting = [(out, at) for out in outputs if out.number in nodes and (at := _by_time(out.shape, tokens))]
+        for each in held:
+            fitting = [(out, at) for out in each.outputs if out.number in nodes and (at := _by_time(out.shape, tokens))]
             if not fitting:
                 continue
             flow = _flow(*fitting[0], nodes[fitting[0][0].number], tokens, nodes[entry.index])
@@ -154,7 +154,7 @@ def measure_causality(
                 from_past=past,
                 from_future=future,
                 positions=tokens.length if flow is not None else None,
-                model=model_call.model,
+                model=each.call.model,
                 site=loss.site,
                 offset=tokens.offset,
             )

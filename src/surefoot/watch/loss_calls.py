@@ -44,7 +44,7 @@ MOST_LABELS = 1 << 20
 class KeptTarget(NamedTuple):
     """The part of a loss's target that later measurements may need."""
 
-    size: int
+    shape: torch.Size
     few: Tensor
     """The first values; a copy."""
     labels: Tensor | None
@@ -99,7 +99,7 @@ class LossCalls:
         if target.numel() > MOST_LABELS:
             return
         is_label = not target.is_floating_point()
-        self.targets[index] = KeptTarget(target.numel(), target.reshape(-1)[:64].clone(), target if is_label else None)
+        self.targets[index] = KeptTarget(target.shape, target.reshape(-1)[:64].clone(), target if is_label else None)
         if len(self.targets) > TARGETS_KEPT:
             del self.targets[next(iter(self.targets))]
 

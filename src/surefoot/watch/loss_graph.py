@@ -134,7 +134,7 @@ def pairs_of(calls: LossCalls, features: Features) -> InputTargetPairs | None:
     if loss is None or (calls.losses and loss.op not in _PAIRED):
         return None
     target = calls.targets.get(loss.index)
-    if target is None or target.size != features.size:
+    if target is None or target.shape.numel() != features.size:
         return None
     return later(_pairs, features.rows, target.few)
 

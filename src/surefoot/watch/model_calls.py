@@ -61,6 +61,10 @@ class Held(NamedTuple):
     features: Features | None
     """The features of the first input, if this is the only call so far."""
     outputs: list[Output]
+    shape: torch.Size
+    """The shape of the first input; empty if there is none."""
+    takes_ids: bool
+    """Whether the first input consists of integers."""
 
 
 class ModelCalls:
@@ -163,7 +167,10 @@ class ModelCalls:
                 number = -1 - len(found) - 4 * len(self.held)
                 graph.mark(node, self._marks, number)
             found.append(Output(number, tensor.output_nr, tensor.shape, tensor.dtype, tensor.device))
-        self.held.append(Held(call, None if first is None else _features(first), found))
+        shape, takes_ids = torch.Size(), False
+        if inputs:
+            shape, takes_ids = inputs[0].shape, not inputs[0].is_floating_point()
+        self.held.append(Held(call, None if first is None else _features(first), found, shape, takes_ids))
 
 
 def _features(batch: Tensor) -> Features | None:

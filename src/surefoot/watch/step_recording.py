@@ -28,6 +28,7 @@ from surefoot.watch.model_calls import ModelCalls
 from surefoot.watch.module_hooks import ModuleHooks
 from surefoot.watch.operation_names import VIEWS
 from surefoot.watch.optimizer_updates import OptimizerUpdates, note_if_moved
+from surefoot.watch.row_mixing import measure_row_mixing
 from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
@@ -214,11 +215,11 @@ class StepRecording:
             self.backward_calls.append(call)
             if recorder is not None:
                 self.model_calls.note_reached({graph.number_of(node, recorder.mark) for node in below})
-            if len(below) <= loss_graph.MOST_HOOKED:
-                self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
-                self.hooks.keep(self._node_hooks.register(below))
         if self.thorough and not call.custom and not self._would_affect_script() and not has_other_ranks():
             self._measure_more(call, below)
+        if len(below) <= loss_graph.MOST_HOOKED:  # not during an extra backward
+            self._node_hooks = loss_graph.NodeHooks(recorder, self._safely)
+            self.hooks.keep(self._node_hooks.register(below))
         self.calls.losses.drop_labels()
 
     def _measure_more(self, call: BackwardCall, below: list[Any]) -> None:
@@ -226,7 +227,8 @@ class StepRecording:
         terms = self._safely("gradient of terms", measure_terms, call, self.recorder, self._registry, below)
         calls, held = self.calls.losses, self.model_calls.held
         causality = self._safely("causality", measure_causality, self.recorder, calls, held, below)
-        self.backward_calls[-1] = replace(call, terms=terms, causality=causality)
+        mixing = self._safely("rows of a batch", measure_row_mixing, self.recorder, calls, held, below)
+        self.backward_calls[-1] = replace(call, terms=terms, causality=causality, row_mixing=mixing)
 
     def _would_affect_script(self) -> bool:
         """Whether an extra backward would call hooks of the script, or fill gradients that it retains.

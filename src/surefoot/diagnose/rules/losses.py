@@ -10,6 +10,7 @@ from surefoot.diagnose.curves import present
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import fails_at_its_rate
+from surefoot.diagnose.rules.row_mixing import has_softmax_over_rows
 from surefoot.diagnose.run import weighs_by_reward
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def scores_crash(run: RecordedRun) -> Claim | None:
 
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities gets something else."""
+    if has_softmax_over_rows(run):
+        return None  # the softmax is there, over the wrong dimension
     for site, notes in by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
         seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
         if seen and all(d.log_sum_error > 0.05 for d in seen):

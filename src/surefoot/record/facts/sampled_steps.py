@@ -80,6 +80,27 @@ class Causality(Facts):
     """By how many positions the targets are ahead of the inputs."""
 
 
+class RowMixing(Facts):
+    """Outputs of a model depend on inputs of other rows of the batch."""
+
+    model: str
+    """The name of the model."""
+    rows: int
+    """The number of rows of the batch."""
+    has_positions: bool
+    """Whether each row of the input is a sequence, and has one target, not one for each position."""
+    calls: list[str]
+    """The functions from the last result with mixed rows to the first one with separate rows."""
+    site: str
+    """The line of the script that called the first of them."""
+    module: str
+    """The module that was running."""
+    from_own: float
+    """The gradient that outputs of the first half of the rows have for the earliest result, in the same rows."""
+    from_others: float
+    """The same for the other half of the rows."""
+
+
 class NonFiniteNode(Facts):
     """The first node of a backward pass that turned finite gradients into something else."""
 
@@ -166,6 +187,8 @@ class BackwardCall(Facts):
     """The terms of the loss, where they were asked for."""
     causality: Causality | None = None
     """Whether the model sees the future, where that was asked for."""
+    row_mixing: RowMixing | None = None
+    """Where the model mixes the rows of the batch, where that was asked for and it does."""
     nonfinite_node: NonFiniteNode | None = item("backward_nonfinite", default=None)
     """Where the gradients became non-finite."""
     output_gradients: list[ResultGradient] | None = None

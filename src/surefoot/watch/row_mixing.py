@@ -1,0 +1,162 @@
+"""Whether the rows of a batch affect each other's outputs inside a model, and in which call they begin to.
+
+One extra backward starts at the outputs of the first half of the rows only. In a model that treats rows independently,
+no gradient arrives at rows of the second half, in any intermediate result. Hooks on the nodes measure how much does;
+the result nearest to the output that has such a gradient was given to the call that mixes the rows.
+
+Not measured: results whose first dimension is not the rows, and batches with as many rows as another dimension has
+elements, whose layout is ambiguous. Whether mixing is meant (BatchNorm, graph networks) is for the rules to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.record.facts import RowMixing
+from surefoot.watch import autograd_graph as graph
+from surefoot.watch.deferred import later
+from surefoot.watch.extra_backward import MOST_NODES
+
+if TYPE_CHECKING:
+    from surefoot.watch.function_recorder import FunctionRecorder, RecordedCall
+    from surefoot.watch.loss_calls import LossCalls
+    from surefoot.watch.model_calls import Held, Output
+
+FEWEST_ROWS = 4
+_MOST_CALLS = 12
+"""The maximum number of calls between a result with mixed rows and one with separate rows."""
+_FROM_OTHERS = 1e-6
+"""From this share of the gradient on, rows are mixed; rounding is far below."""
+
+
+class _Call(NamedTuple):
+    """A recorded call, without references to tensors."""
+
+    number: int
+    name: str
+    site: str
+    module: str
+    inputs: list[int]
+
+
+def measure_row_mixing(
+    recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
+) -> RowMixing | None:
+    """Where rows of the batch begin to affect each other; `None` if they do not, or if it cannot be measured."""
+    loss = next((loss for loss in reversed(calls.losses) if loss.trained_on and loss.index in calls.targets), None)
+    if recorder is None or loss is None or len(below) > MOST_NODES:
+        return None
+    target = calls.targets[loss.index].shape
+    nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
+    rows = target[0] if target else 0
+    for each in reversed(held):
+        for out in each.outputs:
+            if out.number not in nodes or not _has_plain_rows(each.shape, rows) or not _has_plain_rows(out.shape, rows):
+                continue
+            flows = _flows(recorder, out, nodes, rows)
+            if flows is None:
+                return None
+            known = RowMixing(
+                model=each.call.model,
+                rows=rows,
+                has_positions=_has_positions(each, target),
+                calls=[],
+                site="",
+                module="",
+                from_own=0.0,
+                from_others=0.0,
+            )
+            recorded = [_without_tensors(entry) for entry in recorder.entries]
+            return later(partial(_first_mixing, known, recorded, list(flows)), torch.stack([*flows.values()]))
+    return None
+
+
+def _has_plain_rows(shape: torch.Size, rows: int) -> bool:
+    return rows >= FEWEST_ROWS and len(shape) > 0 and shape[0] == rows and rows not in shape[1:]
+
+
+def _has_positions(call: Held, target: torch.Size) -> bool:
+    """Whether rows are sequences, of vectors or of ids, whose positions have no targets of their own."""
+    is_sequence = len(call.shape) == 3 or (len(call.shape) == 2 and call.takes_ids)
+    return is_sequence and call.shape[1] > 1 and target[1:2] != call.shape[1:2]
+
+
+def _flows(recorder: FunctionRecorder, out: Output, nodes: dict[int, Any], rows: int) -> dict[int, Tensor] | None:
+    """By call: the gradient of its result for rows of the first and of the second half of the batch.
+
+    The gradient of the earliest result is requested, so no gradient of a parameter is computed.
+    """
+    reached = set(graph.nodes(nodes[out.number]))
+    results = [e for e in recorder.entries if nodes.get(e.index) in reached and (e.out_shape or [0])[0] == rows]
+    if not results or results[0].index == out.number:
+        return None
+    found: dict[int, Tensor] = {}
+    first, later_ones = results[0], results[1:]
+    handles = [nodes[e.index].register_prehook(partial(_note_flow, found, e)) for e in later_ones]
+    try:
+        with WithoutHooks(grad=True):
+            given = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
+            early = given[: rows // 2]
+            early.copy_(torch.arange(early.numel(), device=out.device, dtype=torch.float32).cos_().view_as(early))
+            edges = GradientEdge(nodes[out.number], out.result), GradientEdge(nodes[first.index], 0)
+            grads = torch.autograd.grad(edges[0], edges[1], given, retain_graph=True, allow_unused=True)
+    except RuntimeError:
+        return None  # an earlier backward has freed a part of the graph
+    finally:
+        for handle in handles:
+            handle.remove()
+    _note_flow(found, first, grads)
+    return found if first.index in found else None
+
+
+def _note_flow(found: dict[int, Tensor], entry: RecordedCall, grads: Any) -> None:
+    gradient = next((g for g in grads if isinstance(g, Tensor) and list(g.shape) == entry.out_shape), None)
+    if gradient is not None:
+        with WithoutHooks():
+            by_row = gradient.detach().reshape(len(gradient), -1).abs().sum(1, dtype=torch.float32)
+            half = len(by_row) // 2
+            found[entry.index] = torch.stack([by_row[:half].sum(), by_row[half:].sum()])
+
+
+def _without_tensors(entry: RecordedCall) -> _Call:
+    return _Call(entry.index, entry.name, entry.site, entry.module, entry.inputs)
+
+
+def _first_mixing(known: RowMixing, calls: list[_Call], measured: list[int], flows: Tensor) -> RowMixing | None:
+    """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output."""
+    flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True)}
+    mixed = {index for index, (own, other) in flow.items() if other > _FROM_OTHERS * own}
+    if not mixed or min(flow) not in mixed:
+        return None  # nothing, or a transposed result: at the beginning the rows are separate
+    chain = _chain(calls, max(mixed), set(flow) - mixed)
+    if not chain:
+        return None
+    own, other = flow[min(flow)]
+    return replace(
+        known,
+        calls=[call.name for call in chain],
+        site=next((call.site for call in chain if call.site), ""),
+        module=chain[0].module,
+        from_own=own,
+        from_others=other,
+    )
+
+
+def _chain(calls: list[_Call], start: int, separate: set[int]) -> list[_Call]:
+    """The calls from a result to the next one with separate rows, if each uses the result of the one before."""
+    found: list[_Call] = []
+    last = start
+    for call in calls[start + 1 :]:
+        if last in call.inputs:
+            found.append(call)
+            if call.number in separate or len(found) == _MOST_CALLS:
+                break
+            last = call.number
+    return found if found and found[-1].number in separate else []

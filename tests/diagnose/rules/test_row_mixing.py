@@ -1,0 +1,131 @@
+"""Models that mix the rows of a batch by mistake, and models that do so on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+LOSS = "loss_of = F.cross_entropy"
+IMAGES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 1, 6, 6)
+y = x.flatten(1)[:, :3].argmax(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(288, 3)
+
+    def forward(self, images):
+        hidden = F.relu(self.conv(images))
+        return self.head(FLAT)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+WORDS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randint(20, (256, LENGTH))
+y = (x[:, 0] + x[:, 3] > 19).long()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 16), nn.Parameter(torch.randn(LENGTH, 16) / 4)
+        layer = nn.TransformerEncoderLayer(16, 2, 48, dropout=0.0, batch_first=FIRST)
+        self.body, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 2)
+
+    def forward(self, ids):
+        hidden = self.words(ids) + self.places
+        return self.head(BODY)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+"""
+PLAIN, TURNED = "self.body(hidden).mean(1)", "self.body(hidden.transpose(0, 1)).transpose(0, 1).mean(1)"
+
+
+def words(body: str, first: bool, length: int = 10) -> str:
+    return WORDS.replace("BODY", body).replace("FIRST", str(first)).replace("LENGTH", str(length))
+
+
+@pytest.mark.parametrize(
+    "flat", ["hidden.permute(1, 0, 2, 3).reshape(32, -1)", "hidden.transpose(0, 1).contiguous().view(32, 288)"]
+)
+def test_a_reshape_across_rows_is_named_with_its_line(watch: Nursery, flat: str) -> None:
+    run = watch(IMAGES.replace("FLAT", flat), LOSS, LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|return self.head(", evidence={"calls", "from_others"})
+    assert found.evidence["rows"] == 32
+    assert found.evidence["from_others"] > 0.3 * found.evidence["from_own"]
+    assert "`.flatten(1)`" in found.fixes[0]
+
+
+def test_a_reshape_that_keeps_the_rows_is_fine(watch: Nursery) -> None:
+    assert watch(IMAGES.replace("FLAT", "hidden.permute(0, 2, 3, 1).reshape(32, -1)"), LOSS, LOOP).causes == []
+
+
+def test_a_softmax_over_the_rows_is_named_and_not_called_raw_scores(watch: Nursery) -> None:
+    net = NET.replace("nn.Linear(32, 3))", "nn.Linear(32, 3), nn.LogSoftmax(dim=0))").replace("8, 32", "8, 24")
+    run = watch(CLASSES, net.replace("Linear(32, 3)", "Linear(24, 3)"), "loss_of = F.nll_loss", LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|loss = loss_of(", evidence={"calls"})
+    assert found.evidence["calls"] == ["log_softmax"]
+    assert "`dim=-1`" in found.fixes[0]
+    assert "loss.logits-into-probability-loss" not in run.causes
+
+
+def test_attention_over_the_rows_is_named(watch: Nursery) -> None:
+    run = watch(words(PLAIN, first=False), LOSS, LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|return self.head(", evidence={"calls", "has_positions"})
+    assert "batch_first=True" in found.fixes[0]
+
+
+@pytest.mark.parametrize(("body", "first", "length"), [(PLAIN, True, 10), (TURNED, False, 10), (PLAIN, True, 32)])
+def test_attention_over_positions_is_fine(watch: Nursery, body: str, first: bool, length: int) -> None:
+    assert "model.mixes-rows" not in watch(words(body, first, length), LOSS, LOOP).causes
+
+
+ON_PURPOSE = {
+    "batch norm": NET.replace("nn.ReLU()", "nn.BatchNorm1d(32), nn.ReLU()"),
+    "graph": """
+near = (torch.rand(32, 32) < 0.1).float() + torch.eye(32)
+near = near / near.sum(1, keepdim=True)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
+    def forward(self, given):
+        return self.second(near @ F.relu(self.first(given)) + 0)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+""",
+    "shuffled rows mixed in": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
+    def forward(self, given):
+        hidden = F.relu(self.first(given))
+        return self.second(0.8 * hidden + 0.2 * hidden[torch.randperm(len(hidden))])
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+""",
+}
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_rows_that_are_combined_on_purpose_are_fine(watch: Nursery, name: str) -> None:
+    assert "model.mixes-rows" not in watch(CLASSES, ON_PURPOSE[name], LOSS, LOOP).causes
