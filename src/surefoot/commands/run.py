@@ -403,7 +403,9 @@ class RunSession:
             return None  # the end of the run says so
         from surefoot.record.loader_waits import follow_loaders
 
-        log = RunLog(folder, sinks=self._sinks.make(), close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        log = RunLog(
+            folder, sinks=self._sinks.make(), close_at_exit=False
+        )  # the diagnosis, which comes last, belongs into it
         follow_loaders(log)
         return log
 
