@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.core.folder_lock import Hold
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.record.facts import RunFacts
     from surefoot.record.log import RunLog
-    from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.record.rank_watch import RankWatch
     from surefoot.watch.watcher import Watcher
 

@@ -67,7 +67,7 @@ class SpawnedRuns:
         self._groups: list[Path] = []
         from multiprocessing.spawn import get_preparation_data
 
-        from torch.multiprocessing import start_processes
+        from torch.multiprocessing.spawn import start_processes
 
         from surefoot.core.function_hooks import Hook, add_hook
 

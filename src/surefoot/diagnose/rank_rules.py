@@ -239,7 +239,7 @@ def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
 def samplers_disagree(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
     """The loader that feeds the first step has a `DistributedSampler` on some of the ranks that train one model.
 
-    The others draw all rows of the same data set: they get other numbers of batches, and wait for ranks that have ended.
+    The others draw all rows of the same data set, and have more batches: they wait for ranks that have ended.
     """
     if not _together(optimizer) or ranks.loaders.mapped(_without_samplers).differ:
         return None  # one rank may evaluate before it trains
