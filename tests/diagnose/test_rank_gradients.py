@@ -59,6 +59,17 @@ def test_a_rank_that_alone_changes_averaged_gradients_is_the_odd_one(tmp_path, w
     assert claim.fixes[0].startswith("Clip, scale or mask gradients on every rank in the same way")
 
 
+def test_gradients_that_every_rank_changed_in_its_own_way_are_named(tmp_path):
+    looks = apart(1, 1, ("parameters", "gradients"))
+    ranks = MadeRank(0), MadeRank(1, looks=looks)
+    for each in ranks:
+        for step in STEPS:
+            each.looks[step] = each.looks.get(step, {}) | {"gradients_changed": True}
+    claim = claims(tmp_path, *ranks)["dist.gradients-not-averaged"]
+    assert "every rank changed them, each in its own way" in claim.summary
+    assert claim.fixes[0].startswith("Divide the loss instead of the gradients")
+
+
 @pytest.mark.parametrize(
     ("parallel", "look", "words"),
     [

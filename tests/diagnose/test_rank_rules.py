@@ -185,6 +185,10 @@ def test_learning_rates_that_differ_explain_the_replicas(tmp_path):
             {"setup": {"loaders": [RankLoader(sampler="DistributedSampler", rows=99, batch_size=4)]}},
             "the number of rows behind `DistributedSampler`",
         ),
+        (
+            {"setup": {"loaders": [RankLoader(sampler="RandomSampler", rows=50, batch_size=4)]}},
+            "the sampler of the loader at step 0: RandomSampler and DistributedSampler",
+        ),
     ],
 )
 def test_what_ranks_of_one_model_differ_in_is_named(tmp_path, made, words):
@@ -205,6 +209,13 @@ def test_shards_of_different_length_without_a_distributed_sampler_are_healthy(tm
         MadeRank(rank, setup={"loaders": [RankLoader(sampler="RandomSampler", rows=50 + rank, batch_size=4)]})
         for rank in range(2)
     ]
+    assert claims(tmp_path, *ranks) == {}
+
+
+def test_a_rank_that_evaluates_before_it_trains_has_other_loaders_and_is_healthy(tmp_path):
+    train = RankLoader(sampler="DistributedSampler", rows=50, batch_size=4)
+    validate = RankLoader(sampler="SequentialSampler", rows=50, batch_size=4)
+    ranks = MadeRank(0, setup={"loaders": [validate, train]}), MadeRank(1, setup={"loaders": [train]})
     assert claims(tmp_path, *ranks) == {}
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from surefoot.commands.run_sinks import Sinks
 from surefoot.core.folder_lock import hold
 from surefoot.errors import FolderInUse
 from surefoot.watch.messages import print_line, stream
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, NoReturn
 
+    from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.core.folder_lock import Hold
     from surefoot.experiments.changes.experiment import Experiment
     from surefoot.record.facts import RunFacts
@@ -192,7 +194,7 @@ class OutputFolder:
             try:
                 self._held = self._held or hold(folder, "log", self._lock_rank)
             except FolderInUse:  # chosen by another run that began in the same second
-                if self._world_size == 1:
+                if self._world_size == 1 and self._out is None:
                     continue
             self.chosen = folder
         return self.chosen
@@ -216,9 +218,9 @@ class OutputFolder:
 
 
 class RunSession:
-    """One watched run."""
+    """One watched run: of the script, or of the process `rank` of `world_size` that it has spawned."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, rank: int | None = None, world_size: int = 1) -> None:
         self.request = request
         self.watcher: Watcher | None = None
         self.ending = Ending()
@@ -228,15 +230,17 @@ class RunSession:
         self._closed = False
         self._experiment: Experiment | None = None
         self._ranks: RankWatch | None = None
+        self._is_spawned = rank is not None
+        self._spawned: SpawnedRuns | None = None
         self._rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        self._of_rank = f"rank{self._rank}" if self._world_size > 1 else ""
+        if rank is not None:  # what a launcher has set is about the process that spawns
+            self._rank, self._world_size = rank, world_size
+        self.place = self._rank, self._world_size
         self._folder = OutputFolder(request, self._began, self._rank, self._world_size)
-        self._here = os.getcwd()
-        self._address = os.environ.get(request.webhook_env or "")
+        self._sinks = Sinks(request, f"rank{self._rank}" if self._world_size > 1 else "")
 
-    def run(self) -> None:
-        """Run the script. However it ends, the diagnosis comes last: after its threads and its `atexit` functions."""
-        self._folder.claim()
+    def begin(self) -> None:
+        """Observe this process from now on. It is diagnosed when it ends, after its threads and `atexit` functions."""
         when_imported("torch", self._attach)
         atexit.register(self._close)
 
@@ -246,6 +250,11 @@ class RunSession:
                 self._close(flush=False)  # what is not flushed by then is lost, as it always is
 
         leave_by(leaving)
+
+    def run(self) -> None:
+        """Run the script. However it ends, the diagnosis comes last."""
+        self._folder.claim()
+        self.begin()
         if "SUREFOOT_EXPERIMENT" in os.environ:  # files are looked after before the script can touch one
             from json import loads
 
@@ -287,12 +296,30 @@ class RunSession:
             install(self.watcher, ("surefoot.report.terminal.progress",) if self.request.progress else ())
             if self._experiment is not None:
                 self._experiment.follow()
-            if self._world_size > 1:
-                self._ranks = watch_ranks(self.watcher, self._folder.choose())
+            if self._is_spawned:
+                from surefoot.commands.spawned_run import follow_function
+
+                follow_function(self)
+            elif self._world_size > 1:
+                self.watch_ranks()
+            elif order is None:
+                from surefoot.commands.spawned_run import SpawnedRuns
+
+                self._spawned = SpawnedRuns(self.request, self._folder.choose)
         except Exception as error:
             print_line(
                 f"surefoot: cannot observe this torch ({type(error).__name__}: {error}); the script runs unobserved"
             )
+
+    def watch_ranks(self) -> None:
+        """Watch whether this rank moves, and which one it waits for."""
+        if self.watcher is not None and self._ranks is None and self._world_size > 1:
+            self._ranks = watch_ranks(self.watcher, self._folder.choose())
+
+    def close(self, ending: Ending) -> None:
+        """A spawned process has ended like this; nothing of it is kept alive."""
+        self.ending = ending
+        self._close(flush=False)
 
     def _close(self, flush: bool = True) -> None:
         if self._closed or os.getpid() != self._process:
@@ -374,43 +401,23 @@ class RunSession:
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # the end of the run says so
-        sinks = [sink for make in (self._progress, self._tensorboard, self._webhook) if (sink := make()) is not None]
         from surefoot.record.loader_waits import follow_loaders
 
-        log = RunLog(folder, sinks=sinks, close_at_exit=False)  # the diagnosis, which comes last, belongs into it
+        log = RunLog(
+            folder, sinks=self._sinks.make(), close_at_exit=False
+        )  # the diagnosis, which comes last, belongs into it
         follow_loaders(log)
         return log
-
-    def _progress(self) -> Any:
-        if not self.request.progress:
-            return None
-        from surefoot.report.terminal.progress import ProgressSink
-        from surefoot.watch.messages import stream
-
-        return ProgressSink(stream=stream())
-
-    def _tensorboard(self) -> Any:
-        if self.request.tensorboard is None:
-            return None
-        from surefoot.record.sinks.tensorboard import TensorBoardSink
-
-        folder = os.path.join(self._here, self.request.tensorboard)
-        return _made("--tensorboard", TensorBoardSink, os.path.join(folder, self._of_rank) if self._of_rank else folder)
-
-    def _webhook(self) -> Any:
-        if self.request.webhook_env is None:
-            return None
-        from surefoot.record.sinks.webhook import WebhookSink
-
-        script = os.path.splitext(os.path.basename(self.request.target.name))[0]
-        run = f"{script} {self._of_rank}".rstrip()
-        beat = self.request.heartbeat
-        return _made("--webhook-env", WebhookSink, self._address or "", run=run, heartbeat_seconds=beat)
 
     def _write(self, ending: Ending) -> None:
         if not ending.has_script:
             return
         facts = self._facts(self.watcher, ending) if self.watcher is not None else None
+        steps = 0 if facts is None else facts.steps
+        if self._is_spawned and not steps and not ending.code:
+            return  # this process does not train
+        if self._spawned is not None and not steps and self._spawned.print_diagnoses(self._folder.shown):
+            return  # they are the run
         run_facts = self._describe(ending)
         folder: Path | None = None
         try:
@@ -437,6 +444,8 @@ class RunSession:
             from surefoot.record.run_folder import write_json
 
             write_json(folder / "findings.json", diagnosis.as_json())
+        if self._is_spawned:
+            return  # the parent prints one diagnosis of all
         print_line(as_text(diagnosis, self._folder.shown, takes_colour(stream())))
         if facts.guard is not None:
             from surefoot.watch.guard import in_words
@@ -506,17 +515,6 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
         print_line(f"surefoot: this rank ends because {lost}")
         words = f"it was waiting for a rank that has ended: {lost}"
     ranks.end(ending.code, words, where=where, follows=is_left)
-
-
-def _made(option: str, sink: Any, *arguments: Any, **settings: Any) -> Any:
-    """A sink; `None`, and a line on stderr, if it cannot be made: the script continues without it."""
-    from surefoot.errors import SurefootError
-
-    try:
-        return sink(*arguments, **settings)
-    except (SurefootError, OSError, ImportError, ValueError) as error:
-        print_line(f"surefoot: {option} is ignored: {' '.join(str(error).split())}")
-        return None
 
 
 def _die_of_interrupt() -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.record.facts import RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.ranks import WRAPPED
 from surefoot.record.rank_file import read_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 FingerprintKind = Literal["parameters", "gradients", "moments"]
@@ -46,6 +46,11 @@ class Votes:
     def count(self) -> int:
         """The number of ranks that have a value."""
         return sum(self._counts.values())
+
+    @property
+    def values(self) -> list[Any]:
+        """The different values."""
+        return list(self._counts)
 
     @property
     def differ(self) -> bool:
@@ -76,6 +81,15 @@ class Votes:
         """The ranks with another value than most, in order."""
         usual = self.usual
         return sorted(rank for value, ranks in self._ranks.items() if value != usual for rank in ranks)
+
+    def mapped(self, change: Callable[[Any], Hashable]) -> Votes:
+        """Votes for `change(value)` instead of each value."""
+        found = Votes()
+        for value, ranks in self._ranks.items():
+            changed = change(value)
+            found._counts[changed] = found._counts.get(changed, 0) + self._counts[value]
+            found._ranks[changed] = sorted([*found._ranks.get(changed, []), *ranks])[:_HELD]
+        return found
 
     def by_rank(self, most: int = 8) -> dict[str, Hashable]:
         """Some ranks with their values: the first that has the usual one, and the odd ones."""
@@ -175,6 +189,8 @@ class RankComparison:
         """The hash of each file, by its name."""
         self.datasets: dict[int, Votes] = {}
         """The length of the dataset behind each `DistributedSampler`, by the number of its loader."""
+        self.loaders = Votes()
+        """The loaders that were iterated until the first step: for each, its sampler, rows and batch size."""
         self._groups: dict[tuple[int, str, tuple[int, ...] | None], ComparedOptimizer] = {}
         for rank, folder in self.folders.items():
             self._take(rank, folder)
@@ -207,6 +223,7 @@ class RankComparison:
             votes.add(getattr(setup, name), rank)
         for name, text in setup.code.items():
             self.code.setdefault(name, Votes()).add(text, rank)
+        self.loaders.add(tuple((each.sampler, each.rows, each.batch_size) for each in setup.loaders), rank)
         for number, loader in enumerate(setup.loaders):
             if loader.sampler == "DistributedSampler" and loader.rows is not None:
                 self.datasets.setdefault(number, Votes()).add(loader.rows, rank)

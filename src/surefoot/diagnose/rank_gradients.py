@@ -174,6 +174,13 @@ def _why_not_averaged(optimizer: ComparedOptimizer, look: ComparedLook) -> tuple
             "backward and the step",
             "Clip, scale or mask gradients on every rank in the same way: remove the condition on the rank around it.",
         )
+    if look.changed.ranks_with(True):
+        return (
+            "DistributedDataParallel averaged them, and then every rank changed them, each in its own way, between the "
+            "backward and the step",
+            "Divide the loss instead of the gradients, by a number that all ranks share: all-reduce the count of rows "
+            "or tokens first.",
+        )
     return (
         "DistributedDataParallel ran, but did not average the gradients that the optimizer used",
         "Call `backward` on what the wrapped model returned, and keep its parameters: DDP averages only the "

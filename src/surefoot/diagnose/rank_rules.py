@@ -13,7 +13,7 @@ Facts that separate a fault from healthy differences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from surefoot.diagnose.rank_comparison import ComparedLook, first_where
@@ -48,7 +48,7 @@ def rank_claims(ranks: RankComparison) -> list[tuple[RankRule, Claim]]:
     for rule in RANK_RULES:
         claims = (rule.find(ranks, optimizer) for optimizer in ranks.optimizers if optimizer.shared)
         claim = next((claim for claim in claims if claim is not None), None)
-        if claim is not None:
+        if claim is not None and rule.code not in {known.code for known, _ in found}:
             found.append((rule, claim))
     return found
 
@@ -233,7 +233,34 @@ def config_disagrees(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
              or _versions(ranks))  # fmt: skip
     if named is None:
         return None
-    what, votes, step, is_error = named
+    return _disagreement(ranks, optimizer, named)
+
+
+def samplers_disagree(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | None:
+    """The loader that feeds the first step has a `DistributedSampler` on some of the ranks that train one model.
+
+    The others draw all rows of the same data set, and have more batches: they wait for ranks that have ended.
+    """
+    if not _together(optimizer) or ranks.loaders.mapped(_without_samplers).differ:
+        return None  # one rank may evaluate before it trains
+    votes = ranks.loaders.mapped(_samplers)
+    if not votes.differ or not any("DistributedSampler" in names for names in votes.values):
+        return None
+    found = "the sampler of the loader", votes, optimizer.shared[0].step, True
+    claim = _disagreement(ranks, optimizer, found)
+    return replace(claim, fixes=("Give the loader of every rank a `DistributedSampler`, not only that of some ranks.",))
+
+
+def _samplers(loaders: tuple[tuple[str, int | None, int | None], ...]) -> tuple[str, ...]:
+    return tuple(sampler for sampler, _, _ in loaders)
+
+
+def _without_samplers(loaders: tuple[tuple[str, int | None, int | None], ...]) -> tuple[tuple[int | None, ...], ...]:
+    return tuple((rows, batch_size) for _, rows, batch_size in loaders)
+
+
+def _disagreement(ranks: RankComparison, optimizer: ComparedOptimizer, found: _Difference) -> Claim:
+    what, votes, step, is_error = found
     mine, other = _both(votes)
     first = _first_difference(ranks, optimizer)
     return Claim(
@@ -357,6 +384,7 @@ def not_sharded(ranks: RankComparison, optimizer: ComparedOptimizer) -> Claim | 
 
 
 RANK_RULES: tuple[RankRule, ...] = (
+    RankRule("dist.config-disagrees", samplers_disagree, ("dist.hang", "dist.collective-failed")),
     RankRule("dist.config-disagrees", config_disagrees, ("dist.replicas-diverged",)),
     RankRule("dist.scale-disagrees", scale_disagrees, ("dist.replicas-diverged", "dist.gradients-not-averaged")),
     RankRule("dist.gradients-not-averaged", gradients_not_averaged, ("dist.replicas-diverged",)),

@@ -57,18 +57,19 @@ def run(target: Target, ending: Ending) -> None:
         else:
             _run_file(target, ending)
     except SystemExit as request:
-        ending.code = _exit_code(request)
-        ending.lines = _lines(request.__traceback__)
+        ending.code = exit_code(request)
+        ending.lines = lines_of(request.__traceback__)
         raise
     except BaseException as error:
         ending.error = error
-        ending.lines = _lines(error.__traceback__)
+        ending.lines = lines_of(error.__traceback__)
         ending.code = 130 if isinstance(error, KeyboardInterrupt) else 1
         sys.excepthook = _without_surefoot(sys.excepthook)
         raise
 
 
-def _lines(trace: TracebackType | None) -> list[tuple[str, int]]:
+def lines_of(trace: TracebackType | None) -> list[tuple[str, int]]:
+    """File and line of every entry of a traceback, the innermost last."""
     found = []
     while trace is not None:
         found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
@@ -157,7 +158,8 @@ def _fresh_main() -> ModuleType:
     return main
 
 
-def _exit_code(request: SystemExit) -> int:
+def exit_code(request: SystemExit) -> int:
+    """The exit code that a request asks for."""
     if request.code is None:
         return 0
     return request.code & 0xFF if isinstance(request.code, int) else 1

@@ -11,6 +11,15 @@ from surefoot.watch.replica_looks import COLLECTIVES, WHY_COLLECTIVES, WHY_WRAPP
 if TYPE_CHECKING:
     from surefoot.watch.patches.hooks import Hooks
 
+_SPAWNED = "in a spawned process: "
+_SPAWNING = (
+    ("torch.multiprocessing.spawn.start_processes", "which processes the script spawns"),
+    ("multiprocessing.spawn.get_preparation_data", "a process of `start_processes` also gets the options of the run"),
+    ("torch.multiprocessing.spawn._wrap", f"{_SPAWNED}how its function ends"),
+    ("torch.distributed.init_process_group", f"{_SPAWNED}when it is connected with others"),
+    ("traceback.format_exc", f"{_SPAWNED}frames of surefoot are removed from the traceback that the parent gets"),
+)
+"""See `commands.spawned_run`."""
 OBSERVED = "observed"
 REPLACED = "replaced"
 
@@ -22,6 +31,7 @@ def table(wrapping: Hooks) -> str:
     wrapper = "torch.nn.parallel.distributed.DistributedDataParallel"
     rows.append((f"{wrapper}.__init__", f"{OBSERVED} by `--guard`", WHY_REPLICAS))
     rows.append((f"{wrapper}._pre_forward", OBSERVED, WHY_WRAPPER))
+    rows.extend((name, OBSERVED, why) for name, why in _SPAWNING)
     rows.extend((f"torch.distributed.{name}", OBSERVED, WHY_COLLECTIVES) for name in COLLECTIVES)
     lines = ["| function | | what surefoot learns from it |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])
