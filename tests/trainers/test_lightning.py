@@ -427,3 +427,17 @@ def test_weight_averaging_ends_with_a_pass_without_backward_that_raises_no_alarm
     saved = torch.load(tmp_path / "saved-1" / "last.ckpt", weights_only=False)["callbacks"]
     assert len(saved["StabilizerCallback"]["guards"]) == 1
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"] == "healthy"
+
+
+def test_a_training_step_that_returns_none_leaves_the_step_out_without_an_alarm(tmp_path):
+    class Choosing(Module):
+        def training_step(self, batch, index):
+            return None if index % 5 == 3 else super().training_step(batch, index)
+
+    ended, callback = [], StabilizerCallback(tmp_path / "run")
+    for chosen in ([], [callback]):
+        module = Choosing()
+        train(tmp_path, *chosen, module=module)
+        ended.append(module.state_dict())
+    assert same(*ended)
+    assert guard_of(callback).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()
