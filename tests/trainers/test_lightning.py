@@ -441,3 +441,13 @@ def test_a_training_step_that_returns_none_leaves_the_step_out_without_an_alarm(
         ended.append(module.state_dict())
     assert same(*ended)
     assert guard_of(callback).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()
+
+
+def test_the_callback_of_the_other_framework_is_refused_by_one_line(tmp_path):
+    from surefoot.trainers import transformers as other
+    from trainers import transformers_classes
+
+    with pytest.raises(sf.UsageError, match=r"use `sf\.trainers\.lightning\.StabilizerCallback`"):
+        train(tmp_path, other.StabilizerCallback(tmp_path / "run"))
+    with pytest.raises(sf.UsageError, match=r"use `sf\.trainers\.transformers\.StabilizerCallback`"):
+        transformers_classes.train(tmp_path, StabilizerCallback(tmp_path / "run"))

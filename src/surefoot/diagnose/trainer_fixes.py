@@ -42,7 +42,7 @@ _LIGHTNING = {
     "precision.fp16-underflow": _PRECISION,
     "precision.scaler-stuck": _PRECISION,
     "precision.low-precision-weights": _PRECISION,
-    "resume.state-missing": "Resume by `trainer.fit(model, ckpt_path=PATH)`, with the checkpoint: it loads every state.",
+    "resume.state-missing": "Resume by `trainer.fit(model, ckpt_path=PATH)`, which loads every state.",
     "repro.unseeded": "Call `lightning.seed_everything(0)` first.",
 }
 _MIXED = 'Make the `Accelerator` with `mixed_precision="bf16"`, and keep the weights in float32.'
