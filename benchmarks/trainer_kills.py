@@ -8,7 +8,7 @@ process resumes from the last checkpoint. When training has reached its end, it 
 weights bit for bit, counts of the guard, and the run log, which must contain every step once: the rows up to a
 checkpoint are written before it, and later steps are repeated. If kills are left, it begins again in another folder.
 
-With `ray`, one of two workers kills itself at random steps, and Ray restarts both.
+With `ray`, one of two workers kills itself at random steps, and Ray restarts both; the logs of both are compared.
 
 The training functions are those of `tests/trainers/killed.py` and `tests/trainers/ray_workers.py`. Exits with 1 if
 anything differs.
@@ -92,6 +92,7 @@ def kill_workers(folder: Path, kills: int) -> bool:
         return False
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     is_equal = found["killed_equal"] and found["counts"] == found["counts_killed"] and found["kills"] == kills
+    is_equal = is_equal and found["steps_killed"] == [list(range(ray_workers.STEPS))] * ray_workers.WORKERS
     print(f"{'ray':13} {found['kills']} kills in 1 run: {'equal' if is_equal else 'DIFFERENT'}", flush=True)
     return is_equal
 

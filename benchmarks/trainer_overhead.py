@@ -1,11 +1,13 @@
 """What the callback costs in `transformers.Trainer` and Lightning: GPT-2 124M on a GPU, with and without it, in turns.
 
-    python benchmarks/trainer_overhead.py [--repeat 5] [--steps 120] [--only transformers|lightning] [--probes] [--tiny]
+    python benchmarks/trainer_overhead.py [--repeat 5] [--steps 120] [--seconds 300] [--only FRAMEWORK] [--tiny]
 
-Prints one line per framework: the median step without and with the callback over all turns, their ratio, and the ratios
-of single turns. A step is measured from one optimizer step to the next, with the device idle at both ends of a block of
-ten, so that nothing is added to the steps themselves. Target: 1.02. `--probes` adds the probes of the diagnosis, which
-the callback has by default and which cost most in the first steps. `--tiny` is for trying the script on a CPU.
+The variants are the bare trainer, the callback without the probes of the diagnosis, and the callback as it is by
+default, with them. Prints one line per framework and variant: the median step over all turns, its ratio to the bare
+one, the ratios of single turns, and the ratio of the means, which includes the sampled steps of the probes. A step is
+measured from one optimizer step to the next, with the device idle at both ends of a block of ten, so that nothing is
+added to the steps themselves. Target: 1.02. A framework begins no turn after `--seconds`. `--tiny` is for trying the
+script on a CPU.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def gpt2(tiny: bool) -> Any:
     return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **shape))
 
 
-def with_transformers(guarded: bool, steps: int, tiny: bool, probes: bool, folder: Path) -> list[float]:
+def with_transformers(variant: str, steps: int, tiny: bool, folder: Path) -> list[float]:
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -86,8 +88,8 @@ def with_transformers(guarded: bool, steps: int, tiny: bool, probes: bool, folde
         dataloader_num_workers=0 if tiny else 2,
     )  # fmt: skip
     callbacks: list[Any] = [Timed()]
-    if guarded:
-        callbacks.append(sf.trainers.transformers.StabilizerCallback(folder / "run", diagnose=probes))
+    if variant != "bare":
+        callbacks.append(sf.trainers.transformers.StabilizerCallback(folder / "run", probes=variant == "probes"))
     data = Tokens(BATCH * steps, 32 if tiny else LENGTH, model.config.vocab_size)
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
@@ -95,7 +97,7 @@ def with_transformers(guarded: bool, steps: int, tiny: bool, probes: bool, folde
     return blocks.times
 
 
-def with_lightning(guarded: bool, steps: int, tiny: bool, probes: bool, folder: Path) -> list[float]:
+def with_lightning(variant: str, steps: int, tiny: bool, folder: Path) -> list[float]:
     import lightning as L
     from lightning.pytorch.callbacks import Callback
 
@@ -117,8 +119,8 @@ def with_lightning(guarded: bool, steps: int, tiny: bool, probes: bool, folder: 
             blocks.stepped()
 
     callbacks: list[Any] = [Timed()]
-    if guarded:
-        callbacks.append(sf.trainers.lightning.StabilizerCallback(folder / "run", diagnose=probes))
+    if variant != "bare":
+        callbacks.append(sf.trainers.lightning.StabilizerCallback(folder / "run", probes=variant == "probes"))
     trainer = L.Trainer(  # without clipping, which Lightning refuses for a fused optimizer under AMP
         default_root_dir=folder, accelerator="cpu" if tiny else "gpu", devices=1, max_steps=steps, logger=False,
         precision="32-true" if tiny else "bf16-mixed", callbacks=callbacks,
@@ -132,41 +134,49 @@ def with_lightning(guarded: bool, steps: int, tiny: bool, probes: bool, folder: 
 
 
 FRAMEWORKS = {"transformers": with_transformers, "lightning": with_lightning}
+VARIANTS = ("bare", "guard", "probes")
+
+
+def measure(name: str, repeat: int, steps: int, tiny: bool, end: float) -> dict[str, list[list[float]]]:
+    """The times of the blocks of every turn, by variant. The order changes from turn to turn."""
+    found: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    for turn in range(-1, repeat):  # the first one warms everything up
+        if turn > 0 and time.perf_counter() > end:
+            break
+        for variant in VARIANTS[:: 1 if turn % 2 else -1]:
+            with tempfile.TemporaryDirectory() as folder:
+                times = FRAMEWORKS[name](variant, steps if turn >= 0 else WARM_UP + BLOCK, tiny, Path(folder))
+            if turn >= 0:
+                found[variant].append(times)
+    return found
+
+
+def print_figures(name: str, found: dict[str, list[list[float]]]) -> None:
+    """One line per variant of the callback."""
+    together = {variant: [each for turn in turns for each in turn] for variant, turns in found.items()}
+    bare = statistics.median(together["bare"])
+    for variant in VARIANTS[1:]:
+        ms = statistics.median(together[variant])
+        turns = zip(found[variant], found["bare"], strict=True)
+        figures = {"framework": name, "variant": variant, "bare_ms": round(bare, 3), "ms": round(ms, 3)}
+        figures |= {"ratio": round(ms / bare, 4), "target": 1.02}
+        figures |= {"turns": [round(statistics.median(one) / statistics.median(other), 4) for one, other in turns]}
+        figures |= {"mean_ratio": round(statistics.mean(together[variant]) / statistics.mean(together["bare"]), 4)}
+        print(json.dumps(figures), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--only", choices=sorted(FRAMEWORKS))
-    parser.add_argument("--probes", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    for name, train in FRAMEWORKS.items():
-        if given.only not in (None, name):
-            continue
-        times: dict[bool, list[float]] = {False: [], True: []}
-        ratios = []
-        for turn in range(given.repeat + 1):
-            medians = {}
-            for guarded in (False, True) if turn % 2 == 0 else (True, False):
-                with tempfile.TemporaryDirectory() as folder:
-                    found = train(guarded, given.steps, given.tiny, given.probes, Path(folder))
-                medians[guarded] = statistics.median(found)
-                if turn:  # the first turn warms everything up
-                    times[guarded] += found
-            if turn:
-                ratios.append(medians[True] / medians[False])
-        bare, guarded_ms = statistics.median(times[False]), statistics.median(times[True])
-        figures = {
-            "framework": name,
-            "probes": given.probes,
-            "bare_ms": round(bare, 3),
-            "guarded_ms": round(guarded_ms, 3),
-        }
-        figures |= {"ratio": round(guarded_ms / bare, 4), "turns": [round(each, 4) for each in ratios], "target": 1.02}
-        print(json.dumps(figures), flush=True)
+    for name in FRAMEWORKS if given.only is None else [given.only]:
+        end = time.perf_counter() + given.seconds
+        print_figures(name, measure(name, given.repeat, given.steps, given.tiny, end))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import warnings
+from typing import Any
+
 import pytest
+from torch.utils.data import DataLoader
 
 from recorded import falling, optimizer, run
 from surefoot.diagnose.catalogue import CATALOGUE
@@ -41,6 +47,41 @@ Trainer(model, optimizer).train(x, y)
 @pytest.mark.parametrize("trainer", sorted(_FIXES))
 def test_every_cause_with_a_setting_is_in_the_catalogue(trainer: str) -> None:
     assert set(_FIXES[trainer]) <= set(CATALOGUE)
+
+
+def _settings_of(framework: str) -> set[str]:
+    """The arguments of the classes and methods that the fixes of a framework name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if framework == "transformers":
+            from transformers import Trainer, TrainingArguments
+
+            called: list[Any] = [TrainingArguments, Trainer.__init__, Trainer.train]
+        elif framework == "lightning":
+            from lightning import Trainer
+
+            called = [Trainer.__init__, Trainer.fit, DataLoader.__init__]
+        else:
+            from accelerate import Accelerator
+
+            called = [Accelerator.__init__]
+    return {name for each in called for name in inspect.signature(each).parameters}
+
+
+@pytest.mark.parametrize("framework", sorted(_FIXES))
+def test_every_setting_that_is_named_exists_in_the_installed_version(framework: str) -> None:
+    words = re.sub(r"`\S*dataset\.shuffle\(.*?\)`|`labels\[.*?`", "", " ".join(_FIXES[framework].values()))
+    named = set(re.findall(r"\b([a-z]\w*)=", words)) | set(re.findall(r"`([a-z]+_[a-z_]+)`", words))
+    assert len(named) >= 1
+    assert named <= _settings_of(framework)
+
+
+def test_a_trainer_that_clips_already_is_not_told_to_clip() -> None:
+    cause = "model.exploding-gradient"
+    assert trainer_fixes(run(optimizers=[optimizer(falling(60), 0)], trainer="transformers"), cause)
+    clipped = optimizer(falling(60), 0)
+    clipped["series"]["clip_norm"] = [3.0] * 60
+    assert not trainer_fixes(run(optimizers=[clipped], trainer="transformers"), cause)
 
 
 def test_a_learning_rate_is_given_as_an_argument_that_can_be_copied() -> None:

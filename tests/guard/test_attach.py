@@ -318,6 +318,26 @@ def test_a_refused_step_of_lbfgs_leaves_everything_and_the_next_one_trains(line_
     assert attachment.counts["applied"] == 3
 
 
+def test_a_search_of_lbfgs_that_ends_at_nan_is_undone_and_described_as_that():
+    model = nn.Linear(3, 1)
+    opt = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    attachment, evaluations, before = sf.attach(model, opt), 0, [p.clone() for p in model.parameters()]
+
+    def closure() -> torch.Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        opt.zero_grad()
+        loss = model(torch.ones(2, 3)).square().mean() * (1.0 if evaluations == 1 else math.nan)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    attachment.detach()
+    assert evaluations > 1
+    assert all(map(torch.equal, before, model.parameters()))
+    assert "own evaluations of the loss led to non-finite parameters" in attachment.incidents[0].summary
+
+
 def test_an_overflow_at_the_first_step_does_not_leave_fused_sgd_with_unfilled_momentum():
     """torch allocates the buffers and leaves them unfilled when it is told to leave the step out."""
     model, opt = built("fused sgd")

@@ -590,7 +590,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "shaper last": ({"clip": (sf.ClipByNorm(1.0), sf.CentralizeGradients())}, r"shapers must come before the clipper"),
     "unknown place": ({"decide_on": "gpu"}, r"`decide_on` must be 'auto', 'host' or 'device'; got 'gpu'"),
     "watch True": ({"watch": True}, r"`watch` must be a LayerMetrics; got True"),
-    "escalation 3": ({"escalation": 3}, r"`escalation` must be a Escalation; got 3"),
+    "escalation 3": ({"escalation": 3}, r"`escalation` must be an Escalation; got 3"),
     "a detector as checker": ({"checker": sf.NonFinite()}, r"`checker` must be a StabilityChecker; got NonFinite"),
     "negative lag": ({"lag_steps": -1}, r"`lag_steps` must not be negative; got -1"),
     "scheduler without step": ({"scheduler": 3}, r"`scheduler` has no `step`; got int"),

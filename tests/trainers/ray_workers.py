@@ -103,6 +103,12 @@ def on_worker(config: dict[str, Any]) -> None:
             torch.distributed.barrier()
 
 
+def _logged_steps(folder: Path) -> list[int]:
+    import surefoot as sf
+
+    return sf.load_run(folder).scalars.column("step").to_pylist()
+
+
 def main(folder: Path, kills: int) -> None:
     import ray
     import torch
@@ -130,6 +136,7 @@ def main(folder: Path, kills: int) -> None:
         "killed_equal": all(
             same(ended[f"whole-{rank}"]["weights"], ended[f"killed-{rank}"]["weights"]) for rank in range(WORKERS)
         ),
+        "steps_killed": [_logged_steps(folder / f"storage/run/killed/rank{rank}") for rank in range(WORKERS)],
         "reported": result.metrics,
         "logs": sorted(str(path.parent.relative_to(folder)) for path in folder.rglob("run.json")),
     }

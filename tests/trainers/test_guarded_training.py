@@ -151,3 +151,16 @@ def test_steps_whose_loss_is_not_known_are_one_warning_if_recovery_needs_it(opti
     training.finish()
     assert caplog.text.count("the loss of the first step is not known") == warnings
     assert caplog.text.count("Call `observe(loss)`.") == warnings
+
+
+@pytest.mark.parametrize("wrong", [{"clip": 1.0}, {"on_step": 3}, {"on_event": "alarm"}, {"recovery": True}])
+def test_a_wrong_option_is_an_error_before_training_begins(wrong):
+    with pytest.raises(sf.SettingError, match=f"`{next(iter(wrong))}`"):
+        GuardOptions.of("run", wrong)
+
+
+def test_an_attachment_that_is_refused_leaves_no_open_log(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(sf.SettingError, match="takes a clipper"):
+        sf.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), clip=1.0, log=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

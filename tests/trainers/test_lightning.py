@@ -427,3 +427,27 @@ def test_weight_averaging_ends_with_a_pass_without_backward_that_raises_no_alarm
     saved = torch.load(tmp_path / "saved-1" / "last.ckpt", weights_only=False)["callbacks"]
     assert len(saved["StabilizerCallback"]["guards"]) == 1
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"] == "healthy"
+
+
+def test_a_training_step_that_returns_none_leaves_the_step_out_without_an_alarm(tmp_path):
+    class Choosing(Module):
+        def training_step(self, batch, index):
+            return None if index % 5 == 3 else super().training_step(batch, index)
+
+    ended, callback = [], StabilizerCallback(tmp_path / "run")
+    for chosen in ([], [callback]):
+        module = Choosing()
+        train(tmp_path, *chosen, module=module)
+        ended.append(module.state_dict())
+    assert same(*ended)
+    assert guard_of(callback).counts.items() >= {"steps": 40, "skipped": 0, "alarms": 0}.items()
+
+
+def test_the_callback_of_the_other_framework_is_refused_by_one_line(tmp_path):
+    from surefoot.trainers import transformers as other
+    from trainers import transformers_classes
+
+    with pytest.raises(sf.UsageError, match=r"use `sf\.trainers\.lightning\.StabilizerCallback`"):
+        train(tmp_path, other.StabilizerCallback(tmp_path / "run"))
+    with pytest.raises(sf.UsageError, match=r"use `sf\.trainers\.transformers\.StabilizerCallback`"):
+        transformers_classes.train(tmp_path, StabilizerCallback(tmp_path / "run"))

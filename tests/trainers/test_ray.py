@@ -80,6 +80,7 @@ def test_two_workers_are_guarded_together_and_resumed_after_one_was_killed(tmp_p
         assert counts.items() >= {"steps": ray_workers.STEPS, "skipped": 1}.items()
     assert found["kills"] == 2
     assert found["killed_equal"]
+    assert found["steps_killed"] == [list(range(ray_workers.STEPS))] * ray_workers.WORKERS
     assert found["reported"].items() >= {"step": 45, "surefoot/skipped": 1.0}.items()
     runs = ("healthy", "killed", "whole")
     assert found["logs"] == [f"storage/run/{run}/rank{rank}" for run in runs for rank in (0, 1)]

@@ -552,3 +552,17 @@ def test_a_changed_rate_that_the_trainer_does_not_use_on_resume_is_one_warning(
         rates += copies.rates
     assert set(rates) == {LR}
     assert caplog.text.count("has no effect: the resumed schedule is that of the checkpoint") == warnings
+
+
+def test_a_training_step_whose_loss_is_not_seen_is_guarded_with_one_warning(tmp_path, caplog):
+    class Own(InOrder):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            loss.backward()
+            return loss.detach()
+
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, trainer_class=Own, faults={8 * 11 + 3: math.nan})
+    assert caplog.text.count("call `self.accelerator.backward(loss)` instead of `loss.backward()`") == 1
+    assert guard_of(callback).counts["skipped"] == 1

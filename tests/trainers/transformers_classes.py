@@ -43,6 +43,7 @@ def train(
     resume: Any = None,
     optimizer: Any = None,
     rows: Any = None,
+    trainer_class: Any = InOrder,
     **more: Any,
 ) -> Any:
     settings: dict[str, Any] = {
@@ -56,7 +57,7 @@ def train(
     settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True} | more
     arguments = TrainingArguments(str(folder), **settings)
     model = Classifier() if model is None else model
-    trainer = InOrder(
+    trainer = trainer_class(
         model,
         arguments,
         train_dataset=Rows(320, faults) if rows is None else rows,

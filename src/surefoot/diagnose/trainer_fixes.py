@@ -31,7 +31,7 @@ _TRANSFORMERS = {
     "precision.low-precision-weights": f"Load the weights in float32, and set `bf16=True` in {_ARGUMENTS}.",
     "resume.state-missing": "Resume by `trainer.train(resume_from_checkpoint=True)`, which loads every state.",
     "resume.data-replayed": f"Leave `ignore_data_skip=False` in {_ARGUMENTS}.",
-    "repro.unseeded": f"Set `seed` in {_ARGUMENTS}, and call `transformers.set_seed` before the model is made.",
+    "repro.unseeded": "Call `transformers.set_seed(0)` before the model is made.",
 }
 _PRECISION = 'Set `precision="bf16-mixed"` in the `Trainer`.'
 _LIGHTNING = {
@@ -42,7 +42,7 @@ _LIGHTNING = {
     "precision.fp16-underflow": _PRECISION,
     "precision.scaler-stuck": _PRECISION,
     "precision.low-precision-weights": _PRECISION,
-    "resume.state-missing": 'Resume by `trainer.fit(model, ckpt_path="last")`, which loads every state.',
+    "resume.state-missing": "Resume by `trainer.fit(model, ckpt_path=PATH)`, which loads every state.",
     "repro.unseeded": "Call `lightning.seed_everything(0)` first.",
 }
 _MIXED = 'Make the `Accelerator` with `mixed_precision="bf16"`, and keep the weights in float32.'
@@ -66,5 +66,7 @@ def trainer_fixes(run: RecordedRun, cause: str) -> tuple[str, ...]:
         better = rate / 10 if cause == "lr.too-high" else rate * 10
         words = f"{change}: `learning_rate={better:.1g}` in {_ARGUMENTS}; its highest value in this run was {rate:.3g}."
         return (words,)
+    if cause == "model.exploding-gradient" and any(each is not None for each in run.series.clip_norm):
+        return ()  # the trainer clips already: the default of `max_grad_norm` is 1.0
     fix = _FIXES.get(trainer, {}).get(cause)
     return () if fix is None else (fix,)

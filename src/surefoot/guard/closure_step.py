@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.act.apply import ClosureRefused, LearningRateCut, StepCopy, withhold_gradients
 from surefoot.errors import UsageError
-from surefoot.guard.step_decision import StepNumbers
+from surefoot.guard.step_decision import BROKEN_SEARCH, StepNumbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,5 +90,5 @@ class ClosureStep:
             self._copy.restore()
         elif self._evaluations > 1 and self._guarded.measurer.parameters_broken():
             self._copy.restore()
-            record = replace(record, skipped=True, reasons=("nonfinite",))
+            record = replace(record, skipped=True, reasons=("nonfinite", BROKEN_SEARCH))
         return StepNumbers(record)

@@ -98,11 +98,11 @@ def build_guard(
     home, together = layout.home, find_group(models)
     on_device = decide_on == "device" or (decide_on == "auto" and home.type != "cpu")
     ranks = Ranks(together if acts else None, home)  # watching starts no collective
+    shapers, clipper = split_clip(clip)
     run_log = open_log(log, every := Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
     sampler = _sampler(models, watch or LayerMetrics()) if run_log is not None and samples_model else None
     rows = None if run_log is None else _rows(run_log, sampler, keeps_incidents, every)
     checker = checker or StabilityChecker()
-    shapers, clipper = split_clip(clip)
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
     loss_scaler = as_scaler(scaler, precision, home)
     policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)

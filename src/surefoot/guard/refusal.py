@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from surefoot.detect.step_rules import Limit
-from surefoot.guard.step_decision import BROKEN_SETTING
+from surefoot.guard.step_decision import BROKEN_SEARCH, BROKEN_SETTING
 from surefoot.types import format_number
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class RefusalExplainer:
                 evidence["weights_broken"] = True
                 return f"the weights are not finite, so all further steps are not finite either: {where}", evidence
             return f"{where}{and_loss}", evidence
+        if BROKEN_SEARCH in record.reasons:
+            return f"the optimizer's own evaluations of the loss led to non-finite parameters{and_loss}", evidence
         if "nonfinite" in record.reasons:
             if signals.nonfinite:
                 return f"a gradient was not finite before it was clipped by value{and_loss}", evidence

@@ -43,6 +43,8 @@ log = logging.getLogger("surefoot")
 _HEAD = ("loss", "grad_norm", "nonfinite", "clip_factor", "loss_scale")
 BROKEN_SETTING = "nonfinite-setting"
 """The reason for refusing a step because of a setting of the optimizer."""
+BROKEN_SEARCH = "nonfinite-search"
+"""The reason for refusing a step whose optimizer evaluated the loss several times and left non-finite parameters."""
 
 
 @dataclass(frozen=True)

@@ -136,11 +136,12 @@ class StepAccount:
         if self._recovery is not None:
             self._recovery.before_update()
 
-    def without_gradient(self) -> StepNumbers:
-        """The numbers of a step for which no parameter had a gradient."""
+    def without_gradient(self, *, is_intended: bool) -> StepNumbers:
+        """The numbers of a step for which no parameter had a gradient, with one warning unless that is intended."""
         signals = Signals(self.results.steps, lr=self._guarded.lr(self.results.lr_factor))
-        summary = "no parameter of the optimizer has a gradient"
-        self.results.history.warn_once(signals, "optim.no-gradient", summary)
+        if not is_intended:
+            summary = "no parameter of the optimizer has a gradient"
+            self.results.history.warn_once(signals, "optim.no-gradient", summary)
         return StepNumbers(StepRecord(signals, skipped=False))
 
     def skipped_by_scaler(self, loss_scale: float) -> None:
@@ -227,6 +228,8 @@ class StepHooks:
         """The decided step for this call."""
         self.left_out: Any = False
         """Whether the last step was skipped; on the device, a tensor."""
+        self._without_loss = False
+        """Whether the closure of the current step has returned no loss: Lightning's `training_step` may return None."""
         self._warned = False
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(_StepHook(run_hook, self.before)),
@@ -271,7 +274,7 @@ class StepHooks:
         if not self._can_run():
             return None
         given = kwargs if isinstance(kwargs, _Keywords) else _Keywords(kwargs)
-        self.left_out = False
+        self.left_out = self._without_loss = False
         self._call = weakref.ref(given, self._call_ended)
         try:
             return self._before(args, given)
@@ -298,7 +301,7 @@ class StepHooks:
                 if self.active and self._capture is not None and numbers is not None:
                     self._capture.decided(step, numbers, self.account.results.buffers)
             if self.active:
-                self.account.take(numbers or self.account.without_gradient())
+                self.account.take(numbers or self.account.without_gradient(is_intended=self._without_loss))
         except TrainingHalted:
             raise
         except Exception as error:
@@ -407,6 +410,7 @@ class StepHooks:
         return decided
 
     def _after_evaluation(self, loss: Any) -> None:
+        self._without_loss = loss is None
         try:
             self.account.evaluated(loss)
             self._begin()

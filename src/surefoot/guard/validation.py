@@ -40,7 +40,7 @@ _WORDS: dict[type, str] = {Mapping: "a dictionary of objects by name", bool: "Tr
 def check_kinds(parts: Mapping[str, tuple[object, type]]) -> None:
     """Raise `SettingError` for a part that is neither `None` nor of its class; name, part and class are given."""
     for name, (part, kind) in parts.items():
-        words = _WORDS.get(kind, f"a {kind.__name__}")
+        words = _WORDS.get(kind, f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}")
         require(part is None or isinstance(part, kind), f"`{name}` must be {words}; got {shown(part)}.")
 
 

@@ -27,6 +27,7 @@ from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.guard.attach import AttachSettings, account_of, attach_with
+from surefoot.guard.validation import split_clip
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import bytes_for_copies
 from surefoot.trainers.deep_probes import DeepProbes
@@ -97,6 +98,11 @@ class GuardOptions:
     def __post_init__(self) -> None:
         if self.recovery is not None and self.recovery != "auto" and not isinstance(self.recovery, TrainingRecovery):
             raise SettingError(f"`recovery` must be a TrainingRecovery, 'auto' or None; got {self.recovery!r}.")
+        split_clip(self.clip)  # an error at the user's line, not when training begins
+        for name in ("on_step", "on_event"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise SettingError(f"`{name}` must be a function; got {function!r}.")
 
 
 class LossWindow:

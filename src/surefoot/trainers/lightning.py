@@ -71,6 +71,10 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if stage == "fit" and type(trainer.strategy).__name__ not in ENGINES:
             self._probes = DeepProbes.begin(self._options, [pl_module])
 
+    def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+        """Called by the `Trainer` of Transformers, which has a callback of its own."""
+        raise UsageError("this callback is for Lightning: use `sf.trainers.transformers.StabilizerCallback`.")
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the guard, and continue from its state in the checkpoint that training resumes from."""
         carried, self._steps, self._at_end = self._at_end, trainer.global_step, {}

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("surefoot")
 
+LOSS_FROM = "In your own `training_step`, call `self.accelerator.backward(loss)` instead of `loss.backward()`."
+
 
 class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
     """Guards a `Trainer`: broken steps are skipped, damaged weights return to earlier ones, and all of it is logged.
@@ -72,6 +74,12 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer_makes_optimizer = kwargs.get("optimizer") is None
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Called by a Lightning `Trainer`, which has a callback of its own."""
+        raise UsageError("this callback is for Transformers: use `sf.trainers.lightning.StabilizerCallback`.")
+
+    state_key, on_exception = "StabilizerCallback", setup
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -122,7 +130,9 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
             return
         _refuse_clip_beside_max_grad_norm(self._options.clip, args.max_grad_norm)
         before = self.training if isinstance(self.training, GuardedTraining) else None
-        training = GuardedTraining(self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer")
+        training = GuardedTraining(
+            self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer", LOSS_FROM
+        )
         self.training, self._trainer = training, trainer
         follow_losses(training, trainer.accelerator, is_share=True)
         follow_clipping(training, trainer.accelerator)
