@@ -1,4 +1,4 @@
-"""Twenty-two healthy trainings from different fields: what people do on purpose to data, losses, rates and weights."""
+"""Twenty healthy trainings from different fields: what people do on purpose to data, losses, rates and weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def self_play(seed: int, steps: int) -> list[Learner]:
         if next(calls) % 100 == 0:
             other.load_state_dict(policy.state_dict())
         seen = torch.randn(64, 3, generator=generator)
-        mine, theirs = (torch.multinomial(who(seen).softmax(1), 1, generator=generator)[:, 0] for who in (policy, other))
+        mine, theirs = (
+            torch.multinomial(who(seen).softmax(1), 1, generator=generator)[:, 0] for who in (policy, other)
+        )
         return seen, mine, wins[mine, theirs]
 
     def loss(seen: Tensor, taken: Tensor, won: Tensor) -> Tensor:
@@ -364,47 +366,6 @@ def alternating_tasks(seed: int, steps: int) -> list[Learner]:
     return [Learner(model, torch.optim.Adam(model.parameters(), 2e-3), draw, loss)]
 
 
-def lookahead(seed: int, steps: int) -> list[Learner]:
-    """Lookahead: every five steps the weights go half the way back to slow ones, written by the script itself."""
-    model, calls, draw = mlp(64, 64, 10), count(1), batches(seed, 32, *digits())
-    slow = [part.detach().clone() for part in model.parameters()]
-
-    @torch.no_grad()
-    def batch() -> Batch:
-        if next(calls) % 5 == 0:
-            for kept, part in zip(slow, model.parameters(), strict=True):
-                kept.lerp_(part, 0.5)
-                part.copy_(kept)
-        return draw()
-
-    return [Learner(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), batch, classifier(model))]
-
-
-def sharpness_aware(seed: int, steps: int) -> list[Learner]:
-    """SAM: the loss is that of weights moved by 0.05 along the gradient, and they are moved back before the step."""
-    model, moved = mlp(64, 64, 10), list[Tensor]()
-
-    @torch.no_grad()
-    def back(*_: object) -> None:
-        for part, by in zip(model.parameters(), moved, strict=False):
-            part.sub_(by)
-        moved.clear()
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        back()
-        slopes = torch.autograd.grad(F.cross_entropy(model(x), y), tuple(model.parameters()))
-        size = torch.stack([slope.norm() for slope in slopes]).norm() + 1e-12
-        with torch.no_grad():
-            for part, slope in zip(model.parameters(), slopes, strict=True):
-                moved.append(0.05 * slope / size)
-                part.add_(moved[-1])
-        return F.cross_entropy(model(x), y)
-
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    optimizer.register_step_pre_hook(back)
-    return [Learner(model, optimizer, batches(seed, 32, *digits()), loss)]
-
-
 def weight_normalised(seed: int, steps: int) -> list[Learner]:
     """Every layer reparametrised as direction and size, at a high rate."""
     layers = [weight_norm(nn.Linear(a, b)) for a, b in ((30, 64), (64, 64), (64, 2))]
@@ -453,8 +414,6 @@ FIELDS: tuple[Run, ...] = (
     experts_warm_up,
     gan_lazy_r1,
     alternating_tasks,
-    lookahead,
-    sharpness_aware,
     weight_normalised,
     population_exploits,
 )
