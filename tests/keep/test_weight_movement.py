@@ -5,7 +5,7 @@ import torch
 
 import surefoot as sf
 from surefoot.keep.snapshots import SnapshotRing
-from surefoot.keep.weight_movement import MovementJumps
+from surefoot.keep.weight_movement import MovementJumps, ScriptWrites
 from trained import Run
 
 
@@ -200,3 +200,34 @@ def test_a_jump_that_was_undone_does_not_hide_the_next_one():
     watched.undo(60)
     watched.take(60, 80, torch.tensor([1.0], dtype=torch.float64), torch.tensor(10.0))
     assert watched.found(83) is not None
+
+
+def test_writes_of_the_script_between_two_steps_are_found_unless_it_always_writes():
+    weights, writes = [torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)], ScriptWrites()
+
+    def step(number, write=None):
+        writes.after_step(number, weights)
+        if write is not None:
+            write()
+        writes.before_update(weights)
+        with torch.no_grad():
+            weights[0].add_(1.0)
+
+    def by_script():
+        with torch.no_grad():
+            weights[1].fill_(2.0)
+
+    for number in range(20):
+        step(number)
+    step(20, by_script)
+    step(21, lambda: weights[1].data.fill_(3.0))
+    assert writes.explain(20, 22)
+    assert not writes.explain(10, 20)
+    assert not writes.explain(21, 30)
+    step(22, by_script)
+    assert not writes.explain(22, 24)  # it wrote shortly before, too
+    writes.after_step(40, weights)
+    by_script()
+    writes.forget()
+    writes.before_update(weights)
+    assert not writes.explain(40, 42)

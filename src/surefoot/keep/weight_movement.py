@@ -8,11 +8,17 @@ is considered.
 rate that is a hundred times too high moves the weights a hundred times as far, even if the loss does not show progress.
 In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3. A jump that neither the rates
 nor the gradients of these steps explain was not made by training, and the run returns.
+
+`ScriptWrites` finds the steps before which the script itself wrote to the weights: it prunes them, initialises a layer
+again or loads other ones. Such a movement is intended and not damage. Memory that is corrupted does not change the
+version counters of tensors.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +26,7 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -84,6 +90,49 @@ class MovementJump(NamedTuple):
             known = 0 < before.get(name, 0.0) < math.inf and now.get(name, math.inf) < math.inf
             explained *= max(now[name] / before[name], 1.0) if known else math.inf
         return self.times > JUMP * explained
+
+
+WRITES_KEPT = 1_000
+"""The number of steps that are remembered because the script wrote to the weights before them."""
+
+
+class ScriptWrites:
+    """Finds writes of the script to the weights, between the end of one step and the update of the next.
+
+    Every operation of torch that writes to a tensor changes its version counter. Writes through `.data` or to raw
+    memory do not, so they are not found.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[int] = deque(maxlen=WRITES_KEPT)
+        self._known: tuple[int, int] | None = None
+
+    def after_step(self, step: int, parameters: Sequence[Tensor]) -> None:
+        """`step` steps are done. Reads nothing from a device."""
+        self._known = step, _versions(parameters)
+
+    def before_update(self, parameters: Sequence[Tensor]) -> None:
+        """The optimizer is about to write."""
+        if self._known is not None and self._known[1] != _versions(parameters):
+            self._steps.append(self._known[0])
+
+    def forget(self) -> None:
+        """An earlier state was restored since the last step: that was not the script."""
+        self._known = None
+
+    def explain(self, first: int, last: int) -> bool:
+        """Whether the script wrote before one of the steps from `first` up to `last`, and not also in those before.
+
+        A script that writes all the time, as some optimizers do between two steps, does not explain a larger movement.
+        """
+        earlier = first - max(last - first, 1)
+        return any(first <= step < last for step in self._steps) and not any(
+            earlier <= step < first for step in self._steps
+        )
+
+
+def _versions(parameters: Sequence[Tensor]) -> int:
+    return sum(map(attrgetter("_version"), parameters))
 
 
 class _Interval(NamedTuple):
@@ -163,9 +212,12 @@ class _Onset(NamedTuple):
 class WeightMovement:
     """Measures the movement of the weights of one run."""
 
-    def __init__(self, state: TrainedState, every_steps: int) -> None:
-        """Measure the weights in `state`, of which a snapshot is taken every `every_steps`."""
-        self._state, self._every = state, every_steps
+    def __init__(self, state: TrainedState, every_steps: int, writes: ScriptWrites) -> None:
+        """Measure the weights in `state`, of which a snapshot is taken every `every_steps`.
+
+        What the script itself `writes` to them is intended, and not unusual.
+        """
+        self._state, self._every, self._writes = state, every_steps, writes
         self._onset: _Onset | None = None
         self._returned_at = 0
 
@@ -218,6 +270,8 @@ class WeightMovement:
 
     def _is_unusual(self, measured: _Onset, typical_gradient: Callable[[int, int], float], if_unknown: bool) -> bool:
         last, since, onset, moved, _ = measured
+        if self._writes.explain(since, onset):
+            return False
         usual = last.moved
         if usual is None:
             return if_unknown
