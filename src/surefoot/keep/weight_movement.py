@@ -50,9 +50,10 @@ JUMP_LEAST = 0.05
 moves them many times further than before, but by a few percent at most …"""
 JUMP_AFTER = 3
 """… and the minimum number of earlier intervals."""
-READ_STEPS = 3
+READ_STEPS = 6
 """The number of steps after an interval at which its numbers are read: always the same, so that a run that returns does
-so at the same step every time, and enough for them to have arrived."""
+so at the same step every time. The host reads the numbers of steps four steps late by default, so these have arrived by
+then, and reading them never waits."""
 
 
 class MovementJump(NamedTuple):
@@ -275,11 +276,26 @@ class WeightMovement:
         usual = last.moved
         if usual is None:
             return if_unknown
-        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(since, onset)
-        growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
+        growth = self._explained(last.step, since, onset, typical_gradient)
         all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
         if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
             return False
         # A parameter that hardly ever moves, such as a rarely used row, is compared with the others.
         alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
         return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
+
+    def _explained(self, kept: int, since: int, onset: int, typical_gradient: Callable[[int, int], float]) -> float:
+        """The factor by which the movement per step may exceed the usual one, for three reasons.
+
+        - Gradients have grown.
+        - The last step, whose loss was the first high one, has already moved the weights by a gradient of its own:
+          other data moves them from this step on, while damage came before it.
+        - Steps in random directions add up to a distance that grows with the square root of their number, so fewer
+          steps than usual move the weights further per step.
+        """
+        before, steps = typical_gradient(kept - self._every, kept), max(onset - since, 1)
+        if before <= 0:
+            return GROWTH
+        growth = min(max(typical_gradient(since, onset) / before, 1.0), GROWTH)
+        last = min(max(typical_gradient(onset - 1, onset) / before, growth), GROWTH)
+        return (growth * (steps - 1) + last) / steps * math.sqrt(max(self._every / steps, 1.0))
