@@ -27,6 +27,7 @@ from healthy_data import (
     next_character,
     windows,
 )
+from healthy_fields import FIELDS
 from healthy_losses import LOSSES
 from healthy_more import MORE
 from healthy_phases import PHASES
@@ -432,9 +433,10 @@ HEALTHY: dict[str, Run] = {
         *LOSSES,
         *MORE,
         *UNSEEN,
+        *FIELDS,
     )
 }
-_NEW = frozenset(run.__name__ for run in (*MORE, *UNSEEN))
+_NEW = frozenset(run.__name__ for run in (*MORE, *UNSEEN, *FIELDS))
 
 
 def group_of(name: str) -> str:

@@ -3,7 +3,8 @@
 A fault tampers with one thing a real loop can get wrong: the batch, the learning rate, the gradients, the optimizer's
 moments, the weights in memory. `FAULTS` lists them by name. None lasts: whoever leaves out or undoes the damage ends
 where the clean run ends. When a step is repeated, a bad batch is as bad and a wrong rate as wrong as before; gradients,
-moments and weights are damaged by accident, and that happens once.
+moments and weights are damaged by accident, and that happens once. Weights are damaged in memory, without an operation
+of torch: what a script writes to its own weights is intended and not undone.
 """
 
 from __future__ import annotations
@@ -86,31 +87,32 @@ def _lose_moments(optimizer: torch.optim.Optimizer) -> None:
                 value.copy_(value.flatten().flip(0).view_as(value))
 
 
-@torch.no_grad()
+def _memory(parameter: Tensor) -> Tensor:
+    """The same memory, without the version counter of the parameter."""
+    return torch.from_numpy(parameter.detach().numpy())
+
+
 def _flip_bits(model: nn.Module) -> None:
     """Forty flipped bits in exponents, all over the largest matrix."""
-    weight = max(model.parameters(), key=Tensor.numel).view(-1)
+    weight = _memory(max(model.parameters(), key=Tensor.numel)).view(-1)
     chosen = torch.randperm(len(weight), generator=torch.Generator().manual_seed(3))[:40]
     weight[chosen] = (weight[chosen].view(torch.int32) ^ (1 << 27)).view(torch.float32)
 
 
-@torch.no_grad()
 def _new_layer(model: nn.Module) -> None:
-    """The last layer as it was before training: a load that was not complete."""
+    """The last layer as it was before training: memory that holds what it held earlier."""
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-    last.weight.copy_(0.02 * torch.randn(last.weight.shape, generator=torch.Generator().manual_seed(3)))
+    _memory(last.weight).copy_(0.02 * torch.randn(last.weight.shape, generator=torch.Generator().manual_seed(3)))
 
 
-@torch.no_grad()
 def _corrupt_weights(model: nn.Module) -> None:
     """A block of one matrix overwritten, as by a stray write or a failing memory."""
-    weight = max(model.parameters(), key=Tensor.numel)
+    weight = _memory(max(model.parameters(), key=Tensor.numel))
     weight[: max(len(weight) // 4, 1)] = 1e3
 
 
-@torch.no_grad()
 def _nan_weight(model: nn.Module) -> None:
-    max(model.parameters(), key=Tensor.numel).view(-1)[7] = torch.nan
+    _memory(max(model.parameters(), key=Tensor.numel)).view(-1)[7] = torch.nan
 
 
 FAULTS: dict[str, Fault] = {

@@ -147,7 +147,7 @@ def fault(what: str, step: int, model: nn.Module, x: Tensor, y: Tensor) -> None:
     # Behind the normalisation, or of those shards that both ranks have a part of.
     weight = local(list(model.parameters())[-2 if isinstance(model, DistributedDataParallel) else 0])
     if what == "weight" and since == 0:
-        weight.mul_(-20)
+        weight.data.mul_(-20)
     if what == "nan-weight" and since == 0:
         weight.fill_(torch.nan)
     lasts = {"batch": 1, "burst": 8, "long burst": 32, "endless": 1_000}

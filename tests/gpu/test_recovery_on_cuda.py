@@ -52,7 +52,7 @@ def test_a_snapshot_does_not_follow_training_and_comes_back_exactly(device_bytes
     for round_ in range(4):
         before = run.bits()
         ring.take(round_)
-        ring.hold_updates()
+        ring.before_update()
         run.train(run.data[5:9])
         assert not same(run.bits(), before)
         ring.return_to(round_, 0, keep_present=False)
@@ -70,7 +70,7 @@ def test_damaged_weights_are_left_behind(fused, value):
     def damage(i):
         if i == 200:
             with torch.no_grad():
-                run.model[-1].weight[:, :20] = value
+                run.model[-1].weight.data[:, :20] = value
 
     loss = run.train(batches, damage)
     actions = [incident.action for incident in run.stabilizer.incidents]

@@ -35,7 +35,7 @@ def train(model: nn.Module, optimizer: Any, attachment: Any, steps: range, hurt:
         if step == hurt:
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.mul_(30.0)
+                    parameter.data.mul_(30.0)
         inputs, labels = batch(step)
         loss = F.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()

@@ -121,8 +121,8 @@ def once(change):
 
 ACCIDENTS = {
     "a NaN weight": lambda loop: loop.model[0].weight.view(-1)[3].fill_(torch.nan),
-    "a layer times -20": lambda loop: loop.model[4].weight.mul_(-20),
-    "a bias of 50": lambda loop: loop.model[4].bias.fill_(50.0),
+    "a layer times -20": lambda loop: loop.model[4].weight.data.mul_(-20),
+    "a bias of 50": lambda loop: loop.model[4].bias.data.fill_(50.0),
 }
 
 
@@ -199,7 +199,7 @@ def test_a_return_at_the_end_of_a_pass_goes_back_into_the_pass_before(clean):
         if not done:
             done.append(step)
             with torch.no_grad():
-                loop.model[4].weight.mul_(-20)
+                loop.model[4].weight.data.mul_(-20)
         return x, y
 
     loop = Loop(tamper).guarded().run()

@@ -5,7 +5,7 @@ import torch
 
 import surefoot as sf
 from surefoot.keep.snapshots import SnapshotRing
-from surefoot.keep.weight_movement import MovementJumps
+from surefoot.keep.weight_movement import MovementJumps, ScriptWrites
 from trained import Run
 
 
@@ -121,6 +121,21 @@ def test_gradients_that_have_grown_explain_a_longer_way():
     assert not ring.movement.was_unusual(lambda first, end: 8.0 if end > 20 else 1.0)
 
 
+@pytest.mark.parametrize(("at_the_last_step", "is_damage"), [(1.0, True), (10.0, False)])
+def test_a_large_gradient_at_the_step_of_the_first_high_loss_explains_that_step_alone(at_the_last_step, is_damage):
+    """Other data moves the weights from that step on, and damage came before it."""
+    run = Run()
+    ring = SnapshotRing(run.state, 20, 2, None)
+    ring.take(0)
+    run.train(20)
+    ring.take(20)
+    usual = float(torch.linalg.vector_norm(ring.newest.moved))
+    weight = next(iter(run.model.parameters()))
+    weight.data.add_(6 * 6 * usual / weight.numel() ** 0.5)  # six times as far per step, in six steps
+    ring.note_trouble(26, before=21)
+    assert ring.movement.was_unusual(lambda first, end: at_the_last_step if end - first == 1 else 1.0) is is_damage
+
+
 def test_of_a_model_that_was_rebuilt_since_nothing_is_known():
     run = Run()
     ring = SnapshotRing(run.state, 1, 2, None)
@@ -138,7 +153,7 @@ def jumps(*moved, norm=10.0):
     found = []
     for number, each in enumerate(moved):
         watched.take(20 * number, 20 * number + 20, torch.tensor([each, 0.0], dtype=torch.float64), torch.tensor(norm))
-        found.append(watched.found(20 * number + 23))
+        found.append(watched.found(20 * number + 26))
     return found
 
 
@@ -195,8 +210,39 @@ def test_a_jump_that_was_undone_does_not_hide_the_next_one():
     watched = MovementJumps()
     for number, moved in enumerate((0.05, 0.02, 0.01, 1.0)):
         watched.take(20 * number, 20 * number + 20, torch.tensor([moved], dtype=torch.float64), torch.tensor(10.0))
-    assert watched.found(82) is None
-    assert watched.found(83) is not None
+    assert watched.found(85) is None
+    assert watched.found(86) is not None
     watched.undo(60)
     watched.take(60, 80, torch.tensor([1.0], dtype=torch.float64), torch.tensor(10.0))
-    assert watched.found(83) is not None
+    assert watched.found(86) is not None
+
+
+def test_writes_of_the_script_between_two_steps_are_found_unless_it_always_writes():
+    weights, writes = [torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)], ScriptWrites()
+
+    def step(number, write=None):
+        writes.after_step(number, weights)
+        if write is not None:
+            write()
+        writes.before_update(weights)
+        with torch.no_grad():
+            weights[0].add_(1.0)
+
+    def by_script():
+        with torch.no_grad():
+            weights[1].fill_(2.0)
+
+    for number in range(20):
+        step(number)
+    step(20, by_script)
+    step(21, lambda: weights[1].data.fill_(3.0))
+    assert writes.explain(20, 22)
+    assert not writes.explain(10, 20)
+    assert not writes.explain(21, 30)
+    step(22, by_script)
+    assert not writes.explain(22, 24)  # it wrote shortly before, too
+    writes.after_step(40, weights)
+    by_script()
+    writes.forget()
+    writes.before_update(weights)
+    assert not writes.explain(40, 42)

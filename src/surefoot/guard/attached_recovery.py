@@ -39,7 +39,7 @@ class AttachedRecovery:
     def before_update(self) -> None:
         """Called before the optimizer writes: complete a copy that is in progress."""
         if self.weights.ring is not None:
-            self.weights.ring.hold_updates()
+            self.weights.ring.before_update()
 
     def after_step(self, step: int) -> None:
         """`step` optimizer steps are done: take a snapshot if one is due."""

@@ -81,21 +81,24 @@ class EarlierWeights:
 
         `onset` is the step at which the current problem began; `None` if the run is healthy.
         """
-        if self.ring is not None and onset is None:
+        if self.ring is None:
+            return
+        if onset is not None:
+            self.ring.note_trouble(step, onset - self._margin)
+        else:
             self.ring.settle()
             if not waits_for_batch:
                 self.ring.take_if_due(step)
-        elif self.ring is not None and onset is not None:
-            self.ring.note_trouble(step, onset - self._margin)
+        self.ring.after_step(step)
 
     def report_jump(self, step: int, history: RunHistory) -> None:
         """Record an alarm if the weights moved much further between two snapshots than ever before.
 
-        If neither the learning rate nor the gradients explain it, the next step returns. With several ranks it does
-        not: each rank measures its own weights.
+        If neither the learning rate, the gradients nor a write of the script explain it, the next step returns. With
+        several ranks it does not: each rank measures its own weights.
         """
         jump = self.ring.jumps.found(step) if self.ring is not None else None
-        if jump is None or not history.history:
+        if self.ring is None or jump is None or not history.history or self.ring.writes.explain(jump.first, jump.last):
             return
         history.note(history.history[-1].signals, "weights.jump", "warning", str(jump))
         if not self._ranks.several and jump.is_unexplained(history.history):
@@ -256,7 +259,7 @@ class RunPersistence:
         """Called before the optimizer writes: complete copies that are in progress."""
         self.saver.before_update()
         if self.weights.ring is not None:
-            self.weights.ring.hold_updates()
+            self.weights.ring.before_update()
 
     def after_step(self, step: int, history: RunHistory) -> None:
         """`step` optimizer steps are done: copy what is due, now or before the next batch is drawn."""

@@ -25,7 +25,7 @@ from surefoot.core.save_restore import is_writable, write_all
 from surefoot.core.weak_reference import weak_reference
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage, with_layout_of
-from surefoot.keep.weight_movement import MovementJumps, WeightMovement
+from surefoot.keep.weight_movement import MovementJumps, ScriptWrites, WeightMovement
 
 if TYPE_CHECKING:
     from surefoot.keep.position.data import DataPlace
@@ -89,26 +89,27 @@ class TrainedState:
     def _optimizer(self) -> Any:
         return self._reference()
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """The parameters of the optimizer."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _tensors(self) -> list[Tensor]:
         """Parameters and buffers, each once."""
         named = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
-        return list({id(tensor): tensor for tensor in (*named, *self._parameters())}.values())
+        return list({id(tensor): tensor for tensor in (*named, *self.parameters())}.values())
 
     def outline(self) -> list[Any]:
         """The structure of the state: a copied tree fits while this is unchanged."""
         own = [parameter for model in self._models for parameter in model.parameters()]
         names = [name for model in self._models for name, _ in model.named_buffers()]
-        return [*((id(parameter), parameter.shape) for parameter in (*own, *self._parameters())), *names]
+        return [*((id(parameter), parameter.shape) for parameter in (*own, *self.parameters())), *names]
 
     def tree(self) -> StateTree:
         """The live tensors, nested as `put_back` expects."""
         states = self._optimizer.state
         return {
             "tensors": self._tensors(),
-            "optimizer": [dict(states[p]) if p in states else None for p in self._parameters()],
+            "optimizer": [dict(states[p]) if p in states else None for p in self.parameters()],
             "rules": self._rules(),
             "beside": self._beside(),
         }
@@ -122,7 +123,7 @@ class TrainedState:
             if _can_take(now, then)
         ]
         live, saved = [now for now, _ in pairs], [then for _, then in pairs]
-        for parameter, state in zip(self._parameters(), tree["optimizer"], strict=True):
+        for parameter, state in zip(self.parameters(), tree["optimizer"], strict=True):
             for now, then in self._moments_to_write(parameter, state):
                 live.append(now)
                 saved.append(then)
@@ -148,7 +149,7 @@ class TrainedState:
     @torch.no_grad()
     def moved_since(self, tree: StateTree) -> Tensor:
         """The distance of each trained parameter from a copied tree. Does not read from a device."""
-        trained = {id(parameter) for parameter in self._parameters()}
+        trained = {id(parameter) for parameter in self.parameters()}
         live = self._tensors()
         pairs = [
             (local_part(now), then)
@@ -162,7 +163,7 @@ class TrainedState:
     def norm(self) -> Tensor:
         """The norm of the current parameters. Does not read from a device."""
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for each in map(local_part, self._parameters()):
+        for each in map(local_part, self.parameters()):
             if each.is_floating_point() or each.is_complex():
                 groups.setdefault((each.device, each.dtype), []).append(each.detach())
         home = next(iter(groups))[0]
@@ -172,7 +173,7 @@ class TrainedState:
 
     def norm_of(self, tree: StateTree) -> float:
         """Norm of the parameters in a copied tree. Waits for the device."""
-        trained = {id(parameter) for parameter in self._parameters()}
+        trained = {id(parameter) for parameter in self.parameters()}
         kept = [then for now, then in zip(self._tensors(), tree["tensors"], strict=True) if id(now) in trained]
         real = (torch.view_as_real(each) if each.is_complex() else each for each in kept)
         return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in real))
@@ -280,7 +281,8 @@ class SnapshotRing:
         self._outline: list[Any] = []
         self._lacks_memory = False
         self.abandoned = AbandonedState(state)
-        self.movement = WeightMovement(state, every_steps)
+        self.writes = ScriptWrites()
+        self.movement = WeightMovement(state, every_steps, self.writes)
         self.jumps = MovementJumps()
 
     @property
@@ -334,8 +336,13 @@ class SnapshotRing:
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
         self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
 
-    def hold_updates(self) -> None:
-        """Make the device finish the last copy before later work."""
+    def after_step(self, step: int) -> None:
+        """`step` steps are done, and the script continues."""
+        self.writes.after_step(step, self._state.parameters())
+
+    def before_update(self) -> None:
+        """The optimizer is about to write: make the device finish the last copy first."""
+        self.writes.before_update(self._state.parameters())
         if self._kept and self._place == "pinned":
             self._kept[-1].staged.hold_updates()
             if self._kept[-1].moment is not None:
@@ -386,6 +393,7 @@ class SnapshotRing:
         self._spare += [each.staged for each in self._kept if each.step > snapshot.step]
         self._kept = [each for each in self._kept if each.step <= snapshot.step]
         self.settle()
+        self.writes.forget()
         self.jumps.undo(snapshot.step)
         snapshot.staged.hold_updates()
         self._state.put_back(snapshot.staged.tree)
@@ -401,6 +409,7 @@ class SnapshotRing:
         """Drop every state."""
         self._kept, self._spare = [], []
         self.settle()
+        self.writes.forget()
 
     def settle(self) -> None:
         """The run is healthy: drop the state before the last return."""

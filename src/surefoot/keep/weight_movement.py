@@ -8,11 +8,17 @@ is considered.
 rate that is a hundred times too high moves the weights a hundred times as far, even if the loss does not show progress.
 In healthy runs an interval hardly ever exceeds all before it by more than a factor of 3. A jump that neither the rates
 nor the gradients of these steps explain was not made by training, and the run returns.
+
+`ScriptWrites` finds the steps before which the script itself wrote to the weights: it prunes them, initialises a layer
+again or loads other ones. Such a movement is intended and not damage. Memory that is corrupted does not change the
+version counters of tensors.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +26,7 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -44,9 +50,10 @@ JUMP_LEAST = 0.05
 moves them many times further than before, but by a few percent at most …"""
 JUMP_AFTER = 3
 """… and the minimum number of earlier intervals."""
-READ_STEPS = 3
+READ_STEPS = 6
 """The number of steps after an interval at which its numbers are read: always the same, so that a run that returns does
-so at the same step every time, and enough for them to have arrived."""
+so at the same step every time. The host reads the numbers of steps four steps late by default, so these have arrived by
+then, and reading them never waits."""
 
 
 class MovementJump(NamedTuple):
@@ -84,6 +91,49 @@ class MovementJump(NamedTuple):
             known = 0 < before.get(name, 0.0) < math.inf and now.get(name, math.inf) < math.inf
             explained *= max(now[name] / before[name], 1.0) if known else math.inf
         return self.times > JUMP * explained
+
+
+WRITES_KEPT = 1_000
+"""The number of steps that are remembered because the script wrote to the weights before them."""
+
+
+class ScriptWrites:
+    """Finds writes of the script to the weights, between the end of one step and the update of the next.
+
+    Every operation of torch that writes to a tensor changes its version counter. Writes through `.data` or to raw
+    memory do not, so they are not found.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[int] = deque(maxlen=WRITES_KEPT)
+        self._known: tuple[int, int] | None = None
+
+    def after_step(self, step: int, parameters: Sequence[Tensor]) -> None:
+        """`step` steps are done. Reads nothing from a device."""
+        self._known = step, _versions(parameters)
+
+    def before_update(self, parameters: Sequence[Tensor]) -> None:
+        """The optimizer is about to write."""
+        if self._known is not None and self._known[1] != _versions(parameters):
+            self._steps.append(self._known[0])
+
+    def forget(self) -> None:
+        """An earlier state was restored since the last step: that was not the script."""
+        self._known = None
+
+    def explain(self, first: int, last: int) -> bool:
+        """Whether the script wrote before one of the steps from `first` up to `last`, and not also in those before.
+
+        A script that writes all the time, as some optimizers do between two steps, does not explain a larger movement.
+        """
+        earlier = first - max(last - first, 1)
+        return any(first <= step < last for step in self._steps) and not any(
+            earlier <= step < first for step in self._steps
+        )
+
+
+def _versions(parameters: Sequence[Tensor]) -> int:
+    return sum(map(attrgetter("_version"), parameters))
 
 
 class _Interval(NamedTuple):
@@ -163,9 +213,12 @@ class _Onset(NamedTuple):
 class WeightMovement:
     """Measures the movement of the weights of one run."""
 
-    def __init__(self, state: TrainedState, every_steps: int) -> None:
-        """Measure the weights in `state`, of which a snapshot is taken every `every_steps`."""
-        self._state, self._every = state, every_steps
+    def __init__(self, state: TrainedState, every_steps: int, writes: ScriptWrites) -> None:
+        """Measure the weights in `state`, of which a snapshot is taken every `every_steps`.
+
+        What the script itself `writes` to them is intended, and not unusual.
+        """
+        self._state, self._every, self._writes = state, every_steps, writes
         self._onset: _Onset | None = None
         self._returned_at = 0
 
@@ -218,14 +271,31 @@ class WeightMovement:
 
     def _is_unusual(self, measured: _Onset, typical_gradient: Callable[[int, int], float], if_unknown: bool) -> bool:
         last, since, onset, moved, _ = measured
+        if self._writes.explain(since, onset):
+            return False
         usual = last.moved
         if usual is None:
             return if_unknown
-        before, after = typical_gradient(last.step - self._every, last.step), typical_gradient(since, onset)
-        growth = min(max(after / before, 1.0), GROWTH) if before > 0 else GROWTH
+        growth = self._explained(last.step, since, onset, typical_gradient)
         all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
         if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
             return False
         # A parameter that hardly ever moves, such as a rarely used row, is compared with the others.
         alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
         return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
+
+    def _explained(self, kept: int, since: int, onset: int, typical_gradient: Callable[[int, int], float]) -> float:
+        """The factor by which the movement per step may exceed the usual one, for three reasons.
+
+        - Gradients have grown.
+        - The last step, whose loss was the first high one, has already moved the weights by a gradient of its own:
+          other data moves them from this step on, while damage came before it.
+        - Steps in random directions add up to a distance that grows with the square root of their number, so fewer
+          steps than usual move the weights further per step.
+        """
+        before, steps = typical_gradient(kept - self._every, kept), max(onset - since, 1)
+        if before <= 0:
+            return GROWTH
+        growth = min(max(typical_gradient(since, onset) / before, 1.0), GROWTH)
+        last = min(max(typical_gradient(onset - 1, onset) / before, growth), GROWTH)
+        return (growth * (steps - 1) + last) / steps * math.sqrt(max(self._every / steps, 1.0))
