@@ -250,10 +250,19 @@ def failure() -> tuple[str, str] | None:
 
 def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
-    if device is None and not is_in_use():
+    if device is None:
+        if not _has_been_used and is_in_use():
+            _has_been_used.append(True)
+        if not _has_been_used or _failure:
+            return False
+    elif device.type != _kind():
         return False
-    asked = _capture_query() if device is None or device.type == _kind() else None
+    asked = _capture_query()
     return asked is not None and bool(asked())
+
+
+_has_been_used: list[bool] = []
+"""Not empty once the accelerator was used: `is_capturing` is called many times in each step."""
 
 
 @cache

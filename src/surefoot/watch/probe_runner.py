@@ -50,7 +50,8 @@ class ProbeRunner:
 
     def here(self) -> bool:
         """Whether this is the training process and thread, and torch is not compiling, tracing or capturing."""
-        is_ours = self._state.active and self._state.thread in (None, get_ident())
+        state = self._state
+        is_ours = state.active and (state.thread is None or state.thread == get_ident())
         return is_ours and runs_eagerly() and not is_capturing()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
@@ -58,8 +59,10 @@ class ProbeRunner:
         if probe in self.problems:
             return None
         try:
+            if self._is_observing:  # inside another observation
+                return observe(*args)
             with without_torch_function():
-                if self._is_observing or not self.originals.is_bound:
+                if not self.originals.is_bound:
                     return observe(*args)
                 self._is_observing = True
                 compiler = _set_eval_frame(None) if self._state.compiled else None

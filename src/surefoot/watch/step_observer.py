@@ -273,6 +273,7 @@ class UnmeasuredSteps:
         norm = clip.get("clip_norm")
         # A norm in fp16 overflows although the gradients are finite.
         tells = norm is not None and not (isinstance(norm, Tensor) and norm.dtype == torch.float16)
+        self._context.measuring.norms_are_known = tells
         row["first_gradient"] = None if tells else first_gradient(optimizer)
 
     def take(self, row: SeriesRow) -> None:
