@@ -86,6 +86,10 @@ class ProbeRunner:
             self.switch_off(probe, error)
             return None
 
+    def is_observing(self) -> bool:
+        """Whether an observation is in progress."""
+        return self._is_observing
+
     def seconds_so_far(self) -> float:
         """The duration of the observation in progress; 0 if there is none."""
         return time.perf_counter() - self._began if self._is_observing else 0.0
