@@ -89,13 +89,10 @@ class Originals:
         """The attributes of the class of tensors itself."""
         self._inherited: set[str] = set()
         """Methods of tensors that are written in C; a replacement would shadow them."""
+        self.is_bound = False
+        """Whether `bind` was called. From then on, `call` can compare."""
         self._replaced: list[tuple[dict[str, Any], str, Any]] = []
         """The names that `bind` has set in modules of surefoot, with their previous values."""
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether `bind` was called. From then on, `call` can compare."""
-        return bool(self._classes)
 
     def bind(self) -> None:
         """Give the modules of surefoot that are loaded their own names."""
@@ -117,6 +114,7 @@ class Originals:
             self._names_of_tensors = set(vars(Tensor))
             self._inherited = set(dir(torch._C.TensorBase)) - self._names_of_tensors
             self._classes = [_Class(kind, self._used) for kind in _CLASSES]
+            self.is_bound = True
 
     def unbind(self) -> None:
         """Restore the previous names in the modules of surefoot. Nothing is observed any more."""
@@ -126,7 +124,7 @@ class Originals:
                 held.pop(name, None)
             else:
                 held[name] = value
-        self._classes, self._bound = [], set()
+        self._classes, self._bound, self.is_bound = [], set(), False
 
     def codes(self) -> Iterator[types.CodeType]:
         """All code of surefoot that is loaded."""
