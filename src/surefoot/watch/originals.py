@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.core.type_version import TypeVersion
 from surefoot.core.user_code import is_users
 
 if TYPE_CHECKING:
@@ -207,8 +208,12 @@ class Originals:
         """Whether no class of torch's has changed."""
         try:
             for held in self._classes:
+                version = held.version.now()
+                if version == held.same_at:
+                    continue
                 if len(held.now) != held.length or held.pick(held.now) != held.picked:
                     return False
+                held.same_at = version or None
         except KeyError:
             return False
         return True
@@ -232,7 +237,7 @@ class Originals:
         """Ignore the current changes: they do not matter."""
         self._subclasses = len(Tensor.__subclasses__())
         for held in self._classes:
-            held.length, held.picked = len(held.now), held.pick(held.now)
+            held.length, held.picked, held.same_at = len(held.now), held.pick(held.now), None
 
     def _differences(self) -> Iterator[tuple[type, str, Any]]:
         """Methods of torch's classes that have changed, and those of the script's own subclasses."""
@@ -276,6 +281,9 @@ class _Class:
         self._before = dict(self.now)
         self._within = self._names_within(used)
         names = [name for name in self._before if self.matters(name)]
+        self.version = TypeVersion(kind)
+        self.same_at: int | None = None
+        """A version of the class in which it was found to be unchanged."""
         self.pick = itemgetter(*names, names[0])
         self.picked, self.length = self.pick(self.now), len(self.now)
 
