@@ -1,10 +1,12 @@
 """Which steps on a device are measured in full."""
 
 import time
+from itertools import pairwise
 
 from surefoot.watch.measuring_budget import (
     FIRST_STEPS,
     LONGEST_GAP,
+    LONGEST_GAP_WITH_NORMS,
     SECONDS_AT_FIRST,
     STEPS_AFTER_TROUBLE,
     MeasuringBudget,
@@ -67,3 +69,13 @@ def test_cheap_steps_are_paid_for_by_the_share_of_the_time():
     budget._began = time.perf_counter() - 1_000.0  # a thousand seconds of training: ten of them may be spent
     found = measured(budget, range(1_000, 2_000), SECONDS_AT_FIRST / 100)
     assert found == list(range(1_000, 2_000))
+
+
+def test_where_the_script_computes_the_norm_fewer_steps_are_measured():
+    budget = MeasuringBudget()
+    measured(budget, range(FIRST_STEPS + 1), 1.0)
+    budget.norms_are_known = True
+    found = measured(budget, range(FIRST_STEPS + 1, 500), 1.0)
+    assert {after - before for before, after in pairwise(found)} == {LONGEST_GAP_WITH_NORMS}
+    budget.norms_are_known = False
+    assert {after - before for before, after in pairwise(measured(budget, range(500, 600), 1.0))} == {LONGEST_GAP}

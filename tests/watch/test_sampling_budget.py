@@ -3,7 +3,7 @@
 import pytest
 
 from surefoot.watch import sampling_budget
-from surefoot.watch.sampling_budget import ALWAYS, SamplingBudget
+from surefoot.watch.sampling_budget import ALWAYS, ALWAYS_ON_DEVICE, SamplingBudget
 
 
 def started(monkeypatch):
@@ -52,3 +52,16 @@ def test_a_long_run_spends_two_percent(monkeypatch):
             budget.pay(0.1)
         clock[0] += 0.03
     assert 19.0 < budget.spent < 20.6
+
+
+def test_on_a_device_fewer_steps_are_sampled_at_the_beginning(monkeypatch):
+    budget, clock = started(monkeypatch)
+    budget.is_on_device = True
+    for _ in range(ALWAYS_ON_DEVICE):
+        assert budget.allows()
+        budget.pay(0.1)
+    assert budget.allows(), "a tenth of a second"
+    budget.pay(0.1)
+    assert not budget.allows()
+    clock[0] += 5.1
+    assert budget.allows(), "two percent of 5 seconds"

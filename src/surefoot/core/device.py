@@ -25,8 +25,9 @@ from torch import Tensor
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from threading import Thread
 
 _SYNC_IS_ERROR = 2
 """The result of `get_sync_debug_mode` after `set_sync_debug_mode("error")`."""
@@ -97,7 +98,26 @@ def device_context(device: torch.device) -> AbstractContextManager[Any]:
 
 def runs_triton(device: torch.device) -> bool:
     """Whether surefoot's Triton kernels run on a device. They need float64, which not every accelerator has."""
-    return device.type == "cuda"
+    return device.type == "cuda" and not (_loading_triton and _is_loading_triton())
+
+
+_loading_triton: list[tuple[Thread, Callable[[], bool]]] = []
+
+
+def load_triton_with(thread: Thread, is_observing: Callable[[], bool]) -> None:
+    """Do not use Triton before a thread has ended, while something is only observed.
+
+    What a guard measures must not depend on when a thread ends: it uses Triton at once.
+    """
+    _loading_triton.append((thread, is_observing))
+
+
+def _is_loading_triton() -> bool:
+    thread, is_observing = _loading_triton[0]
+    if thread.is_alive():
+        return is_observing()
+    _loading_triton.clear()
+    return False
 
 
 # ---- streams and events ---------------------------------------------------------------------------------------------
@@ -250,10 +270,19 @@ def failure() -> tuple[str, str] | None:
 
 def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
-    if device is None and not is_in_use():
+    if device is None:
+        if not _has_been_used and is_in_use():
+            _has_been_used.append(True)
+        if not _has_been_used or _failure:
+            return False
+    elif device.type != _kind():
         return False
-    asked = _capture_query() if device is None or device.type == _kind() else None
+    asked = _capture_query()
     return asked is not None and bool(asked())
+
+
+_has_been_used: list[bool] = []
+"""Not empty once the accelerator was used: `is_capturing` is called many times in each step."""
 
 
 @cache

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from typing import TYPE_CHECKING
 
 from surefoot.core.files import read_file
 from surefoot.core.source_text import without_secrets
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of this package."""
@@ -36,6 +40,18 @@ def is_users(filename: str) -> bool:
     if known is None:
         known = _own_files[filename] = _judge(filename)
     return known
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code, from a frame outwards. Called for every recorded call, so in one loop."""
+    known = _own_files
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        is_own = known.get(filename)
+        if is_users(filename) if is_own is None else is_own:
+            break
+        frame = frame.f_back
+    return frame
 
 
 def _judge(filename: str) -> bool:

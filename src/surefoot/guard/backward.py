@@ -354,7 +354,7 @@ def _has_gradient(weight: Scalar | None) -> bool:
 
 
 def _is_double(layout: Layout) -> bool:
-    return any(parameter.dtype is torch.float64 for _, parameter in layout.parameters)
+    return torch.float64 in {parameter.dtype for _, parameter in layout.parameters}
 
 
 WATCHED = 4

@@ -77,8 +77,9 @@ class BackwardObserver:
             clock.backward_begins()
         is_repeated = state.is_repeated_evaluation()
         frame = user_frame(3)
-        if state.sampled is not None and state.sampled.recorder is not None:
-            state.sampled.recorder.in_step = state.sampled.recorder.has_closure and state.sampled.recorder.in_step
+        recorder = None if state.sampled is None else state.sampled.recorder
+        if recorder is not None and recorder.in_step and not recorder.has_closure:  # the last step has raised
+            recorder.leave_step()
         loss, is_scaled = self._loss_of(root)
         if not self._context.optimizers.all:  # the previous backward was a complete step
             self._context.losses.close_step(0)

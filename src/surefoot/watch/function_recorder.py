@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
-from surefoot.core.user_code import is_users, place
+from surefoot.core.user_code import place, users_frame
 from surefoot.observe.without_hooks import intercepts_operations, runs_eagerly
 from surefoot.watch import autograd_graph as graph
 
@@ -38,6 +38,7 @@ _SILENT = frozenset(
         "_version", "data_ptr", "stride", "is_contiguous", "is_quantized", "names", "backward", "register_hook",
         "retain_grad", "storage_offset", "element_size", "nelement", "is_mkldnn", "__hash__", "__format__", "__repr__",
         "is_inference", "is_same_size", "requires_grad_", "zero_", "uniform_", "normal_", "trunc_normal_",
+        "_set_grad_enabled",
     }
 )  # fmt: skip
 
@@ -155,6 +156,7 @@ class FunctionRecorder(FunctionMode):
         self.has_closure = False
         """Whether the optimizer calls a closure of the script. Its own operations run without gradients."""
         self.module = ""
+        self._is_aside = False
         self._watch = watch
         self._made_by: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._names: dict[Any, tuple[Any, str, Any]] = {}
@@ -181,6 +183,31 @@ class FunctionRecorder(FunctionMode):
     def enter_step(self, has_closure: bool) -> None:
         """An optimizer begins its step; `has_closure` is true if it calls the script."""
         self.in_step, self.has_closure = True, has_closure
+        if not has_closure:
+            self.set_aside()
+
+    def leave_step(self) -> None:
+        """The step of the optimizer has ended, possibly with an exception."""
+        self.in_step = False
+        self.take_up()
+
+    def set_aside(self) -> bool:
+        """Leave the modes for the time of a function of torch that reads each parameter; whether it was entered.
+
+        A mode costs each access to `parameter.grad` a hundred times its own time. `take_up` ends it.
+        """
+        if not self._is_aside and self.is_on_top():
+            self._is_aside = True
+            self.leave()
+            return True
+        return False
+
+    def take_up(self) -> None:
+        """Enter the modes again, unless the sampled step has ended in the meantime."""
+        if self._is_aside:
+            self._is_aside = False
+            if not self.paused:
+                self.__enter__()  # type: ignore[no-untyped-call]
 
     def origins(self) -> dict[str, list[tuple[str, str, str]]]:
         """For each kind of autograd node: the site, module and name of the recorded calls, in order."""
@@ -202,9 +229,7 @@ class FunctionRecorder(FunctionMode):
         first = made[0] if made else None
         if first is None and name not in BREAKS:
             return
-        frame: Any = sys._getframe(3)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = users_frame(sys._getframe(3))
         entry = RecordedCall(
             name=name,
             index=len(self.entries),

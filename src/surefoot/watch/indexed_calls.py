@@ -16,25 +16,26 @@ a misfit, and so is the last one before the failure, if no earlier one went beyo
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.core.device import has_failed, is_capturing
+from surefoot.core.device import has_failed
 from surefoot.core.device_copies import permanent_host_memory
-from surefoot.core.user_code import place
+from surefoot.core.user_code import place, users_frame
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import CrashArguments, TensorSummary
-from surefoot.watch.user_frames import name_of, user_frame
+from surefoot.watch.user_frames import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import CodeType
 
     from surefoot.record.facts import CrashFacts
     from surefoot.watch.context import WatchContext
@@ -94,56 +95,54 @@ class IndexedCalls:
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         """The indices taken in this step, by identity, with their version and the size that they must fit."""
         self._known_step = -1
-        self._names: dict[tuple[CodeType, int], str] = {}
+        self._names: dict[tuple[CodeType | None, int], str] = {}
         self._tables: IdentityMap[tuple[_Table, ...]] = IdentityMap()
         """The tables of each compiled model, the larger ones first."""
 
     def take(self, function: str, indices: Tensor, other: Tensor, dim: int, ignore_index: int | None) -> None:
-        """`function` is about to be called with indices into a dimension of a table, or of scores."""
+        """`function` is about to be called with indices into a dimension of a table, or of scores.
+
+        The current stream is not being captured into a graph.
+        """
         if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
             return
-        size = other.shape[dim] if other.dim() > dim else other.numel()
-        if size and not self._is_known(indices, size) and not is_capturing(indices.device):
-            table = _Table(size, other.shape, self._registry.id_of(other))
+        shape = other.shape
+        size = shape[dim] if len(shape) > dim else other.numel()
+        if size and not self._is_known(indices, size):
+            table = _Table(size, shape, self._registry.id_of(other))
             self._copy(self._noted(function, indices, ignore_index, table), indices.detach())
 
     def take_probabilities(self, values: Tensor) -> None:
         """`binary_cross_entropy` is about to be called with values that must lie between 0 and 1."""
-        if not values.is_floating_point() or not values.numel() or has_failed() or is_capturing(values.device):
+        if not values.is_floating_point() or not values.numel() or has_failed():
             return
         call = self._noted(PROBABILITIES, values, None, _Table(1, values.shape, None))
         with WithoutHooks():
             self._copy(call, torch.stack(torch.aminmax(values.detach())).float())
 
     def _noted(self, function: str, indices: Tensor, ignore_index: int | None, *tables: _Table) -> IndexedCall:
-        frame = user_frame()
+        frame = users_frame(sys._getframe(1))
+        code, line = (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
+        name = self._names.get((code, line))
+        if name is None:  # the variable that holds the indices is searched when the line is first executed
+            name = self._names[code, line] = name_of(indices, frame)
         self._taken += 1
+        shape, dtype, step = indices.shape, indices.dtype, self._state.steps
         return IndexedCall(
-            self._taken - 1,
-            function,
-            tables[0],
-            tables[1:],
-            indices.shape,
-            indices.dtype,
-            ignore_index,
-            self._state.steps,
-            None if frame is None else frame.f_code,
-            0 if frame is None else frame.f_lineno,
-            self._name(indices, frame),
+            self._taken - 1, function, tables[0], tables[1:], shape, dtype, ignore_index, step, code, line, name
         )
 
     def _copy(self, call: IndexedCall, indices: Tensor) -> None:
-        with WithoutHooks():
-            if indices.numel() > MOST_COPIED:
-                if call.ignore_index is not None:
-                    indices = indices.masked_fill(indices == call.ignore_index, 0)
-                indices = torch.stack(torch.aminmax(indices))
-            capacity = max(_LEAST_SIZE, 1 << (indices.numel() - 1).bit_length())
-            key = indices.device, indices.dtype, capacity
-            ring = self._rings.get(key)
-            if ring is None:
-                ring = self._rings[key] = _Ring(*key)
-            ring.take(call, indices)
+        count = indices.numel()
+        if count > MOST_COPIED:
+            if call.ignore_index is not None:
+                indices = indices.masked_fill(indices == call.ignore_index, 0)
+            indices, count = torch.stack(torch.aminmax(indices)), 2
+        key = indices.device, indices.dtype, max(_LEAST_SIZE, 1 << (count - 1).bit_length())
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = _Ring(*key)
+        ring.take(call, indices, count)
 
     def take_input(self, indices: Tensor, model: nn.Module) -> None:
         """A compiled model is about to be called with integers: ids or labels."""
@@ -154,17 +153,8 @@ class IndexedCalls:
             found = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
             tables = tuple(_Table(len(each), each.shape, self._registry.id_of(each)) for each in found)
             self._tables.set(model, tables := tuple(sorted(tables, key=_size, reverse=True)))
-        if tables and not self._is_known(indices, tables[0].size) and not is_capturing(indices.device):
+        if tables and not self._is_known(indices, tables[0].size):
             self._copy(self._noted(COMPILED_MODEL, indices, None, *tables), indices.detach())
-
-    def _name(self, indices: Tensor, frame: FrameType | None) -> str:
-        """The variable that holds the indices in a line of the script, searched when the line is first executed."""
-        if frame is None:
-            return ""
-        line = frame.f_code, frame.f_lineno
-        if line not in self._names:
-            self._names[line] = name_of(indices, frame)
-        return self._names[line]
 
     def _is_known(self, indices: Tensor, size: int) -> bool:
         """Whether the same indices were already taken in this step: a function mode calls a function twice."""
@@ -172,10 +162,11 @@ class IndexedCalls:
             self._known, self._known_step = {}, self._state.steps
         if indices.is_inference():  # has no version
             return False
-        reference, version, fits = self._known.get(id(indices), (None, 0, 0))
-        if reference is not None and reference() is indices and version == indices._version and fits == size:
+        number, version = id(indices), indices._version
+        known = self._known.get(number)
+        if known is not None and known[0]() is indices and known[1:] == (version, size):
             return True
-        self._known[id(indices)] = weakref.ref(indices), indices._version, size
+        self._known[number] = weakref.ref(indices), version, size
         return False
 
     def forget_tensors(self) -> None:
@@ -231,11 +222,21 @@ def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
     return CrashArguments(input=other, target=indices, ignore_index=call.ignore_index)
 
 
-class _IndexMemory(NamedTuple):
+class _IndexMemory:
     """Pinned memory for the indices of one call, as a tensor and as an array that can be read without calling torch."""
 
-    memory: Tensor
-    seen: Any
+    __slots__ = ("_memory", "_shape", "_view", "seen")
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory, self.seen = memory, memory.numpy()
+        self._view, self._shape = memory, memory.shape
+
+    def begin_copy(self, indices: Tensor, count: int) -> None:
+        """Start the copy to the host. The view of the memory is kept: most calls have the shape of the last one."""
+        shape = indices.shape
+        if shape != self._shape:
+            self._view, self._shape = self._memory[:count].view(shape), shape
+        self._view.copy_(indices, non_blocking=True)
 
 
 class _Ring:
@@ -250,18 +251,16 @@ class _Ring:
         """The last calls, oldest first, each with its memory and its number of indices."""
         self._next = 0
 
-    def take(self, call: IndexedCall, indices: Tensor) -> None:
-        """Start the copy of the indices to the host."""
+    def take(self, call: IndexedCall, indices: Tensor, count: int) -> None:
+        """Start the copy of so many indices to the host."""
         if len(self.calls) == self.length and not self._has_arrived(*self.calls[0][:2]):
             return  # the device lags so far behind that it has not yet written to this memory
         if self._next == len(self._slots):
-            memory = permanent_host_memory(self._capacity, self._dtype, self._device)
-            self._slots.append(_IndexMemory(memory, memory.numpy()))
+            self._slots.append(_IndexMemory(permanent_host_memory(self._capacity, self._dtype, self._device)))
         slot = self._slots[self._next]
         self._next = (self._next + 1) % self.length
-        count = indices.numel()
         slot.seen[0] = slot.seen[count - 1] = self._absent
-        slot.memory[:count].view(indices.shape).copy_(indices, non_blocking=True)
+        slot.begin_copy(indices, count)
         self.calls.append((slot, count, call))
 
     def ranges(self) -> Iterator[tuple[IndexedCall, float, float]]:

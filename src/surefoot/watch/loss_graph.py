@@ -217,8 +217,13 @@ class NodeHooks:
                 self._seen.append((op, entry, self._sums(given), results))
 
     def _sums(self, tensors: Any) -> list[Tensor]:
-        held = [t for t in tensors or () if isinstance(t, Tensor) and t.is_floating_point()]
-        return [total for t in held if (total := self._sum(t)) is not None]
+        found = []
+        for tensor in tensors or ():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                total = self._sum(tensor)
+                if total is not None:
+                    found.append(total)
+        return found
 
     def _sum(self, tensor: Tensor) -> Tensor | None:
         known = self._known.get(id(tensor))

@@ -54,6 +54,7 @@ class MeasuredSteps:
         devices = {each.device for group in optimizer.param_groups for each in group["params"]}
         if any(map(has_streams, devices)):
             self._on_device.add(number)
+            self._state.on_device = True
         elif {device.type for device in devices} == {"cpu"}:
             self._on_host.add(number)
 

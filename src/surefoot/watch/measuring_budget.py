@@ -3,8 +3,9 @@
 The loss, the learning rate and the norm that the script clips by are known for every step. Measuring all gradients
 takes the device almost no time, but the host a millisecond or more, and if the host is slower than the device, this
 makes the step longer. So the first steps are all measured, and those after a problem; in between, as many as one
-percent of the run's time allows, and at least one in seven. With `--guard`, every step is measured, because every step
-is judged. On a CPU, every step is measured (`measured_steps`).
+percent of the run's time allows, and at least one in seven, or one in 31 if the script clips by norm, so that the norm
+is known anyway. With `--guard`, every step is measured, because every step is judged. On a CPU, every step is measured
+(`measured_steps`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SECONDS_AT_FIRST = 0.05
 SHARE = 0.01
 LONGEST_GAP = 7
 """At least one of this many steps is measured. Odd, so that effects at every 2nd, 4th or 8th step are observed."""
+LONGEST_GAP_WITH_NORMS = 31
+"""The same if the norm of the gradients is known for the steps in between."""
 
 
 class MeasuringBudget:
@@ -32,6 +35,8 @@ class MeasuringBudget:
         """Whether the current step is measured."""
         self.measured_all = True
         """Whether every step so far was measured."""
+        self.norms_are_known = False
+        """Whether the script computed the norm of the gradients in the last step that was not measured."""
         self._spent = 0.0
         self._began: float | None = None
         self._last = 0
@@ -58,7 +63,8 @@ class MeasuringBudget:
         if self._began is None or step == FIRST_STEPS:  # kernels were compiled until then, which happens only once
             self._began, self._spent = now, 0.0
         is_paid_for = self._spent <= SECONDS_AT_FIRST + SHARE * (now - self._began)
-        self.measures = is_paid_for or step < self._always_until or step - self._last >= LONGEST_GAP
+        longest = LONGEST_GAP_WITH_NORMS if self.norms_are_known else LONGEST_GAP
+        self.measures = is_paid_for or step < self._always_until or step - self._last >= longest
         if self.measures:
             self._last = step
         else:

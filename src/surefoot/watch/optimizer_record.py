@@ -105,9 +105,9 @@ class OptimizerRecords:
 
     def find(self, optimizer: torch.optim.Optimizer) -> OptimizerRecord | None:
         """The record of an optimizer, or of the one that it wraps: both share their parameter groups."""
-        found = next((record for record in self.all if record.ref() is optimizer), None)
-        if found is not None:
-            return found
+        for record in self.all:
+            if record.ref() is optimizer:
+                return record
         groups = optimizer.param_groups
         return next((record for record, held in self.alive() if held.param_groups is groups), None)
 

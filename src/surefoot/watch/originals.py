@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.core.type_version import TypeVersion
 from surefoot.core.user_code import is_users
 
 if TYPE_CHECKING:
@@ -89,13 +90,10 @@ class Originals:
         """The attributes of the class of tensors itself."""
         self._inherited: set[str] = set()
         """Methods of tensors that are written in C; a replacement would shadow them."""
+        self.is_bound = False
+        """Whether `bind` was called. From then on, `call` can compare."""
         self._replaced: list[tuple[dict[str, Any], str, Any]] = []
         """The names that `bind` has set in modules of surefoot, with their previous values."""
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether `bind` was called. From then on, `call` can compare."""
-        return bool(self._classes)
 
     def bind(self) -> None:
         """Give the modules of surefoot that are loaded their own names."""
@@ -117,6 +115,7 @@ class Originals:
             self._names_of_tensors = set(vars(Tensor))
             self._inherited = set(dir(torch._C.TensorBase)) - self._names_of_tensors
             self._classes = [_Class(kind, self._used) for kind in _CLASSES]
+            self.is_bound = True
 
     def unbind(self) -> None:
         """Restore the previous names in the modules of surefoot. Nothing is observed any more."""
@@ -126,7 +125,7 @@ class Originals:
                 held.pop(name, None)
             else:
                 held[name] = value
-        self._classes, self._bound = [], set()
+        self._classes, self._bound, self.is_bound = [], set(), False
 
     def codes(self) -> Iterator[types.CodeType]:
         """All code of surefoot that is loaded."""
@@ -209,8 +208,12 @@ class Originals:
         """Whether no class of torch's has changed."""
         try:
             for held in self._classes:
+                version = held.version.now()
+                if version == held.same_at:
+                    continue
                 if len(held.now) != held.length or held.pick(held.now) != held.picked:
                     return False
+                held.same_at = version or None
         except KeyError:
             return False
         return True
@@ -234,7 +237,7 @@ class Originals:
         """Ignore the current changes: they do not matter."""
         self._subclasses = len(Tensor.__subclasses__())
         for held in self._classes:
-            held.length, held.picked = len(held.now), held.pick(held.now)
+            held.length, held.picked, held.same_at = len(held.now), held.pick(held.now), None
 
     def _differences(self) -> Iterator[tuple[type, str, Any]]:
         """Methods of torch's classes that have changed, and those of the script's own subclasses."""
@@ -278,6 +281,9 @@ class _Class:
         self._before = dict(self.now)
         self._within = self._names_within(used)
         names = [name for name in self._before if self.matters(name)]
+        self.version = TypeVersion(kind)
+        self.same_at: int | None = None
+        """A version of the class in which it was found to be unchanged."""
         self.pick = itemgetter(*names, names[0])
         self.picked, self.length = self.pick(self.now), len(self.now)
 

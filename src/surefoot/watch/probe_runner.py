@@ -50,7 +50,8 @@ class ProbeRunner:
 
     def here(self) -> bool:
         """Whether this is the training process and thread, and torch is not compiling, tracing or capturing."""
-        is_ours = self._state.active and self._state.thread in (None, get_ident())
+        state = self._state
+        is_ours = state.active and (state.thread is None or state.thread == get_ident())
         return is_ours and runs_eagerly() and not is_capturing()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
@@ -58,8 +59,10 @@ class ProbeRunner:
         if probe in self.problems:
             return None
         try:
+            if self._is_observing:  # inside another observation
+                return observe(*args)
             with without_torch_function():
-                if self._is_observing or not self.originals.is_bound:
+                if not self.originals.is_bound:
                     return observe(*args)
                 self._is_observing = True
                 compiler = _set_eval_frame(None) if self._state.compiled else None
@@ -82,6 +85,10 @@ class ProbeRunner:
                 raise
             self.switch_off(probe, error)
             return None
+
+    def is_observing(self) -> bool:
+        """Whether an observation is in progress."""
+        return self._is_observing
 
     def seconds_so_far(self) -> float:
         """The duration of the observation in progress; 0 if there is none."""

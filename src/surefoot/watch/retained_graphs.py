@@ -28,10 +28,12 @@ class RetainedGraphCounter:
         """Attach a token to the graph below a loss."""
         node: Any = root.grad_fn
         for _ in range(2000):
-            below = next((n for n, _ in node.next_functions if n is not None and graph.leaf(n) is None), None)
-            if below is None:
+            for below, _ in node.next_functions:
+                if below is not None and graph.leaf(below) is None:
+                    node = below
+                    break
+            else:
                 break
-            node = below
         token = _Token()
         node.metadata["surefoot"] = token
         self._tokens.append(weakref.ref(token))

@@ -24,6 +24,7 @@ from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.tensor_summary import real
+from surefoot.watch.triton_loading import load_in_background
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class StepObserver:
                     parameter.name = name_of(tensor, frame)
         if self._incidents is not None:
             self._safely("incidents", self._incidents.optimizer_made)
+        if not self.guard.acts:
+            devices = {each.device for group in optimizer.param_groups for each in group["params"]}
+            self._safely("Triton", load_in_background, devices, self._context.probes.is_observing)
         self._sampler.sample_soon()
         return record
 
@@ -273,6 +277,7 @@ class UnmeasuredSteps:
         norm = clip.get("clip_norm")
         # A norm in fp16 overflows although the gradients are finite.
         tells = norm is not None and not (isinstance(norm, Tensor) and norm.dtype == torch.float16)
+        self._context.measuring.norms_are_known = tells
         row["first_gradient"] = None if tells else first_gradient(optimizer)
 
     def take(self, row: SeriesRow) -> None:

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from surefoot.record.facts import NonFiniteLoss, SampledStep
     from surefoot.watch.context import WatchContext
     from surefoot.watch.data_origin import DataOrigin
+    from surefoot.watch.function_recorder import FunctionRecorder
     from surefoot.watch.optimizer_record import OptimizerRecord
     from surefoot.watch.step_rows import SeriesRow
 
 FIRST_STEPS = 8
 """The number of first steps that are sampled."""
 SPACING = 1.35
-LONGEST_WAIT = 2
+LONGEST_WAIT, LONGEST_WAIT_ON_DEVICE = 2, 3
 """A step is sampled, regardless of cost, when the number of steps has grown by this factor since the last one …"""
 FEWEST_BETWEEN = 16
 """… but not within this many steps, so that short runs on slow machines are also sampled after their beginning."""
@@ -128,8 +129,10 @@ class StepSampler:
                 self._data_origins = sampled.data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
+        self._budget.is_on_device = self._state.on_device
         self._budget.pay(sampled.seconds)
-        self._latest_step = max(sampled.step + FEWEST_BETWEEN, LONGEST_WAIT * sampled.step)
+        longest_wait = LONGEST_WAIT_ON_DEVICE if self._state.on_device else LONGEST_WAIT
+        self._latest_step = max(sampled.step + FEWEST_BETWEEN, longest_wait * sampled.step)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
             # A step that evaluates a closure many times counts as many steps: sampling every second one is enough.
@@ -154,6 +157,11 @@ class StepSampler:
             self._extra_steps = EXTRA_STEPS
         if self._state.sampled is None:
             self.begin()
+
+    def set_recorder_aside(self) -> FunctionRecorder | None:
+        """Stop recording calls while a function of torch reads each parameter; `take_up` of the result resumes it."""
+        recorder = None if self._state.sampled is None else self._state.sampled.recorder
+        return recorder if recorder is not None and recorder.set_aside() else None
 
     def restart(self) -> None:
         """End the sampled step in progress and begin another one."""
@@ -194,7 +202,7 @@ class StepSampler:
         if sampled is None:
             return
         if sampled.recorder is not None:
-            sampled.recorder.in_step = False
+            sampled.recorder.leave_step()
         if evaluations:
             sampled.claim_roots(record.number)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from surefoot.core.user_code import HERE, PACKAGES, is_users, place
+from surefoot.core.user_code import HERE, PACKAGES, is_users, place, users_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +23,7 @@ _WRAPPERS = tuple(
 
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost frame of the user's code."""
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return users_frame(sys._getframe(depth))
 
 
 def caller() -> FrameType | None:

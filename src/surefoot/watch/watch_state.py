@@ -54,6 +54,8 @@ class WatchState:
         """The library whose training loop runs, detected at the first step."""
         self.compiled = False
         """Whether the script has compiled something. From then on no hooks and no modes are used."""
+        self.on_device = False
+        """Whether parameters on a device that runs asynchronously are trained, known at the first step."""
         self.steps = 0
         self.backwards = 0
         self.sampled: StepRecording | None = None

@@ -60,8 +60,18 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
             watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
         _note_if_scaled(watcher)
 
+    def before_norm(args: Any, kwargs: Any) -> Any:
+        return (args, kwargs, watcher.sampler.set_recorder_aside()) if watcher.probes.here() else None
+
+    def after_norm(call: Any, result: Any) -> None:
+        watcher.probes.safely("clipping", clipped, result, *call[:2])
+
+    def last_norm(call: Any) -> None:
+        if call[2] is not None:
+            call[2].take_up()
+
     why = "the norm of the gradients before clipping, and the limit"
-    wrapping.after(nn.utils.clip_grad, "clip_grad_norm_", "clipping", clipped, why)
+    wrapping.add(nn.utils.clip_grad, "clip_grad_norm_", "clipping", why, before_norm, after_norm, last_norm)
     _follow_guard(watcher, wrapping, clipped)
     why = "the largest entry before clipping, and the limit"
     wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")

@@ -41,16 +41,20 @@ def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
     decorator = os.path.join("torch", "utils", "_contextlib.py")
     blocks = _GradientFreeBlocks(watcher)
 
+    ignored, open_blocks = blocks.ignored, blocks.open
+
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
         code: Any = frame.f_code
+        if code in ignored:
+            return
         if code.co_filename.endswith(decorator):  # find the function that was decorated
             code = getattr(frame.f_locals.get("func"), "__code__", None)
-        if code is not None and code not in blocks.ignored and watcher.probes.here():
+        if code is not None and code not in ignored and watcher.probes.here():
             watcher.probes.safely("evaluation", blocks.entered, args[0], code, frame)
 
     def left(args: Any, kwargs: Any) -> Any:
-        return id(args[0]) if blocks.is_open(args[0]) and watcher.probes.here() else None
+        return id(args[0]) if open_blocks and blocks.is_open(args[0]) and watcher.probes.here() else None
 
     def closed(number: int, result: Any) -> None:
         watcher.probes.safely("evaluation", blocks.left, number)
@@ -69,7 +73,7 @@ class _GradientFreeBlocks:
         self._evaluations = watcher.evaluations
         self.ignored: set[types.CodeType] = set()
         """Code whose blocks are not evaluations: torch, surefoot, and libraries that call no model there."""
-        self._open: list[tuple[int, types.CodeType | None]] = []
+        self.open: list[tuple[int, types.CodeType | None]] = []
         """The open blocks: the identity of the context, and the code of the library that opened it."""
         self._empty: dict[types.CodeType, float] = {}
         """For each code of a library, the number of observed blocks in which no model was called."""
@@ -78,22 +82,22 @@ class _GradientFreeBlocks:
         if _turns_gradients_on(context):
             return
         if is_users(code.co_filename):
-            self._open.append((id(context), None))
+            self.open.append((id(context), None))
         elif not is_other_library(code.co_filename) or _is_inside_model(frame):
             self.ignored.add(code)
             return
-        elif self._open:
+        elif self.open:
             return  # inside a block that is already known
         else:
-            self._open.append((id(context), code))
+            self.open.append((id(context), code))
         self._evaluations.open()
 
     def is_open(self, context: Any) -> bool:
-        return any(number == id(context) for number, _ in self._open)
+        return any(number == id(context) for number, _ in self.open)
 
     def left(self, number: int) -> None:
-        place = next(place for place, (other, _) in enumerate(self._open) if other == number)
-        code = self._open.pop(place)[1]
+        place = next(place for place, (other, _) in enumerate(self.open) if other == number)
+        code = self.open.pop(place)[1]
         has_calls = self._evaluations.close()
         if code is None or has_calls is None:
             return

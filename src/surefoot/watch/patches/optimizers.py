@@ -50,13 +50,18 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
     wrapping.keep(register_optimizer_step_pre_hook(before_step).remove)
     wrapping.keep(register_optimizer_step_post_hook(after_step).remove)
 
-    def zeroed(args: Any, kwargs: Any) -> None:
-        if watcher.probes.here():  # only a number is recorded, without a call of torch that would need `safely`
-            watcher.steps.gradients_zeroed()
+    def zeroed(args: Any, kwargs: Any) -> Any:
+        if not watcher.probes.here():  # only a number is recorded, without a call of torch that would need `safely`
+            return None
+        watcher.steps.gradients_zeroed()
+        return watcher.sampler.set_recorder_aside()
+
+    def take_up(recorder: Any) -> None:
+        recorder.take_up()
 
     why = "whether gradients are zeroed, and whether this happens between backward and step"
-    wrapping.add(Optimizer, "zero_grad", "zero_grad", why, zeroed)
-    wrapping.add(nn.Module, "zero_grad", "zero_grad", why, zeroed)
+    wrapping.add(Optimizer, "zero_grad", "zero_grad", why, zeroed, None, take_up)
+    wrapping.add(nn.Module, "zero_grad", "zero_grad", why, zeroed, None, take_up)
 
     def scheduled(_: Any, args: Any, kwargs: Any) -> None:
         scheduler = args[0]
