@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING
@@ -109,9 +110,13 @@ def mutate(
     keep: Path | None = typer.Option(None, help="Keep the run folders in this folder."),
     recorded: Path | None = typer.Option(None, "--from", help="Diagnose the run folders in this folder; run nothing."),
     timeout: float = typer.Option(180.0, min=1.0, help="Time limit for each script, in seconds."),
+    within: float = typer.Option(
+        math.inf, min=1.0, help="Time limit for all, in seconds (with --json: continue later)."
+    ),
 ) -> None:
     """Plant faults in healthy scripts, and score the diagnosis."""
     from surefoot.commands import zoo_mutate
+    from surefoot.zoo.mutation.runs import Limits
 
     zoo_mutate.check(half, recorded, keep, json)
     known = zoo_mutate.known_runs(json)
@@ -123,7 +128,7 @@ def mutate(
     if recorded is not None:
         runs = zoo_mutate.from_folders(chosen, numbers, recorded)
     else:
-        runs = zoo_mutate.run(chosen, numbers, jobs, timeout, keep, json, known)
+        runs = zoo_mutate.run(chosen, numbers, jobs, Limits(timeout, within), keep, json, known)
     zoo_mutate.show(half, runs)
 
 

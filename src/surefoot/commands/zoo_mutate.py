@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.zoo.mutation import Mutant
-    from surefoot.zoo.mutation.runs import MutantRun
+    from surefoot.zoo.mutation.runs import Limits, MutantRun
 
 
 def check(half: str, recorded: Path | None, keep: Path | None, json: Path | None) -> None:
@@ -98,16 +98,16 @@ def run(
     chosen: list[Mutant],
     seeds: list[int],
     jobs: int,
-    timeout_s: float,
+    limits: Limits,
     keep: Path | None,
     json: Path | None,
     held: list[MutantRun],
 ) -> list[MutantRun]:
     """Run what the file does not hold yet; all results of the chosen mutants."""
     from surefoot.core.console import progress_bar
-    from surefoot.zoo.mutation.runs import planned, run_all
+    from surefoot.zoo.mutation.runs import needed, planned, run_all
 
-    wanted = {planned(mutant, seed).key for mutant in chosen for seed in seeds}
+    wanted = {planned(mutant, seed).key for mutant in chosen for seed in needed(mutant, seeds)}
     known = {each.key: each for each in held if each.key in wanted}
     with progress_bar() as progress:
         task = progress.add_task("mutants", total=len(wanted), completed=len(known))
@@ -118,7 +118,7 @@ def run(
                     file.write(f"{result.as_line()}\n")
             progress.update(task, advance=1, description=f"{result.operator or 'healthy'} on {result.parent}"[-48:])
 
-        new = run_all(chosen, seeds, jobs, timeout_s, keep, done, known.values())
+        new = run_all(chosen, seeds, jobs, limits, keep, done, known.values())
     return [*known.values(), *new]
 
 

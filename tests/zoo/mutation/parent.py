@@ -68,6 +68,9 @@ OTHER = {
     "broadcast": "import torch\nfor x, y in loader:\n    F.mse_loss(model(x).squeeze(1), y).backward()\n",
     "unshifted-targets": "loss = F.cross_entropy(model(ids[:, :-1]), ids[:, 1:])\n",
     "drop-loss-scale": "scaler = torch.amp.GradScaler('cuda')\n",
+    "scale-targets": "import torch\nfor x, y in loader:\n    F.mse_loss(model(x), y).backward()\n",
+    "grow-lr": "for x, y in loader:\n    loss.backward()\n    optimizer.step()\n",
+    "decay-lr": "for x, y in loader:\n    loss.backward()\n    optimizer.step()\n",
     "double-precision": "import torch\ntorch.manual_seed(0)\n",
     "bfloat16-weights": (
         "import torch\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\n"

@@ -11,6 +11,7 @@ from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.zoo import HALVES, Specimen
 from surefoot.zoo.mutation import mutants, mutate, parent_scripts
 from surefoot.zoo.mutation.operators import OPERATORS
+from surefoot.zoo.mutation.source import Script
 
 PARENT = Specimen("tuning", "healthy", Path("parent.py"))
 EMPTY = "import torch\n\nprint(torch.ones(3))\n"
@@ -33,7 +34,7 @@ def changed_lines(before, after):
 def test_a_mutant_differs_in_the_meant_place_alone(name):
     operator, text = BY_NAME[name], OTHER.get(name, TEXT)
     for strength in operator.strengths or (None,):
-        mutant = mutate(PARENT, text, operator, strength)
+        mutant = mutate(PARENT, Script(text), operator, strength)
         ast.parse(mutant.text)
         if strength in (None, operator.strengths[0] if operator.strengths else None):
             assert changed_lines(text, mutant.text) == expected()[name]
@@ -42,7 +43,7 @@ def test_a_mutant_differs_in_the_meant_place_alone(name):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_an_operator_that_finds_nothing_to_change_makes_no_mutant(name):
     operator = BY_NAME[name]
-    assert mutate(PARENT, EMPTY, operator, (operator.strengths or (None,))[0]) is None
+    assert mutate(PARENT, Script(EMPTY), operator, (operator.strengths or (None,))[0]) is None
     assert operator.needs
 
 

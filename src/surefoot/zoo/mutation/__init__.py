@@ -13,6 +13,7 @@ tuning operator and a testing script, or the other way round, are in neither hal
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -76,31 +77,36 @@ class Mutant:
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
 
-def mutate(parent: Specimen, text: str, operator: Operator, strength: float | None = None) -> Mutant | None:
+def mutate(parent: Specimen, script: Script, operator: Operator, strength: float | None = None) -> Mutant | None:
     """The mutant of one operator; `None` if the script has no place that it could change."""
-    script = Script(text)
     edits = list(dict.fromkeys(operator.edits(script, 0.0 if strength is None else strength)))
     changed = script.edited(edits)
-    return Mutant(parent, operator, strength, changed) if changed != text else None
+    return Mutant(parent, operator, strength, changed) if changed != script.text else None
 
 
 def mutants(half: str, operators: Iterable[Operator], parents: Iterable[Specimen]) -> tuple[list[Mutant], list[str]]:
-    """The mutants of one half in an order that is arbitrary but always the same, and what had no place for a change.
+    """The mutants of one half in an order that is always the same, and what had no place for a change.
 
-    The first N of them are therefore a sample of all.
+    The first of each operator and strength, then the second of each, and so on, each with its parents in an arbitrary
+    order: the first N are a sample in which all operators have about the same share.
     """
     found: list[Mutant] = []
     without: list[str] = []
-    texts = {parent: parent.path.read_text(encoding="utf-8") for parent in parents if parent.half == half}
+    scripts = {parent: Script(parent.path.read_text(encoding="utf-8")) for parent in parents if parent.half == half}
     for operator in operators:
-        for parent, text in texts.items():
+        for parent, script in scripts.items():
             if operator.half != half:
                 continue
-            made = [mutate(parent, text, operator, strength) for strength in operator.strengths or (None,)]
+            made = [mutate(parent, script, operator, strength) for strength in operator.strengths or (None,)]
             found += [mutant for mutant in made if mutant is not None]
             if not any(made):
                 without.append(f"{operator.name} on {parent.path.stem}: the script has no {operator.needs}")
-    return sorted(found, key=_draw), without
+    place: Counter[str] = Counter()
+    turns = {}
+    for mutant in sorted(found, key=_draw):
+        turns[mutant] = place[mutant.label]
+        place[mutant.label] += 1
+    return sorted(turns, key=turns.__getitem__), without
 
 
 def parent_scripts(half: str) -> list[Specimen]:

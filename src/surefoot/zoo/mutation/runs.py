@@ -1,9 +1,9 @@
 """Run parents and mutants, diagnose each run, and record the result as one line of JSON.
 
-The scripts run side by side in forks of one process (`surefoot.zoo.fork_server`). Each line of the file is a
-`MutantRun`; a line is added as soon as its run has ended. What a file already holds, for the same text of the script
-and the same seed, is not run again, so an interrupted run continues where it stopped. Files of several machines are
-joined by concatenation.
+The scripts run side by side in forks of one process (`surefoot.zoo.fork_server`), and so do the diagnoses, for which
+this module is run as a script. Each line of the file is a `MutantRun`; a line is added as soon as its run is diagnosed.
+What a file already holds, for the same text of the script and the same seed, is not run again, so an interrupted run
+continues where it stopped. Files of several machines are joined by concatenation.
 
 A line holds the diagnosis of the rules of its day. After a change of the rules, diagnose kept run folders again.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -35,6 +37,17 @@ if TYPE_CHECKING:
 FIRST_SEED = 100
 _SOURCE = "mutant.py"
 """In the folder of a run that has ended: the text that was run."""
+_RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long it may take."""
+
+    each_s: float = 180.0
+    """One script. It is killed then, and its result says so."""
+    all_s: float = math.inf
+    """All of them. What is still running then is killed and has no result."""
 
 
 @dataclass(frozen=True)
@@ -159,39 +172,89 @@ def run_all(
     chosen: list[Mutant],
     seeds: list[int],
     jobs: int,
-    timeout_s: float,
+    limits: Limits,
     keep: Path | None = None,
     done: Callable[[MutantRun], None] = lambda run: None,
     known: Iterable[MutantRun] = (),
 ) -> list[MutantRun]:
-    """Run every mutant with every seed, unless its result is known, `jobs` at a time; the new results."""
+    """Run every mutant with the seeds it needs, unless its result is known, `jobs` at a time; the new results."""
     have = {run.key for run in known}
-    wanted = [(mutant, seed) for mutant in chosen for seed in seeds if planned(mutant, seed).key not in have]
+    wanted = deque((mutant, seed) for mutant in chosen for seed in needed(mutant, seeds))
+    wanted = deque(each for each in wanted if planned(*each).key not in have)
     found: list[MutantRun] = []
     if not wanted:
         return found
+    deadline = time.monotonic() + limits.all_s
     with tempfile.TemporaryDirectory(prefix="surefoot-mutants-") as scratch, ForkServer(jobs) as server:
-        root = keep.absolute() if keep is not None else Path(scratch, "runs")
-        waiting: dict[str, tuple[Mutant, int, Path]] = {}
-        for mutant, seed in wanted:
-            place = Path(scratch, str(len(waiting)))
-            place.mkdir()
-            folder = folder_of(root, mutant, seed)
-            waiting[str(place)] = mutant, seed, folder
-            server.submit(_prepared(mutant, seed, folder, place, timeout_s))
-        last = time.monotonic()
-        for run, code in server.ended():
-            mutant, seed, folder = waiting.pop(run.place)
-            trouble = f"still running after {timeout_s:g} s" if code is None else ""
-            took = time.monotonic() - last
-            last = time.monotonic()
-            found.append(replace(judged(planned(mutant, seed), folder, trouble), seconds=round(took, 2)))
-            write_file(folder / _SOURCE, mutant.text)
-            done(found[-1])
-            shutil.rmtree(run.place, ignore_errors=True)
-            if keep is None:
-                shutil.rmtree(folder, ignore_errors=True)
+        queue = _Queue(server, Path(scratch), keep.absolute() if keep is not None else Path(scratch, "runs"), limits)
+        while wanted and queue.length < 2 * jobs:
+            queue.start(*wanted.popleft())
+        for ended, code in server.ended():
+            result = queue.take(ended, code)
+            if result is not None:
+                found.append(result)
+                done(result)
+            if time.monotonic() > deadline:
+                break  # and with the server, what is still running
+            if result is not None and wanted:
+                queue.start(*wanted.popleft())
     return found
+
+
+def needed(mutant: Mutant, seeds: list[int]) -> list[int]:
+    """The seeds to run: one is enough where nothing is compared with the parent."""
+    is_compared = mutant.operator is None or mutant.operator.proof != "by construction"
+    return seeds if is_compared else seeds[:1]
+
+
+class _Queue:
+    """Runs that are under way in a server: each script, and after its end the diagnosis of its folder."""
+
+    def __init__(self, server: ForkServer, scratch: Path, root: Path, limits: Limits) -> None:
+        self._server, self._scratch, self._root, self._limits = server, scratch, root, limits
+        self._waiting: dict[str, tuple[Mutant, int, Path]] = {}
+        self._count = 0
+
+    @property
+    def length(self) -> int:
+        """How many are under way."""
+        return len(self._waiting)
+
+    def start(self, mutant: Mutant, seed: int) -> None:
+        """Run a script."""
+        place = self._scratch / str(self._count)
+        place.mkdir()
+        self._count += 1
+        folder = folder_of(self._root, mutant, seed)
+        self._waiting[str(place)] = mutant, seed, folder
+        self._server.submit(_prepared(mutant, seed, folder, place, self._limits.each_s))
+
+    def take(self, ended: ForkedRun, code: int | None) -> MutantRun | None:
+        """The result of a run if it is diagnosed; else its diagnosis is started."""
+        mutant, seed, folder = self._waiting[ended.place]
+        result = planned(mutant, seed)
+        if ended.run_folder and code is not None:
+            write_file(folder / _SOURCE, mutant.text)
+            self._server.submit(_diagnosis(result, folder, ended.place))
+            return None
+        if ended.run_folder:
+            result = replace(result, trouble=f"still running after {self._limits.each_s:g} s")
+        elif code == 0:
+            result = _from_json(json.loads(Path(ended.place, _RESULT).read_text(encoding="utf-8")))
+        else:
+            result = replace(result, trouble=f"the diagnosis ended with {code}")
+        del self._waiting[ended.place]
+        shutil.rmtree(ended.place, ignore_errors=True)
+        if folder.is_relative_to(self._scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+        return result
+
+
+def _diagnosis(run: MutantRun, folder: Path, place: str) -> ForkedRun:
+    """This module as a script, for one folder."""
+    output = Path(place, "diagnosis.txt")
+    arguments = run.as_line(), str(folder), str(Path(place, _RESULT))
+    return ForkedRun(script=__file__, arguments=arguments, place=place, output=str(output))
 
 
 def _prepared(mutant: Mutant, seed: int, folder: Path, place: Path, timeout_s: float) -> ForkedRun:
@@ -227,6 +290,7 @@ def judged(run: MutantRun, folder: Path, trouble: str = "") -> MutantRun:
         findings=tuple(NamedFinding(f.cause, f.severity, round(f.confidence, 3)) for f in diagnosis.findings),
         exit_code=description.exit_code,
         losses=_losses(RecordedRun(facts, description)),
+        seconds=round(description.seconds or 0.0, 2),
     )
 
 
@@ -251,3 +315,8 @@ def _losses(run: RecordedRun) -> RunLosses:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    line, folder_name, result_name = sys.argv[1:]
+    write_file(Path(result_name), judged(_from_json(json.loads(line)), Path(folder_name)).as_line())

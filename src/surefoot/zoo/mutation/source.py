@@ -40,8 +40,14 @@ class Script:
 
     def nodes(self, within: ast.AST | None = None) -> list[ast.AST]:
         """Every node that has a position, in the order of the text."""
-        found = [node for node in ast.walk(within or self.tree) if hasattr(node, "lineno")]
-        return sorted(found, key=self.span)
+        return self._nodes if within is None else self._ordered(within)
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return self._ordered(self.tree)
+
+    def _ordered(self, within: ast.AST) -> list[ast.AST]:
+        return sorted((node for node in ast.walk(within) if hasattr(node, "lineno")), key=self.span)
 
     def calls(self, *names: str, within: ast.AST | None = None) -> list[ast.Call]:
         """Calls of functions with one of these last names (`step` is the last name of `optimizer.step`)."""

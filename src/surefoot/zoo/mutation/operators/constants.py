@@ -12,6 +12,7 @@ from surefoot.zoo.mutation.reading import (
     loop_around,
     model_of,
     optimizer_calls,
+    optimizer_statements,
     scheduler_calls,
 )
 from surefoot.zoo.mutation.source import Edit, keyword, last_name, number
@@ -77,6 +78,21 @@ def _set_momentum(script: Script, strength: float) -> list[Edit]:
 def _set_betas(script: Script, strength: float) -> list[Edit]:
     calls = [call for call in optimizer_calls(script) if last_name(call.func) in ADAPTIVE]
     return [_with_setting(script, call, "betas", f"({strength:g}, 0.99)") for call in calls]
+
+
+def _maximize(script: Script, _: float) -> list[Edit]:
+    calls = [call for call in optimizer_calls(script) if last_name(call.func) != "LBFGS"]
+    return [_with_setting(script, call, "maximize", "True") for call in calls if len(calls) == 1]
+
+
+def _change_rates_steadily(script: Script, strength: float) -> list[Edit]:
+    """The rates are multiplied before every step."""
+    edits = []
+    for step in optimizer_statements(script, "step"):
+        owner = script.words(step).split(".step(")[0]
+        text = f'[group.update(lr={strength:g} * group["lr"]) for group in {owner}.param_groups]'
+        edits += [script.before(step, text)] if loop_around(script, step) and not scheduler_calls(script) else []
+    return edits
 
 
 def _set_dropout(script: Script, strength: float) -> list[Edit]:
@@ -178,6 +194,24 @@ OPERATORS = (
         ("lr.too-high", "lr.too-low"),
         _set_betas,
         strengths=(0.5, 0.999),
+    ),
+    Operator(
+        *("maximize", "the optimizer ascends", "one optimizer"),
+        ("loss.sign-flipped",),
+        _maximize,
+        "by construction",
+    ),
+    Operator(
+        *("grow-lr", "the learning rate is multiplied at every step", "optimizer without a schedule"),
+        ("lr.schedule-broken", "lr.too-high"),
+        _change_rates_steadily,
+        strengths=(1.02, 1.1),
+    ),
+    Operator(
+        *("decay-lr", "the learning rate is multiplied at every step", "optimizer without a schedule"),
+        ("lr.schedule-broken", "lr.too-low"),
+        _change_rates_steadily,
+        strengths=(0.95, 0.7),
     ),
     Operator(
         *("raise-dropout", "dropout of this share", "dropout with a written rate"),

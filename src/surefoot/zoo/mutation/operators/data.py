@@ -125,6 +125,24 @@ def _in_function(script: Script, node: ast.AST) -> bool:
     return any(isinstance(held, (ast.FunctionDef, ast.Lambda)) for held in script.surrounding(node))
 
 
+def _training_inputs(script: Script) -> list[ast.expr]:
+    """What the model gets in a training loop whose loss compares it with labels of the data."""
+    losses = [held for held in training_losses(script) if isinstance(held.target, (ast.Name, ast.Subscript))]
+    loops = {loop_around(script, held.call) for held in losses} - {None}
+    calls = [call for call in model_calls(script, evaluating=False) if loop_around(script, call) in loops]
+    names = (ast.Name, ast.Subscript)
+    return [call.args[0] for call in calls if isinstance(call.args[0], names) and imports_torch(script)]
+
+
+def _shuffle_inputs(script: Script, _: float) -> list[Edit]:
+    words = [(held, script.words(held)) for held in _training_inputs(script)]
+    return [script.replace(held, f"{text}[torch.randperm(len({text}))]") for held, text in words]
+
+
+def _zero_inputs(script: Script, _: float) -> list[Edit]:
+    return [script.replace(held, f"torch.zeros_like({script.words(held)})") for held in _training_inputs(script)]
+
+
 def _training_rows(script: Script) -> list[ast.expr]:
     """Tensors of input rows: the first of a data set that is shuffled, or what is indexed for the model."""
     if script.calls("Embedding", "EmbeddingBag", "one_hot") or not imports_torch(script):
@@ -226,6 +244,18 @@ OPERATORS = (
         *("reseed", "every round draws the same rows", "loop that draws rows"),
         ("data.repeated-batches",),
         _reseed,
+        "by construction",
+    ),
+    Operator(
+        *("shuffle-inputs", "the input rows of a batch are permuted", "model call beside a loss on labels"),
+        ("data.labels-uninformative",),
+        _shuffle_inputs,
+        "by construction",
+    ),
+    Operator(
+        *("zero-inputs", "all inputs are 0", "model call beside a loss on labels"),
+        ("data.degenerate-batch", "data.labels-uninformative"),
+        _zero_inputs,
         "by construction",
     ),
     Operator(

@@ -57,6 +57,18 @@ def _step_before_backward(script: Script, _: float) -> list[Edit]:
     return []
 
 
+def _log_gradients(script: Script, _: float) -> list[Edit]:
+    """The gradients are measured before each step, as logging does."""
+    text = "[p.grad.norm().item() for g in {}.param_groups for p in g['params'] if p.grad is not None]"
+    return [script.before(held, text.format(script.words(held).split(".step(")[0])) for held in _plain_steps(script)]
+
+
+def _keep_gradient_tensors(script: Script, _: float) -> list[Edit]:
+    statements = optimizer_statements(script, "zero_grad")
+    plain = [held for held in statements if script.words(held).endswith(".zero_grad()")]
+    return [script.replace(held, f"{script.words(held)[:-1]}set_to_none=False)") for held in plain]
+
+
 def _drop_scheduler_step(script: Script, _: float) -> list[Edit]:
     return [script.drop(held) for held in scheduler_statements(script)]
 
@@ -201,6 +213,18 @@ OPERATORS = (
         ("optim.no-update", "optim.no-gradient"),
         _step_before_backward,
         "by construction",
+    ),
+    Operator(
+        *("log-gradients", "the norms of gradients are read before each step", "`optimizer.step()`"),
+        (),
+        _log_gradients,
+        "harmless",
+    ),
+    Operator(
+        *("keep-gradient-tensors", "gradients become 0 instead of None", "`optimizer.zero_grad()`"),
+        (),
+        _keep_gradient_tensors,
+        "harmless",
     ),
     Operator(
         *("drop-scheduler-step", "the schedule never moves", "`scheduler.step()`"),

@@ -135,6 +135,16 @@ def _labels_from_one(script: Script, _: float) -> list[Edit]:
     return [script.replace(held.target, f"{script.words(held.target)} + 1") for held in losses]
 
 
+def _one_label(script: Script, _: float) -> list[Edit]:
+    losses = _labels(script, *CROSS_ENTROPY)
+    return [script.replace(held.target, f"torch.zeros_like({script.words(held.target)})") for held in losses]
+
+
+def _scale_targets(script: Script, strength: float) -> list[Edit]:
+    losses = _labels(script, *REGRESSION)
+    return [script.replace(held.target, f"{strength:g} * {script.words(held.target)}") for held in losses]
+
+
 def _broadcast(script: Script, _: float) -> list[Edit]:
     """A squeeze of the prediction is dropped, so that (N, 1) meets (N)."""
     if not imports_torch(script):
@@ -258,6 +268,19 @@ OPERATORS = (
         _labels_from_one,
         "by construction",
         crashes=True,
+    ),
+    Operator(
+        *("one-label", "all labels are 0", "cross-entropy on labels"),
+        ("data.degenerate-batch", "data.labels-uninformative", "data.class-collapse"),
+        _one_label,
+        "by construction",
+    ),
+    Operator(
+        *("scale-targets", "the targets are multiplied", "regression loss on targets of the data"),
+        ("data.unscaled-target",),
+        _scale_targets,
+        strengths=(100.0, 10000.0),
+        rescales_loss=True,
     ),
     Operator(
         *("broadcast", "predictions (N, 1) meet targets (N)", "regression loss with a squeeze"),
