@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from surefoot.diagnose.run import RecordedRun
 from surefoot.record.facts import Facts, RunFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SITE = "train.py:30"
 
@@ -70,6 +73,18 @@ def facts_of(losses: list[float] | None = None, **facts: Any) -> RunFacts:
 def run(losses: list[float] | None = None, **facts: Any) -> RecordedRun:
     """The same, as the rules see it."""
     return RecordedRun(facts_of(losses, **facts))
+
+
+def run_with_losses(losses: Callable[[int], list[dict[str, Any]]]) -> RecordedRun:
+    """A run whose loss does not fall, with the facts of the loss functions that were called at each look."""
+    return run([3.7] * 100, sampled_steps=[look(step, notes={"losses": losses(step)}) for step in range(0, 80, 10)])
+
+
+def class_scores(step: int, index: int, low: float, high: float, sum_error: float, **more: Any) -> dict[str, Any]:
+    """The facts of a cross entropy whose scores lie between two numbers."""
+    given = {"rows": 64, "classes": 64, "min": low, "max": high, "sum_error": sum_error, "log_sum_error": 4.0}
+    base = {"step": step, "op": "cross_entropy", "index": index, "grad": True, "site": SITE, "reduction": "mean"}
+    return base | {"distribution": given, "input": described(low, high), "accuracy": 0.9, "value": 3.6} | more
 
 
 _NEUTRAL: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False}

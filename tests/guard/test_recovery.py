@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.guard.run_actions import has_raised_rate
 
 STEPS = 240
 FAULT_AT = 120
@@ -249,7 +250,7 @@ def test_a_rate_is_raised_if_it_is_far_above_all_before_the_problem(rate, is_rai
 
     loop.run(lambda step, x, y: y.mul_(300) if step >= FAULT_AT else None, before_step=change, steps=FAULT_AT + 1)
     assert loop.stabilizer.history[-1].skipped
-    assert loop.stabilizer._run.guard.history.has_raised_rate() is is_raised
+    assert has_raised_rate(loop.stabilizer._run.guard.history) is is_raised
 
 
 def corrupted_policy(**settings):

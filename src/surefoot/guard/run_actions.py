@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
+RAISED_RATE = 3.0
+"""The factor above all earlier learning rates from which a rate may have damaged the weights."""
+
 
 class KeptStates(Protocol):
     """The earlier states of a run."""
@@ -66,7 +69,7 @@ class RunActions:
             self._history.budgets.decline_return()
             return
         if decision.action == "take_back" and self._ranks.any(
-            self._history.has_raised_rate() and weights.moved_since_return(results.steps, typical)
+            has_raised_rate(self._history) and weights.moved_since_return(results.steps, typical)
         ):
             self._history.budgets.keep_return()  # the rate damaged the weights again, so the data is not the cause
             return
@@ -130,6 +133,17 @@ class RunActions:
         if evidence:
             message += f" The current state was saved to {evidence}."
         raise TrainingHalted(message, self._history.incidents[-1])
+
+
+def has_raised_rate(history: RunHistory) -> bool:
+    """Whether the learning rate since shortly before the current problem is far above that of all steps before."""
+    onset, recovery = history.onset, history.budgets.recovery
+    if onset is None or recovery is None:
+        return False
+    begin = onset - recovery.margin_steps
+    rates = [(record.signals.step >= begin, float(record.signals.lr or 0.0)) for record in history.history]
+    now, before = (max((rate for is_late, rate in rates if is_late is late), default=0.0) for late in (True, False))
+    return now > RAISED_RATE * before > 0
 
 
 def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Ranks) -> None:

@@ -45,8 +45,6 @@ HISTORY_STEPS = 1_000
 LAYERS_KEPT = 100
 """The number of records that keep their per-layer statistics, which are most of the data of a large model."""
 INCIDENTS_KEPT = 200
-RAISED_RATE = 3.0
-"""The factor above all earlier learning rates from which a rate may have damaged the weights."""
 RECENT_STEPS = 50
 REASONS_KEPT = 5
 QUIET_STEPS = 10
@@ -476,16 +474,6 @@ class RunHistory:
             if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
         )
         return norms[len(norms) // 2] if norms else 0.0
-
-    def has_raised_rate(self) -> bool:
-        """Whether the learning rate since shortly before the current problem is far above that of all steps before."""
-        onset = self.onset
-        if onset is None or self.budgets.recovery is None:
-            return False
-        begin = onset - self.budgets.recovery.margin_steps
-        rates = [(record.signals.step >= begin, float(record.signals.lr or 0.0)) for record in self.history]
-        now, before = (max((rate for is_late, rate in rates if is_late is late), default=0.0) for late in (True, False))
-        return now > RAISED_RATE * before > 0
 
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import SITE, described, look
+from recorded import SITE, class_scores, look, run_with_losses
 from recorded import run as recorded
 from surefoot.diagnose.rules import losses
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from surefoot.diagnose.run import RecordedRun
     from watched import Nursery
 
 CROSS_ENTROPY = "loss_of = F.cross_entropy"
@@ -417,22 +414,16 @@ def test_terms_that_both_get_their_way_are_fine(watch: Nursery, weight: str, val
 # From facts
 
 
-def scores(step: int, index: int, low: float, high: float, sum_error: float, **more: Any) -> dict[str, Any]:
-    given = {"rows": 64, "classes": 64, "min": low, "max": high, "sum_error": sum_error, "log_sum_error": 4.0}
-    base = {"step": step, "op": "cross_entropy", "index": index, "grad": True, "site": SITE, "reduction": "mean"}
-    return base | {"distribution": given, "input": described(low, high), "accuracy": 0.9, "value": 3.6} | more
-
-
-def run_of(losses: Callable[[int], list[dict[str, Any]]]) -> RecordedRun:
-    return recorded([3.7] * 100, sampled_steps=[look(s, notes={"losses": losses(s)}) for s in range(0, 80, 10)])
-
-
 def test_a_softmax_is_named_where_the_columns_of_its_result_go_into_a_second_loss() -> None:
     made = {"op": "softmax", "site": SITE, "module": "", "index": 3}
-    both = run_of(lambda s: [scores(s, 5, 0, 0.9, 1e-7, producer=made), scores(s, 7, 0, 0.9, 0.8, producer=made)])
+    both = run_with_losses(
+        lambda s: [class_scores(s, 5, 0, 0.9, 1e-7, producer=made), class_scores(s, 7, 0, 0.9, 0.8, producer=made)]
+    )
     assert losses.softmax_before_cross_entropy(both) is not None
     other = made | {"op": "linear", "index": 4}
-    apart = run_of(lambda s: [scores(s, 5, 0, 0.9, 1e-7, producer=made), scores(s, 7, 0, 0.9, 0.8, producer=other)])
+    apart = run_with_losses(
+        lambda s: [class_scores(s, 5, 0, 0.9, 1e-7, producer=made), class_scores(s, 7, 0, 0.9, 0.8, producer=other)]
+    )
     assert losses.softmax_before_cross_entropy(apart) is None
 
 

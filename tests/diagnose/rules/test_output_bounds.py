@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from recorded import SITE, described, look
-from recorded import run as recorded
+from recorded import class_scores, run_with_losses
 from surefoot.diagnose.rules.output_bounds import bounded_output
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from surefoot.diagnose.run import RecordedRun
     from watched import Nursery
 
 SQUARES = "loss_of = F.mse_loss"
@@ -81,27 +77,17 @@ def test_a_relu_before_binary_cross_entropy_leaves_no_probability_below_one_half
 # From facts
 
 
-def scores(step: int, index: int, low: float, high: float, sum_error: float, **more: Any) -> dict[str, Any]:
-    given = {"rows": 64, "classes": 64, "min": low, "max": high, "sum_error": sum_error, "log_sum_error": 4.0}
-    base = {"step": step, "op": "cross_entropy", "index": index, "grad": True, "site": SITE, "reduction": "mean"}
-    return base | {"distribution": given, "input": described(low, high), "accuracy": 0.9, "value": 3.6} | more
-
-
-def run_of(losses: Callable[[int], list[dict[str, Any]]]) -> RecordedRun:
-    return recorded([3.7] * 100, sampled_steps=[look(s, notes={"losses": losses(s)}) for s in range(0, 80, 10)])
-
-
 def test_similarities_without_a_temperature_cannot_reach_a_low_loss() -> None:
-    claim = bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0)]))
+    claim = bounded_output(run_with_losses(lambda s: [class_scores(s, 5, -0.9, 0.99, 9.0)]))
     assert claim is not None
     assert claim.evidence["floor"] == pytest.approx(math.log(1 + 63 * math.exp(-2)))
     assert "temperature" in claim.fixes[0]
-    assert bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 14.0, 9.0)])) is None
-    new = run_of(lambda s: [scores(s, 5, -0.3, 0.4, 9.0)])
+    assert bounded_output(run_with_losses(lambda s: [class_scores(s, 5, -0.9, 14.0, 9.0)])) is None
+    new = run_with_losses(lambda s: [class_scores(s, 5, -0.3, 0.4, 9.0)])
     assert bounded_output(new) is None, "scores that never come close to 1 have only not grown yet"
-    wrong = run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.02)])
+    wrong = run_with_losses(lambda s: [class_scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.02)])
     assert bounded_output(wrong) is None, "predictions that are wrong have another reason"
     assert claim.severity == "error"
-    done = bounded_output(run_of(lambda s: [scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.97)]))
+    done = bounded_output(run_with_losses(lambda s: [class_scores(s, 5, -0.9, 0.99, 9.0, accuracy=0.97)]))
     assert done is not None
     assert done.severity == "info", "the bounds did no harm"
