@@ -1,4 +1,4 @@
-"""`surefoot run`: its arguments, the run from beginning to end, and what it says when the script is done."""
+"""`surefoot run`: runs a script, observes it, and prints the diagnosis at its end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import sys
 import time
 
+from surefoot.commands.run_options import Request, misplaced, parse
 from surefoot.commands.run_sinks import Sinks
 from surefoot.core.folder_lock import hold
 from surefoot.errors import FolderInUse
 from surefoot.watch.messages import print_line, stream
 from surefoot.watch.process_exit import leave_by
-from surefoot.watch.run_script import Ending, Target, run
+from surefoot.watch.run_script import Ending, run
 from surefoot.watch.torch_import import when_imported
 
 TYPE_CHECKING = False
@@ -22,127 +23,16 @@ if TYPE_CHECKING:
 
     from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.core.folder_lock import Hold
+    from surefoot.diagnose.findings import Diagnosis
     from surefoot.experiments.changes.experiment import Experiment
-    from surefoot.record.facts import RunFacts
+    from surefoot.record.facts import RunDescription, RunFacts
     from surefoot.record.log import RunLog
     from surefoot.record.rank_watch import RankWatch
     from surefoot.watch.watcher import Watcher
 
-USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] "
-    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...], or with -m MODULE instead of SCRIPT"
-)
-
-OPTIONS = {
-    "--out": "DIR",
-    "--guard": "",
-    "--progress": "",
-    "--tensorboard": "DIR",
-    "--webhook-env": "NAME",
-    "--heartbeat": "SECONDS",
-    "--eager-looks": "",
-}
-"""Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
-_WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable", "SECONDS": "a number of seconds"}
-
-
-class Request:
-    """What the command line asked for."""
-
-    def __init__(
-        self,
-        target: Target,
-        out: str | None = None,
-        guard: bool = False,
-        progress: bool = False,
-        eager_looks: bool = False,
-        tensorboard: str | None = None,
-        webhook_env: str | None = None,
-        heartbeat: float | None = None,
-    ) -> None:
-        self.target, self.out, self.guard, self.progress = target, out, guard, progress
-        self.eager_looks, self.tensorboard = eager_looks, tensorboard
-        self.webhook_env, self.heartbeat = webhook_env, heartbeat
-
-
-def parse(arguments: list[str]) -> Request | str | None:
-    """The request, or what is wrong with it; `None` asks for help. What follows the script belongs to the script."""
-    given: dict[str, str] = {}
-    waiting = list(arguments)
-    while waiting:
-        word = waiting.pop(0)
-        name, equals, value = word.partition("=")
-        if OPTIONS.get(name) and (equals or waiting):
-            given[name] = value if equals else waiting.pop(0)
-        elif OPTIONS.get(word):
-            return f"{word} needs {_WANTED[OPTIONS[word]]}: surefoot run {word} {OPTIONS[word]} SCRIPT"
-        elif word in OPTIONS:
-            given[word] = "yes"
-        elif word == "-m":
-            if not waiting:
-                return "-m needs a module: surefoot run -m MODULE"
-            return _request(Target(waiting[0], tuple(waiting[1:]), is_module=True), given)
-        elif word in ("-h", "--help"):
-            return None
-        elif word == "--" and waiting:
-            return _request(Target(waiting[0], tuple(waiting[1:])), given)
-        elif word.startswith("-") and word != "-":
-            return _unknown(name)
-        else:
-            return _request(Target(word, tuple(waiting)), given)
-    return f"no script given. {USAGE}"
-
-
-def _unknown(option: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(option, OPTIONS, n=1)
-    meant = f"did you mean {near[0]}?" if near else "options of the script come after the script."
-    return f"unknown option {option}; {meant} {USAGE}"
-
-
-def _request(target: Target, given: dict[str, str]) -> Request | str:
-    variable = given.get("--webhook-env")
-    if variable is not None and not os.environ.get(variable):
-        return (
-            f"--webhook-env {variable}: the environment variable is not set, or it is empty. It must contain the "
-            "URL that alerts are sent to."
-        )
-    try:
-        heartbeat = float(given["--heartbeat"]) if "--heartbeat" in given else None
-    except ValueError:
-        return f"--heartbeat takes a number of seconds; got {given['--heartbeat']!r}."
-    if heartbeat is not None and variable is None:
-        return "--heartbeat needs --webhook-env: the environment variable with the address that heartbeats are sent to."
-    return Request(
-        target,
-        given.get("--out"),
-        guard="--guard" in given,
-        progress="--progress" in given,
-        eager_looks="--eager-looks" in given,
-        tensorboard=given.get("--tensorboard"),
-        webhook_env=variable,
-        heartbeat=heartbeat,
-    )
-
-
-def misplaced(target: Target) -> str:
-    """What to say of options of ours that stand behind the script, where they belong to the script."""
-    given = [word for word in target.arguments if word in OPTIONS or OPTIONS.get(word.partition("=")[0])]
-    if not given:
-        return ""
-    found = list(dict.fromkeys(word.partition("=")[0] for word in given))
-    usage = " ".join(f"{name} {OPTIONS[name]}".rstrip() for name in sorted(found, key=list(OPTIONS).index))
-    script = f"{'-m ' * target.is_module}{target.name}"
-    were = "was" if len(found) == 1 else "were"
-    return (
-        f"surefoot: {', '.join(found)} after {target.name} {were} passed to the script; "
-        f"to use {'it' if len(found) == 1 else 'them'} in surefoot, run: surefoot run {usage} {script} ..."
-    )
-
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the command. Does not return: the process ends the way the script did."""
+    """Run the command. Does not return: the process ends as the script did."""
     request = parse(arguments)
     if request is None:
         from surefoot.cli import main as answer
@@ -160,20 +50,20 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class OutputFolder:
-    """Where one run is written: chosen once, and locked, so that no other run writes there too."""
+    """The folder of one run: chosen once, and locked, so that no other run writes to it."""
 
     def __init__(self, request: Request, began: float, rank: int, world_size: int) -> None:
         self._out, self._name, self._here, self._began = request.out, request.target.name, os.getcwd(), began
         self._rank, self._world_size = rank, world_size
-        self._lock_rank = rank if world_size > 1 else 0  # ranks that have no folder of their own would mix their files
+        self._lock_rank = rank if world_size > 1 else 0  # ranks without folders of their own would mix their files
         self._held: Hold | None = None
         self.chosen: Path | None = None
         """The folder, once it is chosen."""
 
     def claim(self) -> None:
-        """Two processes in one folder would mix their files: the second ends before its script begins.
+        """Lock the folder of `--out`; exit with code 2 if another process writes to it.
 
-        Imports nothing: the script has not begun.
+        Imports nothing, because the script has not started.
         """
         if self._out is None:
             return
@@ -201,13 +91,13 @@ class OutputFolder:
 
     @property
     def shown(self) -> str:
-        """The folder as a user types it: relative to where the command began, unless `--out` is an absolute path."""
+        """The folder for messages: relative to the directory of the command, unless `--out` is an absolute path."""
         if self._out is not None and os.path.isabs(self._out):
             return str(self.chosen)
         return os.path.relpath(self.choose(), self._here)
 
     def make(self) -> Path:
-        """The folder, which exists now. That of a rank must not be a link in another user's folder."""
+        """Create the folder. The folder of a rank must not be a link that another user has placed there."""
         from surefoot.core.files import make_subfolder
 
         folder = self.choose()
@@ -247,26 +137,27 @@ class RunSession:
         def leaving(status: int) -> None:
             if os.getpid() == self._process:
                 self.ending.code = status & 0xFF
-                self._close(flush=False)  # what is not flushed by then is lost, as it always is
+                self._close(flush=False)  # `os._exit` does not flush the script's output either
 
         leave_by(leaving)
 
     def run(self) -> None:
-        """Run the script. However it ends, the diagnosis comes last."""
+        """Run the script. The diagnosis is printed last."""
         self._folder.claim()
         self.begin()
-        if "SUREFOOT_EXPERIMENT" in os.environ:  # files are looked after before the script can touch one
+        if "SUREFOOT_EXPERIMENT" in os.environ:  # files must be protected before the script can open one
             from json import loads
 
             from surefoot.experiments.changes.guard import guard_early
 
             guard_early(loads(os.environ["SUREFOOT_EXPERIMENT"]))
-        if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):  # what is wrapped then must be whole by itself
+        if '"incident"' in os.environ.get("SUREFOOT_EXPERIMENT", ""):
+            # A replay wraps parts of surefoot; with the script's own `import surefoot`, they would be half imported.
             import torch  # noqa: F401
         try:
             run(self.request.target, self.ending)
         finally:
-            if self.watcher is not None:  # what the script does at exit runs compiled
+            if self.watcher is not None:  # `atexit` functions of the script run compiled code again
                 self.watcher.probes.safely("looking", self.watcher.state.run_compiled)
 
     def _attach(self) -> None:
@@ -312,7 +203,7 @@ class RunSession:
             )
 
     def watch_ranks(self) -> None:
-        """Watch whether this rank moves, and which one it waits for."""
+        """Start the thread that checks whether this rank makes progress, and which rank it waits for."""
         if self.watcher is not None and self._ranks is None and self._world_size > 1:
             self._ranks = watch_ranks(self.watcher, self._folder.choose())
 
@@ -337,25 +228,25 @@ class RunSession:
             if os.environ.get("SUREFOOT_DEBUG"):
                 raise
         interrupted = isinstance(self.ending.error, KeyboardInterrupt)
-        # Let go of all that is the script's, so that it is taken down in the usual order.
+        # Drop all references to objects of the script, so that they are destroyed in the usual order.
         self.watcher = None
         self.ending = Ending()
         if interrupted and flush:
             _die_of_interrupt()
 
     def _save(self, facts: RunFacts) -> None:
-        """What is known so far, in case the run is killed."""
+        """Write the facts so far, in case the run is killed."""
         if os.getpid() == self._process:
             self._write_facts(self._with_experiment(facts), self._describe(None))
 
     def _with_experiment(self, facts: RunFacts) -> RunFacts:
-        """The facts, with what the change of a `surefoot bisect` run did."""
+        """The facts, with those of the experiment if this is a run of `surefoot bisect`."""
         from dataclasses import replace
 
         return facts if self._experiment is None else replace(facts, experiment=self._experiment.as_facts())
 
     def _describe(self, ending: Ending | None) -> dict[str, Any]:
-        """What ran, and how it ended; a run that has not ended has no exit code."""
+        """The contents of `run.json`. A run that has not ended has no exit code."""
         from surefoot.record.run_folder import describe_run
 
         target, torch = self.request.target, sys.modules.get("torch")
@@ -372,22 +263,21 @@ class RunSession:
         }
 
     def _guarded(self) -> dict[str, Any]:
-        """What `--guard` did so far."""
+        """The actions of `--guard` so far."""
         facts = self.watcher.steps.guard.as_facts() if self.watcher is not None else None
         return {} if facts is None else {"guarded": facts.to_json()}
 
-    def _write_facts(self, facts: RunFacts | None, run_facts: dict[str, Any]) -> Path:
+    def _write_facts(self, facts: RunFacts | None, description: dict[str, Any]) -> None:
         from surefoot.core.formats import FACTS
         from surefoot.record.run_folder import write_json
 
         folder = self._folder.make()
-        write_json(folder / "run.json", run_facts)
+        write_json(folder / "run.json", description)
         held = facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
         write_json(folder / "facts.json", held)
-        return folder
 
     def _open_log(self) -> RunLog | None:
-        """The run log, and a `run.json` beside it, so that others can see what is running."""
+        """Open the run log, and write `run.json` next to it, so that other commands can show the run."""
         if os.getpid() != self._process:
             return None
         from surefoot.record.log import RunLog
@@ -400,12 +290,12 @@ class RunSession:
                 print_line(f"surefoot: {folder} already contains a run; this run starts at step 0 and replaces it")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
-            return None  # the end of the run says so
+            return None  # reported at the end of the run
         from surefoot.record.loader_waits import follow_loaders
 
         log = RunLog(
             folder, sinks=self._sinks.make(), close_at_exit=False
-        )  # the diagnosis, which comes last, belongs into it
+        )  # closed after the diagnosis, its last event
         follow_loaders(log)
         return log
 
@@ -418,47 +308,53 @@ class RunSession:
             return  # this process does not train
         if self._spawned is not None and not steps and self._spawned.print_diagnoses(self._folder.shown):
             return  # they are the run
-        run_facts = self._describe(ending)
-        folder: Path | None = None
+        description, is_written = self._describe(ending), True
         try:
-            folder = self._write_facts(facts, run_facts)
+            self._write_facts(facts, description)
         except OSError as error:
-            where, why = self._folder.chosen, error.strerror or error
+            where, why, is_written = self._folder.chosen, error.strerror or error, False
             print_line(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
-        if self.watcher is None or facts is None:
-            if "torch" not in sys.modules:
-                print_line(
-                    "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
-                )
-            return
-        from surefoot.core.console import takes_colour, wrapped_for
+        if facts is not None:
+            from surefoot.record.facts import RunDescription
+
+            diagnosis = self._diagnose(facts, RunDescription.from_json(description), is_written)
+            if not self._is_spawned:  # the parent of spawned processes prints one diagnosis of all
+                self._print_result(diagnosis, facts, is_written)
+        elif "torch" not in sys.modules:
+            print_line("\nsurefoot: the script did not import torch in this process, so there was nothing to observe")
+
+    def _diagnose(self, facts: RunFacts, description: RunDescription, is_written: bool) -> Diagnosis:
+        """Diagnose the run, and write the diagnosis to the run log and the folder."""
         from surefoot.diagnose.engine import diagnose
+        from surefoot.record.run_folder import write_json
+
+        assert self.watcher is not None
+        diagnosis = diagnose(facts, description)
+        if (log := self.watcher.events.log) is not None:
+            self.watcher.probes.safely("run log", log.end, diagnosis, description.exit_code)
+        if is_written:
+            write_json(self._folder.choose() / "findings.json", diagnosis.as_json())
+        return diagnosis
+
+    def _print_result(self, diagnosis: Diagnosis, facts: RunFacts, is_written: bool) -> None:
+        from surefoot.core.console import takes_colour, wrapped_for
         from surefoot.diagnose.terminal import as_text
-        from surefoot.record.facts import RunDescription
 
-        diagnosis = diagnose(facts, RunDescription.from_json(run_facts))
-        log = self.watcher.events.log
-        if log is not None:
-            self.watcher.probes.safely("run log", log.end, diagnosis, ending.code)
-        if folder is not None:
-            from surefoot.record.run_folder import write_json
-
-            write_json(folder / "findings.json", diagnosis.as_json())
-        if self._is_spawned:
-            return  # the parent prints one diagnosis of all
-        print_line(as_text(diagnosis, self._folder.shown, takes_colour(stream())))
+        assert self.watcher is not None
+        shown = self._folder.shown
+        print_line(as_text(diagnosis, shown, takes_colour(stream())))
         if facts.guard is not None:
             from surefoot.watch.guard import in_words
 
             print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
         incidents = self.watcher.incidents
         if incidents is not None and incidents.replay_command is not None:
-            command = incidents.replay_command.replace(str(self._folder.chosen), self._folder.shown, 1)
+            command = incidents.replay_command.replace(str(self._folder.chosen), shown, 1)
             print_line(f"the first bad step was captured; to run it again:\n  {command}")
-        if folder is not None and diagnosis.steps:
-            print_line(f"charts and events on one page: surefoot report {self._folder.shown}")
-        if folder is not None and self._world_size > 1 and self._rank == 0:
-            whole = os.path.dirname(self._folder.shown)
+        if is_written and diagnosis.steps:
+            print_line(f"charts and events on one page: surefoot report {shown}")
+        if is_written and self._world_size > 1 and self._rank == 0:
+            whole = os.path.dirname(shown)
             print_line(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
 
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
@@ -475,7 +371,7 @@ class RunSession:
 
 
 def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
-    """Watch whether this rank moves, and which one it waits for."""
+    """Start the thread that checks whether this rank makes progress, and which rank it waits for."""
     from surefoot.record.rank_watch import RankWatch
 
     context = watcher.context
@@ -500,7 +396,7 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
 
 
 def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
-    """Tell the other ranks that this one ends; if it does so because another one has left, say which."""
+    """Record for the other ranks that this one ends, and why; print which rank ended before, if that is the reason."""
     from surefoot.core.user_code import is_users, place
     from surefoot.record.collectives import failed_collective
 
@@ -518,7 +414,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
 
 
 def _die_of_interrupt() -> None:
-    """As Python does after an uncaught interrupt, so that a shell loop around it stops too."""
+    """End by SIGINT, as Python does after an uncaught interrupt, so that a shell loop around it stops too."""
     import signal
 
     _flush()
@@ -527,11 +423,11 @@ def _die_of_interrupt() -> None:
 
 
 def _flush() -> None:
-    """What the script printed comes before what surefoot says."""
+    """Flush stdout: the script's output must precede surefoot's."""
     try:  # noqa: SIM105 (contextlib is not imported before the script)
         sys.stdout.flush()
     except Exception:
-        pass  # the interpreter flushes once more, and says what there is to say
+        pass  # the interpreter flushes again at exit and reports the error
 
 
 def _number(name: str, otherwise: int) -> int:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from surefoot.commands.run import Request
+    from surefoot.commands.run_options import Request
 
 
 class Sinks:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from surefoot.commands.run import Request, RunSession
+    from surefoot.commands.run import RunSession
+    from surefoot.commands.run_options import Request
 
 _BEGIN = """
 try:
@@ -130,7 +131,8 @@ class SpawnedRuns:
 
 def begin(rank: int, count: int, folder: str, target: dict[str, Any], options: dict[str, Any]) -> None:
     """Observe this process, number `rank` of `count`. It has not imported the script yet."""
-    from surefoot.commands.run import Request, RunSession
+    from surefoot.commands.run import RunSession
+    from surefoot.commands.run_options import Request
 
     RunSession(Request(Target(**target), folder, **options), rank, count).begin()
 
