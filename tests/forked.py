@@ -469,8 +469,10 @@ def _import_all() -> None:
 
     import surefoot
 
-    with suppress(ImportError):  # torch 2.13 imports it at the first optimizer's step
-        importlib.import_module("torch.profiler._cupti_monitor")
+    # Torch 2.13 imports the first at an optimizer's first step, typer the second (and pydantic) at every command.
+    for name in ("torch.profiler._cupti_monitor", "typer._adapters"):
+        with suppress(ImportError):
+            importlib.import_module(name)
     for module in pkgutil.walk_packages(surefoot.__path__, "surefoot."):
         # The adapters import their frameworks, which no other run does.
         left_out = ("surefoot.zoo", "surefoot.trainers.")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import patience
-from forked import SOURCE, environment
-from surefoot.record.arrays import from_numpy, from_words, numbers, to_numpy, words
+import forked
+from surefoot.record.arrays import column_values, floats, from_numpy, from_words, numbers, to_numpy, words
 
 KINDS = (np.int32, np.int64, np.float32, np.float64)
 
@@ -60,6 +58,7 @@ from surefoot.record.messages import Batch, DeviceRow
 from surefoot.record.segments import segments_in
 from surefoot.record.store import Store
 
+assert "pandas" not in sys.modules, "the test shows nothing if it is there before"
 store = Store(Path("run"), LogLimits(1 << 19, 1 << 19, 1 << 19, 1 << 19))
 for start in range(0, 10_000, 1000):
     here = range(start, start + 1000)
@@ -70,8 +69,8 @@ store.close()
 assert any(name.level == "1" for name in segments_in(Path("run"))), "nothing was thinned"
 sys.exit("pandas was imported" if "pandas" in sys.modules else None)
 """
-    path = os.pathsep.join((SOURCE, str(Path(__file__).parents[1])))
-    run = patience.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(PYTHONPATH=path))
+    path = os.pathsep.join((forked.SOURCE, str(Path(__file__).parents[1])))
+    run = forked.run(["-c", code], cwd=tmp_path, env=forked.environment(PYTHONPATH=path))
     assert run.returncode == 0, run.stderr
 
 
@@ -98,3 +97,13 @@ def test_a_table_without_rows_has_no_numbers_and_no_words():
     rows = pa.table({"step": empty, "part": empty})
     assert np.array_equal(numbers(rows, "step"), [])
     assert words(rows, "part") == []
+
+
+def test_flags_and_numbers_of_a_column_with_nulls_in_several_chunks():
+    flags = pa.chunked_array([[True, None, False] * 3, [None, True]]).slice(1)
+    assert column_values(flags, null=False).tolist() == [each is True for each in flags.to_pylist()]
+    numbers_ = pa.chunked_array([[1.5, None], [None, float("nan"), 2.0]]).slice(1)
+    assert np.array_equal(floats(numbers_), [np.nan, np.nan, np.nan, 2.0], equal_nan=True)
+    assert floats(pa.chunked_array([[1, None]])).tolist()[0] == 1.0
+    assert column_values(pa.chunked_array([], type=pa.bool_()), null=False).dtype == np.bool_
+    assert column_values(pa.chunked_array([pa.array([], pa.int64())]), null=-1).tolist() == []

@@ -1,8 +1,8 @@
 """Converts numpy arrays and strings to Arrow arrays and columns of Arrow tables back, through their buffers.
 
 `pyarrow.array`, `Array.to_numpy` and, in some versions, `DataType.to_pandas_dtype` import pandas if it is installed: a
-second or more, and tens of megabytes, in a program that may not use it. The run log is written while a script trains,
-so it converts its arrays here.
+second or more, and tens of megabytes, in a program that may not use it. So the run log and the report page convert
+their arrays here.
 """
 
 from __future__ import annotations
@@ -39,22 +39,44 @@ def from_words(words: Sequence[str]) -> pa.Array:
 
 
 def to_numpy(values: pa.Array, null: float) -> Array:
-    """The numbers of an Arrow array, with `null` for missing ones."""
+    """The numbers or flags of an Arrow array, with `null` for missing ones."""
     valid, data = values.buffers()
     end = values.offset + len(values)
-    numbers: Array = np.frombuffer(data, _dtype(values.type), end)[values.offset :]
+    if data is None:
+        return np.zeros(0, _dtype(values.type))
+    is_flags = values.type.bit_width == 1
+    found: Array = (_flags(data, end) if is_flags else np.frombuffer(data, _dtype(values.type), end))[values.offset :]
     if not values.null_count:
-        return numbers
-    flags = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[values.offset :]
-    return np.where(flags, numbers, numbers.dtype.type(null))
+        return found
+    return np.where(_flags(valid, end)[values.offset :], found, found.dtype.type(null))
+
+
+def column_values(column: pa.ChunkedArray, null: float) -> Array:
+    """The numbers or flags of a column, with `null` for missing ones."""
+    chunks = [to_numpy(chunk, null) for chunk in column.chunks]
+    return np.concatenate(chunks) if chunks else np.zeros(0, _dtype(column.type))
+
+
+def floats(column: pa.ChunkedArray) -> Array:
+    """The numbers of a column in float64; null becomes NaN."""
+    found = column_values(column, null=0).astype(np.float64)
+    if column.null_count:
+        found[column_values(column.is_null(), null=True)] = np.nan
+    return found
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy type of an Arrow type of numbers."""
+    """The numpy type of an Arrow type of numbers or flags."""
     from pyarrow import types
 
+    if types.is_boolean(kind):
+        return np.dtype(np.bool_)
     letter = "f" if types.is_floating(kind) else "u" if types.is_unsigned_integer(kind) else "i"
     return np.dtype(f"{letter}{kind.bit_width // 8}")
+
+
+def _flags(bits: pa.Buffer, count: int) -> Array:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
 def _bits(flags: Array) -> pa.Buffer:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from surefoot.record.arrays import column_values, floats
 from surefoot.record.assemble import assemble
 from surefoot.record.schema import TABLES
 from surefoot.record.segments import FOLDER, read_segment, segments_in
@@ -64,7 +65,7 @@ def read_rank_table(folders: Iterable[Path], most_columns: int = MOST_COLUMNS) -
         table.ranks.append(int(folder.name.removeprefix("rank")))
         table.last_steps.append(int(steps[-1]))
         table.step_seconds.append(_largest(steps[1:], _seconds(steps, _column(scalars, "time")), edges))
-        norms, missing = _column(scalars, "grad_norm"), scalars.column("grad_norm").is_null().to_numpy()
+        norms, missing = _column(scalars, "grad_norm"), column_values(scalars.column("grad_norm").is_null(), null=True)
         table.grad_norm.append(_largest(steps, np.where(missing | np.isfinite(norms), norms, np.inf), edges))
         table.memory.append(_memory(folder, edges))
     return table
@@ -88,8 +89,7 @@ def _rows(folder: Path, table: TableName) -> pa.Table | None:
 
 
 def _column(table: pa.Table, name: str) -> Numbers:
-    found: Numbers = table.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
-    return found
+    return floats(table.column(name))
 
 
 def _edges(steps: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:

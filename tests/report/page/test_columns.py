@@ -1,9 +1,13 @@
 """Columns of a table as arrays."""
 
+import importlib.util
+
 import numpy as np
 import pyarrow as pa
 
+import forked
 from surefoot.report.page.columns import by_part, coded, measured, whole_numbers
+from watched import CLASSES, LOOP, NET
 
 
 def test_null_is_nan_beside_a_mask():
@@ -38,3 +42,19 @@ def test_parts_come_with_the_positions_of_their_rows():
     assert [(part, rows.tolist()) for part, rows in by_part(table.select(["step"]))] == [("", [0, 1, 2])]
     assert list(by_part(pa.table({}))) == []
     assert whole_numbers(table, "step").tolist() == [0, 1, 2]
+
+
+def test_a_report_is_made_without_pandas(watch):
+    assert importlib.util.find_spec("pandas") is not None, "the test shows nothing where pandas is not installed"
+    run = watch(CLASSES, "loss_of = F.cross_entropy", NET, LOOP)
+    code = """
+import sys
+from surefoot.report.page.compare import write_comparison
+from surefoot.report.page.html import write_report
+assert "pandas" not in sys.modules, "the test shows nothing if it is there before"
+assert '"layers"' in write_report("run", "page.html").read_text(), "a page without tables"
+write_comparison(["run", "run"], "both.html")
+sys.exit("pandas was imported" if "pandas" in sys.modules else None)
+"""
+    ended = forked.run(["-c", code], cwd=run.folder)
+    assert ended.returncode == 0, ended.stderr

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surefoot.record.arrays import column_values, floats, to_numpy
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -20,13 +22,12 @@ def measured(table: pa.Table, name: str) -> tuple[Numbers, Numbers] | None:
     column = table.column(name)
     if column.null_count == len(column):
         return None
-    valid = np.asarray(column.is_valid())
-    return np.asarray(column.to_numpy(), dtype=np.float64), valid
+    return floats(column), column_values(column.is_valid(), null=False)
 
 
 def whole_numbers(table: pa.Table, name: str) -> Numbers:
     """An integer column without nulls, such as the step."""
-    return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
+    return column_values(table.column(name), null=-1).astype(np.int64)
 
 
 def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
@@ -40,11 +41,11 @@ def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
     if pa.types.is_dictionary(column.type):
         column = column.unify_dictionaries().combine_chunks()
         column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
-        codes = np.asarray(pc.fill_null(column.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        codes = to_numpy(column.indices, null=-1).astype(np.int64)
         return _by_appearance(codes, [str(word) for word in column.dictionary.to_pylist()])
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.combine_chunks()
-    codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    codes = to_numpy(encoded.indices, null=-1).astype(np.int64)
     return codes, [str(word) for word in encoded.dictionary.to_pylist()]
 
 

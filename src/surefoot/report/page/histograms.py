@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surefoot.record.arrays import to_numpy
 from surefoot.report.page.columns import coded, whole_numbers
 from surefoot.report.page.encode import packed
 from surefoot.report.page.layer_maps import time_columns
@@ -66,8 +67,7 @@ def _order(kind: str) -> int:
 def _counts(table: pa.Table) -> Numbers:
     column = table.column("counts").combine_chunks()
     column = column if hasattr(column, "flatten") else column.chunk(0)
-    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
-    return flat.reshape(table.num_rows, -1)
+    return to_numpy(column.flatten(), null=0).astype(np.float32).reshape(table.num_rows, -1)
 
 
 def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:

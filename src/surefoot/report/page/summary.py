@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.report.page.columns import by_part, measured
+from surefoot.record.arrays import from_numpy
+from surefoot.report.page.columns import by_part, measured, whole_numbers
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
 from surefoot.report.page.downsample import smoothed
 from surefoot.report.page.encode import number
@@ -132,7 +133,7 @@ def _first_nonfinite(source: RunFolder) -> int | None:
     column = measured(source.scalars, "loss") if source.scalars.num_rows else None
     if column is None:
         return None
-    steps = np.asarray(source.scalars.column("step").to_numpy())
+    steps = whole_numbers(source.scalars, "step")
     found = steps[column[1] & ~np.isfinite(column[0])]
     return int(found.min()) if len(found) else None
 
@@ -151,7 +152,11 @@ def _loss_summary(source: RunFolder, verdict: str) -> str:
         sentences = [
             sentence
             for part, rows in parts
-            if (sentence := _loss_change(source.scalars.take(rows), part or ("main" if len(parts) > 1 else "")))
+            if (
+                sentence := _loss_change(
+                    source.scalars.take(from_numpy(rows)), part or ("main" if len(parts) > 1 else "")
+                )
+            )
         ]
     if reason := reason_of(source.findings):
         sentences.insert(0, reason)
@@ -179,7 +184,7 @@ def _loss_change(table: pa.Table, part: str) -> str:
 
 def _last_step(source: RunFolder) -> int | None:
     if source.scalars.num_rows:
-        return int(np.asarray(source.scalars.column("step").to_numpy()).max())
+        return int(whole_numbers(source.scalars, "step").max())
     steps = [event.step for event in source.events if event.step is not None]
     return max(steps) if steps else None
 
@@ -211,7 +216,7 @@ def _loss_tiles(source: RunFolder) -> list[Tile]:
     column = measured(source.scalars, "loss") if source.scalars.num_rows else None
     if column is None or len(list(by_part(source.scalars))) != 1:
         return []
-    steps, values = np.asarray(source.scalars.column("step").to_numpy())[column[1]], column[0][column[1]]
+    steps, values = whole_numbers(source.scalars, "step")[column[1]], column[0][column[1]]
     last, finite = float(values[-1]), np.isfinite(values)
     found: list[Tile] = [{"name": "last loss", "value": number(last), "bad": not np.isfinite(last)}]
     if finite.any():
