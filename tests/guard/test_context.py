@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.guard.context import build_guard, call_each
+from surefoot.guard.context import build_guard
+from surefoot.guard.step_results import call_each
 from surefoot.observe.parameters import Layout
 from surefoot.types import Signals
 

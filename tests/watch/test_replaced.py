@@ -50,7 +50,7 @@ def test_a_script_sees_the_same(known, part):
 
 
 def test_the_table_in_the_documentation_is_what_the_code_says(known):
-    assert known[2] == TABLE, "put the output of `python -m surefoot.watch.patches` into docs/run.md"
+    assert known[2] == TABLE, "put the output of `python -m surefoot.watch.patches.table` into docs/run.md"
 
 
 def test_what_the_compiler_replaces_is_no_reason_to_observe_less_although_there_are_threads(watch):

@@ -6,7 +6,7 @@ can share the blocks of a copy until one side is written to (btrfs, XFS, …), t
 limit, and above it the user is asked to name the folders that the script only reads (`--share`), which become links.
 Links are also used for virtual environments, for links that lead to a folder outside the working directory, and for
 what is beside and above the working directory, so that `../data` is found. These are not part of the working directory;
-`experiments.changes.outputs` handles writes to them.
+`experiments.changes.guard` handles writes to them.
 
 Links within the working directory point to the same place in the copy, hard links stay hard links, holes in a file stay
 holes. Pipes, sockets and devices are not copied.

@@ -23,6 +23,7 @@ from surefoot.guard.rank_watching import watch_rank
 from surefoot.guard.replica_check import replica_check
 from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.guard.step_decision import StepDecider, StepPolicy
+from surefoot.guard.step_results import call_each
 from surefoot.guard.validation import as_scaler, split_clip
 from surefoot.observe.parameters import BackwardOrder
 from surefoot.observe.sampling import Sampling
@@ -167,16 +168,3 @@ def _budgets(
         return method is not None and method()
 
     return Budgets(escalation, recovery, scaler.floor if scaler else None, weights_broken, ranks.any)
-
-
-def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-    """One function that calls all given ones; `None` if there are none."""
-    given = [function for function in functions if function is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-
-    def call(value: Any) -> None:
-        for function in given:
-            function(value)
-
-    return call

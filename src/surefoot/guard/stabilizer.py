@@ -29,7 +29,7 @@ from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import RankFailed, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.closure_step import ClosureStep
-from surefoot.guard.context import GuardContext, build_guard, call_each
+from surefoot.guard.context import GuardContext, build_guard
 from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
@@ -40,7 +40,7 @@ from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
 from surefoot.guard.step_decision import StepNumbers
-from surefoot.guard.step_results import StepResults, settled
+from surefoot.guard.step_results import StepResults, call_each, settled
 from surefoot.guard.validation import check_settings, layout_of, models_of, signal_value
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState

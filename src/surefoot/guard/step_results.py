@@ -231,3 +231,16 @@ def _remove(handles: list[RemovableHandle]) -> None:
 def settled(state: LiveStepResults) -> StepResultsState:
     """A state of `StepResults` once the numbers of its last steps have arrived."""
     return {**state, "pending": [pack_record(numbers.record()) for numbers in state["pending"]]}
+
+
+def call_each(*functions: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """One function that calls all given ones; `None` if there are none."""
+    given = [function for function in functions if function is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+
+    def call(value: Any) -> None:
+        for function in given:
+            function(value)
+
+    return call

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from surefoot.record.progress_alarms import ProgressAlarms
 from surefoot.record.writer import WAITING_LAYER_ROWS, RowSource, Writer
 
 if TYPE_CHECKING:
+    from surefoot.observe.device import DeviceMonitor
     from surefoot.types import Severity
 
 USUAL_ALARMS = ProgressAlarms()
@@ -80,7 +81,7 @@ class RunLog:
         """Shared with the parts: when no reference to it is left, nothing can log, and the log ends."""
         weakref.finalize(self._open, self._writer.end_soon, EXIT_SECONDS).atexit = False
         if device_seconds is not None:
-            self.sample(_DeviceReadings(), device_seconds)
+            self.sample(DeviceReadings(), device_seconds)
         _WRITERS.add(self._writer)
         atexit.unregister(_close_all)  # to be the latest exit handler: it must run before that of a sink's package,
         atexit.register(_close_all)  # which was loaded with the sink and could end the sink before its last rows
@@ -174,18 +175,23 @@ class _OpenLog:
     """An object whose references keep the log open."""
 
 
-class _DeviceReadings:
-    """Created when first needed, in the writer's thread: its imports take a while."""
+class DeviceReadings:
+    """The readings of host and devices, as rows and events. Called in the writer's thread: the imports take a while."""
 
     def __init__(self) -> None:
-        self._source: Callable[[], Iterable[Any]] | None = None
+        self._monitor: DeviceMonitor | None = None
 
-    def __call__(self) -> Iterable[Any]:
-        if self._source is None:
-            from surefoot.record.devices import DeviceSource
+    def __call__(self) -> Iterator[DeviceRow | Event]:
+        """Read everything once."""
+        if self._monitor is None:
+            from surefoot.observe.device import DeviceMonitor
+            from surefoot.observe.device_alarms import DeviceAlarms
 
-            self._source = DeviceSource()
-        return self._source()
+            self._monitor, self._alarms = DeviceMonitor(), DeviceAlarms()
+        readings, now = self._monitor.read(), time.time()
+        yield from (DeviceRow(each.time, each.source, each.step, each.numbers) for each in readings)
+        for note in self._alarms.take(readings):
+            yield Event("alarm", None, note.summary, now, note.severity, note.cause, evidence=note.evidence)
 
 
 def _check_settings(sinks: object, limits: object, progress: object, device_seconds: object) -> None:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from surefoot.errors import SurefootError
-from surefoot.experiments.changes.guard import Files
-from surefoot.experiments.changes.outputs import protect
+from surefoot.experiments.changes.guard import Files, protect
 from surefoot.record.incidents.bundle import as_plain
 from surefoot.record.incidents.environment import hardware, switches, versions
 from surefoot.record.incidents.reading import StoredIncident, read_incident

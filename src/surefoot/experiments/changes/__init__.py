@@ -6,7 +6,7 @@ wraps anything, so that the watcher observes the changed functions. `follow` is 
 sees gradients as the script computed them. Every change counts how often it had an effect: a change that found nothing
 to change is not an experiment.
 
-`steps`, `data`, `precision` and `depth` implement the changes, `outputs` protects the script's files, `experiment`
+`steps`, `data`, `precision` and `depth` implement the changes, `guard` protects the script's files, `experiment`
 counts steps and ends the run. Without the environment variable, nothing of this is imported.
 """
 
@@ -42,7 +42,7 @@ def options_for(order: RunOrder | None) -> ChangedOptions:
 def begin(watcher: Watcher, order: RunOrder) -> Experiment:
     """Apply the ordered change. Called once, right after torch has been imported."""
     from surefoot.experiments.changes.experiment import Experiment
-    from surefoot.experiments.changes.outputs import protect
+    from surefoot.experiments.changes.guard import protect
     from surefoot.experiments.changes.table import install
 
     experiment = Experiment(watcher, order)

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = (
@@ -89,6 +92,32 @@ def guard_early(order: WriteRules) -> None:
     """Protect the files from now on; `guard_for` assigns the guard to a run later."""
     _early.append(Guard(Files(order)))
     sys.addaudithook(_early[0].on_audit)
+
+
+def protect(run: Protected) -> None:
+    """Check every file that is written from now on, including those that torch and safetensors open themselves.
+
+    Files that other native libraries open by absolute path, and files of processes that the script starts, are not
+    seen: the kernel confines the runs where possible (`experiments.sandbox`).
+    """
+    import safetensors.numpy
+    import safetensors.torch
+    import torch
+
+    from surefoot.watch.patches.hooks import around
+
+    guard = guard_for(run)
+
+    def saves(name: str) -> Callable[..., Any]:
+        def call(original: Any, args: Any, kwargs: Any) -> Any:
+            guard.before_writing(args[1] if len(args) > 1 else kwargs.get(name), keeps=False)
+            return original(*args, **kwargs)
+
+        return call
+
+    around(torch.serialization, "save", saves("f"))
+    for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust: audit hooks do not see it
+        around(module, "serialize_file", saves("filename"))
 
 
 def guard_for(run: Protected) -> Guard:

@@ -64,24 +64,20 @@ class TensorBoardSink:
 
     def _append(self, events: Sequence[Any], first: Sequence[Point]) -> None:
         if self._file is None:
-            self._file = self._opened(first)
+            self._file = self._opened()
+        if not os.fstat(self._file.fileno()).st_size:
+            events = [*self._preamble(first), *events]
         framed = io.BytesIO()
         frames = self._records.RecordWriter(framed)
         for event in events:
             frames.write(event.SerializeToString())
         _append_whole(self._file, framed.getvalue())
 
-    def _opened(self, points: Sequence[Point]) -> io.FileIO:
+    def _opened(self) -> io.FileIO:
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names.
         process = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
-        file = open(self.folder / f"events.out.tfevents.{process}", "ab", buffering=0)  # noqa: SIM115
-        framed = io.BytesIO()
-        frames = self._records.RecordWriter(framed)
-        for event in self._preamble(points):
-            frames.write(event.SerializeToString())
-        _append_whole(file, framed.getvalue())
-        return file
+        return open(self.folder / f"events.out.tfevents.{process}", "ab", buffering=0)
 
     def _preamble(self, points: Sequence[Point]) -> Iterator[Any]:
         now = time.time()

@@ -29,7 +29,10 @@ from surefoot.watch.patches.states import wrap_states
 if TYPE_CHECKING:
     from surefoot.watch.watcher import Watcher
 
-_LATER = ("surefoot.record.log", "surefoot.record.store", "surefoot.record.devices", "surefoot.guard.model_sampling")
+_LATER = (
+    "surefoot.record.log", "surefoot.record.store", "surefoot.observe.device", "surefoot.observe.device_alarms",
+    "surefoot.guard.model_sampling",
+)  # fmt: skip
 """Modules that are used while the script runs. The functions that they call are recorded beforehand."""
 installed: list[Hooks] = []
 """The hooks of this process."""

@@ -1,4 +1,9 @@
-"""The table of `docs/run.md`: every function that `surefoot run` observes or replaces, and why."""
+"""Print the table of `docs/run.md`: every function that `surefoot run` observes or replaces, and why.
+
+    python -m surefoot.watch.patches.table
+
+A test compares the two, so that the table cannot be out of date.
+"""
 
 from __future__ import annotations
 
@@ -35,3 +40,10 @@ def table(wrapping: Hooks) -> str:
     rows.extend((f"torch.distributed.{name}", OBSERVED, WHY_COLLECTIVES) for name in COLLECTIVES)
     lines = ["| function | | what surefoot learns from it |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {how} | {why} |" for name, how, why in sorted(rows))])
+
+
+if __name__ == "__main__":
+    from surefoot.watch.patches import install
+    from surefoot.watch.watcher import Watcher
+
+    print(table(install(Watcher())))
