@@ -251,6 +251,7 @@ class RunSession:
 
         target, torch = self.request.target, sys.modules.get("torch")
         error = ending.error if ending is not None else None
+        guarded = self.watcher.steps.guard.as_facts() if self.watcher is not None else None
         return describe_run(target.name, target.arguments, target.is_module, self.request.guard, self._began) | {
             **({"eager_looks": True} if self.request.eager_looks else {}),
             "rank": self._rank,
@@ -259,13 +260,8 @@ class RunSession:
             "error": type(error).__name__ if error is not None else None,
             "seconds": round(time.monotonic() - self._started, 3),
             "torch": str(getattr(torch, "__version__", "")) or None,
-            **self._guarded(),
+            **({} if guarded is None else {"guarded": guarded.to_json()}),
         }
-
-    def _guarded(self) -> dict[str, Any]:
-        """The actions of `--guard` so far."""
-        facts = self.watcher.steps.guard.as_facts() if self.watcher is not None else None
-        return {} if facts is None else {"guarded": facts.to_json()}
 
     def _write_facts(self, facts: RunFacts | None, description: dict[str, Any]) -> None:
         from surefoot.core.formats import FACTS
@@ -293,9 +289,7 @@ class RunSession:
             return None  # reported at the end of the run
         from surefoot.record.loader_waits import follow_loaders
 
-        log = RunLog(
-            folder, sinks=self._sinks.make(), close_at_exit=False
-        )  # closed after the diagnosis, its last event
+        log = RunLog(folder, sinks=self._sinks.make(), close_at_exit=False)  # closed after the diagnosis
         follow_loaders(log)
         return log
 
@@ -319,7 +313,12 @@ class RunSession:
 
             diagnosis = self._diagnose(facts, RunDescription.from_json(description), is_written)
             if not self._is_spawned:  # the parent of spawned processes prints one diagnosis of all
-                self._print_result(diagnosis, facts, is_written)
+                _print_result(diagnosis, facts, self._folder, self.watcher)
+                if is_written and diagnosis.steps:
+                    print_line(f"charts and events on one page: surefoot report {self._folder.shown}")
+                if is_written and self._world_size > 1 and self._rank == 0:
+                    whole = os.path.dirname(self._folder.shown)
+                    print_line(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
         elif "torch" not in sys.modules:
             print_line("\nsurefoot: the script did not import torch in this process, so there was nothing to observe")
 
@@ -336,27 +335,6 @@ class RunSession:
             write_json(self._folder.choose() / "findings.json", diagnosis.as_json())
         return diagnosis
 
-    def _print_result(self, diagnosis: Diagnosis, facts: RunFacts, is_written: bool) -> None:
-        from surefoot.core.console import takes_colour, wrapped_for
-        from surefoot.diagnose.terminal import as_text
-
-        assert self.watcher is not None
-        shown = self._folder.shown
-        print_line(as_text(diagnosis, shown, takes_colour(stream())))
-        if facts.guard is not None:
-            from surefoot.watch.guard import in_words
-
-            print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
-        incidents = self.watcher.incidents
-        if incidents is not None and incidents.replay_command is not None:
-            command = incidents.replay_command.replace(str(self._folder.chosen), shown, 1)
-            print_line(f"the first bad step was captured; to run it again:\n  {command}")
-        if is_written and diagnosis.steps:
-            print_line(f"charts and events on one page: surefoot report {shown}")
-        if is_written and self._world_size > 1 and self._rank == 0:
-            whole = os.path.dirname(shown)
-            print_line(f"for one diagnosis of all ranks, after they have ended, run: surefoot diagnose {whole}")
-
     def _facts(self, watcher: Watcher, ending: Ending) -> RunFacts:
         from dataclasses import replace
 
@@ -368,6 +346,22 @@ class RunSession:
             crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
         return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
+
+
+def _print_result(diagnosis: Diagnosis, facts: RunFacts, folder: OutputFolder, watcher: Watcher | None) -> None:
+    """Print the diagnosis, what `--guard` did, and how to replay the captured step."""
+    from surefoot.core.console import takes_colour, wrapped_for
+    from surefoot.diagnose.terminal import as_text
+
+    print_line(as_text(diagnosis, folder.shown, takes_colour(stream())))
+    if facts.guard is not None:
+        from surefoot.watch.guard import in_words
+
+        print_line(wrapped_for(stream(), f"surefoot: {in_words(facts.guard)}"))
+    incidents = None if watcher is None else watcher.incidents
+    if incidents is not None and incidents.replay_command is not None:
+        command = incidents.replay_command.replace(str(folder.chosen), folder.shown, 1)
+        print_line(f"the first bad step was captured; to run it again:\n  {command}")
 
 
 def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
