@@ -42,23 +42,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
     def before_value(args: Any, kwargs: Any) -> None:
         """Clipping by value returns nothing, so the largest entry is computed before."""
         if watcher.probes.here():
-            watcher.probes.safely("clipping", value_clipped, args, kwargs)
-
-    def value_clipped(args: Any, kwargs: Any) -> None:
-        given = args[0] if args else kwargs.get("parameters")
-        limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
-        if isinstance(given, (list, tuple, Tensor)):
-            tensors = [given] if isinstance(given, Tensor) else given
-            grads = [readable(t.grad.detach()) for t in tensors if t.grad is not None]
-            largest = [float(grad.abs().max()) for grad in grads if grad is not None and grad.numel()]
-            watcher.calls.last_clip = {
-                "clip_norm": max(largest, default=0.0),
-                "clip_limit": limit,
-                "clip_by_value": True,
-            }
-        if len(watcher.calls.clips) < 3:
-            watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
-        _note_if_scaled(watcher)
+            watcher.probes.safely("clipping", _value_clipped, watcher, args, kwargs)
 
     def before_norm(args: Any, kwargs: Any) -> Any:
         return (args, kwargs, watcher.sampler.set_recorder_aside()) if watcher.probes.here() else None
@@ -75,6 +59,24 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
     _follow_guard(watcher, wrapping, clipped)
     why = "the largest entry before clipping, and the limit"
     wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
+
+
+def _value_clipped(watcher: Watcher, args: Any, kwargs: Any) -> None:
+    """Record a clipping by value that is about to happen."""
+    given = args[0] if args else kwargs.get("parameters")
+    limit = float(kwargs.get("clip_value", args[1] if len(args) > 1 else 0.0))
+    if isinstance(given, (list, tuple, Tensor)):
+        tensors = [given] if isinstance(given, Tensor) else given
+        grads = [readable(t.grad.detach()) for t in tensors if t.grad is not None]
+        largest = [float(grad.abs().max()) for grad in grads if grad is not None and grad.numel()]
+        watcher.calls.last_clip = {
+            "clip_norm": max(largest, default=0.0),
+            "clip_limit": limit,
+            "clip_by_value": True,
+        }
+    if len(watcher.calls.clips) < 3:
+        watcher.calls.clips.append(ClippingFacts(step=watcher.state.steps, site=site(5), limit=limit))
+    _note_if_scaled(watcher)
 
 
 def _follow_guard(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]) -> None:
