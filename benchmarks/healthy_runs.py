@@ -397,8 +397,6 @@ def transformer_warmup_cosine(seed: int, steps: int) -> list[Learner]:
     return [Learner(model, optimizer, windows(seed, 8, 32), next_character(model), LambdaLR(optimizer, schedule), 1.0)]
 
 
-CHANGED_BY_HAND = frozenset({"last_layer_reset"})
-"""Kinds whose own code overwrites weights between two steps: no number tells that from damage, so it is undone."""
 HEALTHY: dict[str, Run] = {
     run.__name__: run
     for run in (

@@ -89,7 +89,7 @@ class EarlierWeights:
             self.ring.settle()
             if not waits_for_batch:
                 self.ring.take_if_due(step)
-        self.ring.after_step(step)
+        self.ring.writes.after_step(step, self._trained.parameters())
 
     def report_jump(self, step: int, history: RunHistory) -> None:
         """Record an alarm if the weights moved much further between two snapshots than ever before.

@@ -336,10 +336,6 @@ class SnapshotRing:
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
         self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
 
-    def after_step(self, step: int) -> None:
-        """`step` steps are done, and the script continues."""
-        self.writes.after_step(step, self._state.parameters())
-
     def before_update(self) -> None:
         """The optimizer is about to write: make the device finish the last copy first."""
         self.writes.before_update(self._state.parameters())
