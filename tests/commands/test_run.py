@@ -40,6 +40,12 @@ def test_options_take_their_value_in_both_ways(monkeypatch):
         assert "--out after train.py was passed to the script" in misplaced(request.target)
 
 
+def test_a_launcher_under_surefoot_is_told_how_its_ranks_are_observed(tmp_path):
+    ended = forked.run(["-m", "surefoot", "run", "--out", "o", "-m", "torch.distributed.run", "--help"], cwd=tmp_path)
+    assert ended.returncode == 0
+    assert "run: torchrun ... -m surefoot run SCRIPT ..." in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

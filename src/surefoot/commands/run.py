@@ -43,6 +43,7 @@ OPTIONS = {
     "--eager-looks": "",
 }
 """Our options that few scripts have, in the order of the usage, and what each takes. `-m` is common in scripts."""
+_WITHOUT_TORCH = "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
 _WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable", "SECONDS": "a number of seconds"}
 
 
@@ -141,6 +142,26 @@ def misplaced(target: Target) -> str:
     )
 
 
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate launch",
+    "accelerate.commands.launch": "accelerate launch",
+}
+
+
+def unobserved_ranks(target: Target) -> str:
+    """What to say of a launcher that is run under surefoot: it starts the script in other processes."""
+    launcher = _LAUNCHERS.get(target.name if target.is_module else os.path.basename(target.name))
+    if launcher is None:
+        return ""
+    return (
+        f"surefoot: the processes that {launcher} starts are not observed; "
+        f"to observe each of them, run: {launcher} ... -m surefoot run SCRIPT ..."
+    )
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Run the command. Does not return: the process ends the way the script did."""
     request = parse(arguments)
@@ -153,8 +174,9 @@ def main(arguments: list[str]) -> NoReturn:
 
         print(wrapped_for(sys.stderr, f"surefoot run: {request}"), file=sys.stderr)
         sys.exit(2)
-    if words := misplaced(request.target):
-        print_line(words)
+    for words in (misplaced(request.target), unobserved_ranks(request.target)):
+        if words:
+            print_line(words)
     RunSession(request).run()
     sys.exit(0)
 
@@ -427,9 +449,7 @@ class RunSession:
             print_line(f"surefoot: cannot write {where}: {why}; the diagnosis is only printed here")
         if self.watcher is None or facts is None:
             if "torch" not in sys.modules:
-                print_line(
-                    "\nsurefoot: the script did not import torch in this process, so there was nothing to observe"
-                )
+                print_line(_WITHOUT_TORCH)
             return
         from surefoot.core.console import takes_colour, wrapped_for
         from surefoot.diagnose.engine import diagnose
