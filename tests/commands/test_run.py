@@ -25,6 +25,12 @@ for step in range(30):
 """
 
 
+def test_a_launcher_under_surefoot_is_told_how_its_ranks_are_observed(tmp_path):
+    ended = forked.run(["-m", "surefoot", "run", "--out", "o", "-m", "torch.distributed.run", "--help"], cwd=tmp_path)
+    assert ended.returncode == 0
+    assert "run: torchrun ... -m surefoot run SCRIPT ..." in ended.stderr
+
+
 def test_alerts_and_curves_of_a_watched_script_reach_the_webhook_and_tensorboard(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     bodies = []

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from counted import Operations
 from surefoot.observe.fingerprints import fingerprint, fingerprints
 
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64]
@@ -76,3 +77,12 @@ def test_no_random_number_is_drawn():
     before = torch.get_rng_state()
     fingerprint(torch.ones(100_000))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_tensor_takes_one_product_and_one_sum():
+    tensor = some(torch.float32)
+    fingerprint(tensor)  # makes the weights
+    with Operations() as done:
+        fingerprint(tensor)
+    passes = [name.split(".")[1] for name in done.names]
+    assert [name for name in passes if name in ("mul", "sum", "_to_copy", "copy_")] == ["mul", "sum"]

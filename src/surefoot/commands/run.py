@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from surefoot.commands.run_options import Request, misplaced, parse
+from surefoot.commands.run_options import Request, misplaced, parse, unobserved_ranks
 from surefoot.commands.run_sinks import Sinks
 from surefoot.core.folder_lock import hold
 from surefoot.errors import FolderInUse
@@ -43,8 +43,9 @@ def main(arguments: list[str]) -> NoReturn:
 
         print(wrapped_for(sys.stderr, f"surefoot run: {request}"), file=sys.stderr)
         sys.exit(2)
-    if words := misplaced(request.target):
-        print_line(words)
+    for words in (misplaced(request.target), unobserved_ranks(request.target)):
+        if words:
+            print_line(words)
     RunSession(request).run()
     sys.exit(0)
 

@@ -120,3 +120,23 @@ def misplaced(target: Target) -> str:
         f"surefoot: {', '.join(found)} after {target.name} {were} passed to the script; "
         f"to use {'it' if len(found) == 1 else 'them'} in surefoot, run: surefoot run {usage} {script} ..."
     )
+
+
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate launch",
+    "accelerate.commands.launch": "accelerate launch",
+}
+
+
+def unobserved_ranks(target: Target) -> str:
+    """What to say of a launcher that is run under surefoot: it starts the script in other processes."""
+    launcher = _LAUNCHERS.get(target.name if target.is_module else os.path.basename(target.name))
+    if launcher is None:
+        return ""
+    return (
+        f"surefoot: the processes that {launcher} starts are not observed; "
+        f"to observe each of them, run: {launcher} ... -m surefoot run SCRIPT ..."
+    )

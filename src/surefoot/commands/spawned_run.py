@@ -52,7 +52,7 @@ class _Beginning:
         return exec, (self._code,)
 
 
-class _Call:
+class _SpawnCall:
     """A call of `start_processes`."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -64,7 +64,7 @@ class SpawnedRuns:
 
     def __init__(self, request: Request, folder: Callable[[], Path]) -> None:
         self._request, self._top, self._process = request, folder, os.getpid()
-        self._call: _Call | None = None
+        self._call: _SpawnCall | None = None
         self._groups: list[Path] = []
         from multiprocessing.spawn import get_preparation_data
 
@@ -97,23 +97,23 @@ class SpawnedRuns:
                 print_line(f"charts and events on one page: surefoot report {where}")
         return bool(recorded)
 
-    def _starting(self, args: Any, kwargs: Any) -> _Call | None:
+    def _starting(self, args: Any, kwargs: Any) -> _SpawnCall | None:
         count = args[2]
         if os.getpid() != self._process or not isinstance(count, int) or self._call is not None:
             return None
         number = len(self._groups) + 1
-        self._call = _Call(self._top() if number == 1 else self._top() / f"spawn-{number}", count)
+        self._call = _SpawnCall(self._top() if number == 1 else self._top() / f"spawn-{number}", count)
         return self._call
 
-    def _has_started(self, call: _Call) -> None:
+    def _has_started(self, call: _SpawnCall) -> None:
         self._call = None
 
-    def _expected(self, args: Any, kwargs: Any) -> _Call | None:
+    def _expected(self, args: Any, kwargs: Any) -> _SpawnCall | None:
         call = self._call
         is_of_call = call is not None and call.thread == _thread.get_ident() and call.started < call.count
         return call if is_of_call else None
 
-    def _with_beginning(self, call: _Call, settings: Any) -> Any:
+    def _with_beginning(self, call: _SpawnCall, settings: Any) -> Any:
         rank, call.started = call.started, call.started + 1
         if rank == 0:
             self._groups.append(call.folder)

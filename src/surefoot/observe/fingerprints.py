@@ -92,13 +92,14 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _weighted(words: Tensor) -> Tensor:
+    """The sum of the products. The weights are 64-bit integers, and so is a product with a smaller word."""
     weights = _weights(words.device)
     count = words.numel()
     if count <= _PERIOD:
-        return (words.to(torch.int64) * weights[:count]).sum()
+        return (words * weights[:count]).sum()
     whole = count - count % _PERIOD
-    total = (words[:whole].to(torch.int64).view(-1, _PERIOD) * weights).sum()
-    return total if whole == count else total + (words[whole:].to(torch.int64) * weights[: count - whole]).sum()
+    total = (words[:whole].view(-1, _PERIOD) * weights).sum()
+    return total if whole == count else total + (words[whole:] * weights[: count - whole]).sum()
 
 
 @cache

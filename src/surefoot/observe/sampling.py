@@ -43,4 +43,4 @@ class Sampling:
 
 
 RANK_STEPS = Sampling(growth=1.4, every_steps=997)
-"""The steps at which ranks are compared, equal on every rank. Each costs about as much as an optimizer's step."""
+"""The steps at which ranks are compared, equal on every rank. Each costs about as much as a training step."""
