@@ -451,3 +451,32 @@ def test_the_callback_of_the_other_framework_is_refused_by_one_line(tmp_path):
         train(tmp_path, other.StabilizerCallback(tmp_path / "run"))
     with pytest.raises(sf.UsageError, match=r"use `sf\.trainers\.transformers\.StabilizerCallback`"):
         transformers_classes.train(tmp_path, StabilizerCallback(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("faults", [None, {8 * 11 + 3: float("nan")}], ids=["healthy", "nan"])
+def test_attach_guards_a_loop_of_fabric(tmp_path, faults):
+    """As on the page: `clip=` has the bits of torch's clipping, and a NaN batch is left out."""
+
+    def run(guarded: bool) -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        fabric, model = L.Fabric(accelerator="cpu", devices=1), Classifier()
+        wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=LR))
+        clip, log = sf.ClipByNorm(1.0), tmp_path / "run"
+        guard = sf.attach(wrapped, optimizer, log=log, clip=clip) if guarded else None
+        for batch in fabric.setup_dataloaders(DataLoader(Rows(320, faults), batch_size=8)):
+            optimizer.zero_grad()
+            loss = wrapped(**batch)["loss"]
+            fabric.backward(loss)
+            if guard is not None:
+                guard.observe(loss=loss)
+                optimizer.step()
+            elif torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+                optimizer.step()
+        if guard is not None:
+            guard.detach()
+        return model.state_dict(), guard
+
+    bare, _ = run(False)
+    guarded, guard = run(True)
+    assert same(bare, guarded)
+    assert guard.counts.items() >= {"steps": 40, "skipped": 0 if faults is None else 1}.items()

@@ -47,6 +47,10 @@ logger = logging.getLogger("surefoot")
 LOSS_FROM = "In your own `training_step`, call `self.accelerator.backward(loss)` instead of `loss.backward()`."
 
 
+def _refuse_lightning(*_: Any, **__: Any) -> None:
+    raise UsageError("this callback is for Transformers: use `sf.trainers.lightning.StabilizerCallback`.")
+
+
 class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
     """Guards a `Trainer`: broken steps are skipped, damaged weights return to earlier ones, and all of it is logged.
 
@@ -54,6 +58,9 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         log: the run folder, or a `RunLog`.
         options: the fields of `GuardOptions`, as `clip`, `checker`, `escalation`, `recovery` or `mode`.
     """
+
+    state_key = "StabilizerCallback"
+    setup = on_exception = _refuse_lightning  # what a Lightning `Trainer` calls
 
     def __init__(self, log: str | PathLike[str] | RunLog | None = None, **options: Any) -> None:
         self._options = GuardOptions.of(log, options)
@@ -74,12 +81,6 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer_makes_optimizer = kwargs.get("optimizer") is None
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
-
-    def setup(self, *args: Any, **kwargs: Any) -> None:
-        """Called by a Lightning `Trainer`, which has a callback of its own."""
-        raise UsageError("this callback is for Transformers: use `sf.trainers.lightning.StabilizerCallback`.")
-
-    state_key, on_exception = "StabilizerCallback", setup
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
