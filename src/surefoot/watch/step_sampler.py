@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from surefoot.record.facts import NonFiniteLoss, SampledStep
     from surefoot.watch.context import WatchContext
     from surefoot.watch.data_origin import DataOrigin
-    from surefoot.watch.function_recorder import FunctionRecorder
     from surefoot.watch.optimizer_record import OptimizerRecord
     from surefoot.watch.step_rows import SeriesRow
 
@@ -157,11 +156,6 @@ class StepSampler:
             self._extra_steps = EXTRA_STEPS
         if self._state.sampled is None:
             self.begin()
-
-    def set_recorder_aside(self) -> FunctionRecorder | None:
-        """Stop recording calls while a function of torch reads each parameter; `take_up` of the result resumes it."""
-        recorder = None if self._state.sampled is None else self._state.sampled.recorder
-        return recorder if recorder is not None and recorder.set_aside() else None
 
     def restart(self) -> None:
         """End the sampled step in progress and begin another one."""

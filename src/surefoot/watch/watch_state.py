@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from surefoot.watch.function_recorder import FunctionRecorder
     from surefoot.watch.step_recording import StepRecording
 
 
@@ -77,6 +78,11 @@ class WatchState:
     def is_repeated_evaluation(self) -> bool:
         """Whether an optimizer evaluates its closure again within one step. Only the first evaluation is recorded."""
         return self.backwards_at_closure is not None and self.backwards > self.backwards_at_closure + 1
+
+    def set_recorder_aside(self) -> FunctionRecorder | None:
+        """Stop recording calls while a function of torch reads each parameter; `take_up` of the result resumes it."""
+        recorder = None if self.sampled is None else self.sampled.recorder
+        return recorder if recorder is not None and recorder.set_aside() else None
 
     def run_compiled(self) -> None:
         """Let compiled code run compiled again before the end of the sampled step, if it runs eagerly now."""

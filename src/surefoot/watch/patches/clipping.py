@@ -44,21 +44,27 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.probes.here():
             watcher.probes.safely("clipping", _value_clipped, watcher, args, kwargs)
 
-    def before_norm(args: Any, kwargs: Any) -> Any:
-        return (args, kwargs, watcher.sampler.set_recorder_aside()) if watcher.probes.here() else None
+    _follow_norm(watcher, wrapping, clipped)
+    _follow_guard(watcher, wrapping, clipped)
+    why = "the largest entry before clipping, and the limit"
+    wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
 
-    def after_norm(call: Any, result: Any) -> None:
+
+def _follow_norm(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]) -> None:
+    """Observe clipping by norm. In a sampled step, its many accesses to gradients are not recorded."""
+
+    def before(args: Any, kwargs: Any) -> Any:
+        return (args, kwargs, watcher.state.set_recorder_aside()) if watcher.probes.here() else None
+
+    def after(call: Any, result: Any) -> None:
         watcher.probes.safely("clipping", clipped, result, *call[:2])
 
-    def last_norm(call: Any) -> None:
+    def last(call: Any) -> None:
         if call[2] is not None:
             call[2].take_up()
 
     why = "the norm of the gradients before clipping, and the limit"
-    wrapping.add(nn.utils.clip_grad, "clip_grad_norm_", "clipping", why, before_norm, after_norm, last_norm)
-    _follow_guard(watcher, wrapping, clipped)
-    why = "the largest entry before clipping, and the limit"
-    wrapping.add(nn.utils.clip_grad, "clip_grad_value_", "clipping", why, before_value, listed="parameters")
+    wrapping.add(nn.utils.clip_grad, "clip_grad_norm_", "clipping", why, before, after, last)
 
 
 def _value_clipped(watcher: Watcher, args: Any, kwargs: Any) -> None:

@@ -54,7 +54,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
         if not watcher.probes.here():  # only a number is recorded, without a call of torch that would need `safely`
             return None
         watcher.steps.gradients_zeroed()
-        return watcher.sampler.set_recorder_aside()
+        return watcher.state.set_recorder_aside()
 
     def take_up(recorder: Any) -> None:
         recorder.take_up()
