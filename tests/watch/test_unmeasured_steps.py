@@ -78,3 +78,12 @@ def test_the_norm_that_the_script_clips_by_is_enough_unless_it_may_have_overflow
     row = {}
     steps.begin(row, optimizer)
     assert row == {}
+
+
+def test_a_norm_that_the_script_clips_by_lets_more_steps_go_unmeasured(context: WatchContext):
+    steps = UnmeasuredSteps(context, NonFiniteGradients(context))
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    for clip, is_known in (({"clip_norm": 1.0}, True), (None, False)):
+        context.calls.last_clip = clip
+        steps.begin({}, optimizer)
+        assert context.measuring.norms_are_known is is_known

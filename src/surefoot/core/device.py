@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import os
 import sys
 import weakref
 from contextlib import contextmanager
@@ -283,6 +284,7 @@ def is_capturing(device: torch.device | None = None) -> bool:
 
 _has_been_used: list[bool] = []
 """Not empty once the accelerator was used: `is_capturing` is called many times in each step."""
+os.register_at_fork(after_in_child=_has_been_used.clear)  # a forked child cannot use it
 
 
 @cache
