@@ -427,3 +427,30 @@ def test_weight_averaging_ends_with_a_pass_without_backward_that_raises_no_alarm
     saved = torch.load(tmp_path / "saved-1" / "last.ckpt", weights_only=False)["callbacks"]
     assert len(saved["StabilizerCallback"]["guards"]) == 1
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"] == "healthy"
+
+
+def test_a_batch_that_a_training_step_leaves_out_raises_no_alarm(tmp_path):
+    class Choosy(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return None if index % 5 == 3 else super().training_step(batch, index)
+
+    ended, callback = [], StabilizerCallback(tmp_path / "run")
+    for chosen in ([], [callback]):
+        module = Choosy()
+        train(tmp_path, *chosen, module=module)
+        ended.append(module.state_dict())
+    assert same(*ended)
+    assert guard_of(callback).counts.items() >= {"skipped": 0, "alarms": 0}.items()
+
+
+def test_a_loss_that_no_parameter_can_be_reached_from_still_raises_an_alarm(tmp_path, caplog):
+    """A loss was passed, so that the step was meant."""
+
+    class Detached(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = super().training_step(batch, index)
+            return loss if index < 3 else loss.detach().requires_grad_()
+
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, module=Detached())
+    assert "no parameter of the optimizer has a gradient" in caplog.text

@@ -78,6 +78,7 @@ class StepAccount:
         self._recovery = recovery
         self._loss: Scalar | None = None
         self._evaluated: Scalar | None = None
+        self._has_losses = False
         self._own: dict[str, Scalar] = {}
         self._clipped: Tensor | None = None
         self._was_broken: Tensor | None = None
@@ -86,6 +87,7 @@ class StepAccount:
         """Keep a loss, unless it is `None` or not a number, and the user's own signals for the next step."""
         found = _as_scalar(loss)
         self._loss = self._loss if found is None else found
+        self._has_losses |= found is not None
         for name, value in signals.items():
             self._own[name] = signal_value(name, value)
 
@@ -137,10 +139,16 @@ class StepAccount:
             self._recovery.before_update()
 
     def without_gradient(self) -> StepNumbers:
-        """The numbers of a step for which no parameter had a gradient."""
+        """The numbers of a step for which no parameter had a gradient.
+
+        Where losses are passed and this step has none, nothing was differentiated on purpose: a `training_step` of
+        Lightning leaves a batch out by returning `None`.
+        """
         signals = Signals(self.results.steps, lr=self._guarded.lr(self.results.lr_factor))
-        summary = "no parameter of the optimizer has a gradient"
-        self.results.history.warn_once(signals, "optim.no-gradient", summary)
+        is_left_out = self._has_losses and self._loss is None and self._evaluated is None
+        if not is_left_out:
+            summary = "no parameter of the optimizer has a gradient"
+            self.results.history.warn_once(signals, "optim.no-gradient", summary)
         return StepNumbers(StepRecord(signals, skipped=False))
 
     def skipped_by_scaler(self, loss_scale: float) -> None:
