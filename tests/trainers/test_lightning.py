@@ -480,3 +480,16 @@ def test_attach_guards_a_loop_of_fabric(tmp_path, faults):
     guarded, guard = run(True)
     assert same(bare, guarded)
     assert guard.counts.items() >= {"steps": 40, "skipped": 0 if faults is None else 1}.items()
+
+
+def test_a_loss_that_no_parameter_can_be_reached_from_still_raises_an_alarm(tmp_path, caplog):
+    """A loss was passed, so that the step was meant."""
+
+    class Detached(Module):
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = super().training_step(batch, index)
+            return loss if index < 3 else loss.detach().requires_grad_()
+
+    callback = StabilizerCallback(tmp_path / "run")
+    train(tmp_path, callback, module=Detached())
+    assert "no parameter of the optimizer has a gradient" in caplog.text

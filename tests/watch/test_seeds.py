@@ -24,6 +24,7 @@ SEEDED = {
     "the script": "torch.manual_seed(0)",
     "a library that the script asks": "helping.set_seed(0)",
     "a library by itself": "helping.Trainer()",
+    "code that the script executes": "exec('def seed(): torch.manual_seed(0)\\nseed()')",
     "surefoot": "import surefoot\nsurefoot.seed_everything(0)",
     "the script, after torch._dynamo was imported": (
         "torch.manual_seed = torch._disable_dynamo(torch.manual_seed)\ntorch.manual_seed(0)"

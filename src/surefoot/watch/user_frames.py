@@ -36,9 +36,14 @@ def caller() -> FrameType | None:
         frame = frame.f_back
     if frame is not None and not is_users(frame.f_code.co_filename) and not is_library(frame.f_code.co_filename):
         frame = frame.f_back  # the function itself
-    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
-        frame = frame.f_back
+    while frame is not None and (frame.f_code.co_filename.endswith(_WRAPPERS) or _is_text(frame.f_code.co_filename)):
+        frame = frame.f_back  # what `exec` runs belongs to whoever called it
     return frame
+
+
+def _is_text(filename: str) -> bool:
+    """Whether code comes from a string: `<string>`, or another name in angle brackets that is nobody's file."""
+    return filename.startswith("<") and not filename.startswith("<frozen") and not is_users(filename)
 
 
 def is_library(filename: str) -> bool:

@@ -46,6 +46,12 @@ def test_an_eps_that_leaves_the_run_learning_is_fine(watch: Nursery) -> None:
     assert watch(START, paced("1e-2", more=", eps=1e-3"), LOOP).causes == []
 
 
+def test_a_large_eps_that_does_no_harm_is_mentioned(watch: Nursery) -> None:
+    run = watch(START, paced("3e-2", more=", eps=0.1"), LOOP)
+    assert run.causes == []
+    assert run.finding("optim.epsilon").severity == "info"
+
+
 @pytest.mark.parametrize(("optimizer", "rate", "decay"), [("SGD", "0.1", "1.0"), ("AdamW", "1e-2", "10.0")])
 def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer: str, rate: str, decay: str) -> None:
     run = watch(START, paced(rate, optimizer, f", weight_decay={decay}"), LOOP)

@@ -50,6 +50,13 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
     assert found.evidence["grad_norm"] > 0.01
 
 
+def test_a_loss_that_still_falls_in_a_straight_line_is_mentioned(watch: Nursery) -> None:
+    long = LOOP.replace("range(60)", "range(400)")
+    run = watch(START, paced("1e-4"), long)
+    assert run.causes == []
+    assert run.finding("lr.too-low").severity == "info"
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])
 def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None:
     assert watch(START, paced(rate, optimizer), LOOP).causes == []

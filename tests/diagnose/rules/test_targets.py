@@ -96,5 +96,10 @@ def test_prices_that_the_output_never_reaches_are_named(watch: Nursery) -> None:
     )
 
 
+def test_large_targets_on_both_sides_of_0_are_named(watch: Nursery) -> None:
+    run = watch(PRICES.replace("BASE", "0").replace("SPREAD", "60000"))
+    run.names_first("data.unscaled-target", step=0, at="|loss = F.mse_loss", evidence={"targets", "predictions"})
+
+
 def test_targets_that_the_output_reaches_may_be_large(watch: Nursery) -> None:
     assert "data.unscaled-target" not in watch(PRICES.replace("BASE", "20").replace("SPREAD", "5")).causes

@@ -140,6 +140,6 @@ RULES: tuple[Rule, ...] = (
         "data.bad-batch",
         "value",
         bad_batch,
-        explains=("lr.too-high", "model.exploding-gradient", "lr.no-warmup", "model.dead-units"),
+        explains=("lr.too-high", "model.exploding-gradient", "lr.no-warmup", "model.dead-units", "data.split-mismatch"),
     ),
 )

@@ -293,6 +293,14 @@ def _pool(held: list[FeatureScales], width: int) -> tuple[list[float], list[floa
     return means, [math.sqrt(max(0.0, s - m * m)) for s, m in zip(squares, means, strict=True)], count
 
 
+def _usual(held: list[FeatureScales]) -> list[FeatureScales]:
+    """The passes without a minority whose spread is another one: a few huge rows are in some batches only."""
+    spreads = [median(features.std) for features in held]
+    usual = median(spreads)
+    kept = [features for features, spread in zip(held, spreads, strict=True) if usual / 3 <= spread <= 3 * usual]
+    return kept if len(kept) > 0.6 * len(held) else held
+
+
 def _is_finite(*values: float) -> bool:
     """Older facts contain the largest float32 for an infinity."""
     return all(abs(value) < 1e38 for value in values)
@@ -303,7 +311,7 @@ def _compare(model: str, train: list[FeatureScales], calls: list[ModelCall]) -> 
     held = [call for call in calls if call.features is not None and len(call.features.mean) == width]
     if not held:
         return None
-    means, spreads, count = _pool(train, width)
+    means, spreads, count = _pool(_usual([features for features in train if len(features.mean) == width]), width)
     other_means, other_spreads, other_count = _pool(
         [call.features for call in held if call.features is not None], width
     )

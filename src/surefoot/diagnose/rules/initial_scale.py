@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
+_UNUSUAL = 2.5
+"""If half of the layers have a larger gain than this, it is mentioned even in a run that did well."""
 
 
 def _chain(run: RecordedRun) -> list[LayerCall]:
@@ -61,7 +63,8 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     large = worst > HEALTHY_GAIN[1] and last > 5 * max(1.0, entering or 1.0)
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
-    if not (large or grows) or not (did_badly(run) or (extreme and not _ended_well(run))):
+    harms = (large or grows) and (did_badly(run) or (extreme and not _ended_well(run)))
+    if not harms and not (large and median(gains) > _UNUSUAL):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
@@ -72,6 +75,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
+        severity="error" if harms else "info",
     )
 
 
@@ -205,7 +209,7 @@ def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},
-        severity="error" if run.failing else "warning",
+        severity="error" if run.failing else "info" if _ended_well(run) else "warning",
     )
 
 

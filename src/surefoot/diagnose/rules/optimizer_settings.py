@@ -31,7 +31,8 @@ def epsilon(run: RecordedRun) -> Claim | None:
     ]
     ratio = eps / median(roots) if roots else 0.0
     slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
-    if eps > 1e-7 and ((ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))):
+    hinders = (ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))
+    if (eps > 1e-7 and hinders) or (eps >= 1e-3 and ratio > 2 and not run.blind):
         return Claim(
             0.9,
             f"eps={eps:g} of {run.main.type} is {eps / median(roots):.3g} times the root of the second moment "
@@ -41,6 +42,7 @@ def epsilon(run: RecordedRun) -> Claim | None:
             where=(run.main.site,),
             evidence={"eps": eps, "root_second_moment": median(roots), "ratio": eps / median(roots)},
             fixes=(f"Lower eps below {median(roots) / 10:.0e}; the default is 1e-8.",),
+            severity="error" if hinders else "info",
         )
     bad = run.nonfinite.loss
     if bad is None or bad.kind != "parameter":

@@ -154,13 +154,15 @@ def too_low(run: RecordedRun) -> Claim | None:
         return _higher_learns(run.facts.preflight)
     curve = run.curve
     ratios = run.sampled.update_ratios()
-    if run.adversarial or curve.count < 20 or curve.learned or run.nonfinite.seen or not ratios:
+    if run.adversarial or curve.count < 20 or run.nonfinite.seen or not ratios:
         return None
     if curve.rose or not run.grad_norms or median(run.grad_norms) == 0:
         return None
     typical = median(ratios)
     travelled = typical * curve.count
-    if typical <= 0 or typical > 3e-4 or travelled > 0.1:
+    is_stuck = not curve.learned and typical <= 3e-4 and travelled <= 0.1
+    is_slow = typical <= 1e-3 and travelled <= 0.5 and _falls_to_the_end(run)
+    if typical <= 0 or not (is_stuck or is_slow):
         return None
     rate = median(run.lr) if run.main and run.lr else None
     who = (
@@ -178,7 +180,20 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end},
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
+        severity="error" if is_stuck else "info",
     )  # fmt: skip
+
+
+def _falls_to_the_end(run: RecordedRun) -> bool:
+    """Whether the second half of the steps, at an undiminished rate, brought about as much as the first half."""
+    curve = run.curve
+    losses = curve.finite
+    if len(losses) < 40 or curve.blind or curve.around_zero or (run.lr and run.lr[-1] < 0.5 * max(run.lr)):
+        return False
+    middle = len(losses) // 2
+    halfway = median(losses[middle - curve.window // 2 : middle + curve.window // 2 + 1])
+    gained = halfway - curve.end
+    return gained > 0.4 * (curve.start - curve.end) and gained > 2 * curve.noise / math.sqrt(curve.window)
 
 
 def hardly_any_rate(run: RecordedRun) -> Claim | None:

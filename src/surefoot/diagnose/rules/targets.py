@@ -122,7 +122,7 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
         return None
     sizes, given = [_size(call, "target") for call in late], [_size(call, "input") for call in late]
     size, reached = median(sizes), median(given)
-    outside = median(max(call.above or 0.0, call.below or 0.0) for call in late)
+    outside = median((call.above or 0.0) + (call.below or 0.0) for call in late)
     if size < _LARGE or size < _LARGE * reached or outside < 0.9:
         return None
     first = calls[0]
