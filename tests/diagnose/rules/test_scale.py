@@ -352,3 +352,11 @@ def test_the_gain_of_a_recurrent_cell_goes_by_its_own_inputs(watch: Nursery) -> 
     assert "init.too-small" not in [finding.cause for finding in run.diagnosis.findings]
     layer = next(call for call in run.loaded[0].sampled_steps[0].calls.layers if call.op == "lstm_cell")
     assert layer.fan_in is None
+
+
+def test_units_that_were_zero_before_a_rate_that_moves_nothing_are_not_the_cause(watch: Nursery) -> None:
+    """A third of the units is off for these rows from the beginning; the weights have hardly moved since."""
+    half_off = "with torch.no_grad(): model[0].bias[:18] = -8.0\n"
+    run = watch(START, NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "1e-4"), half_off, LOOP)
+    assert run.first.cause == "lr.too-low"
+    assert "model.dead-units" not in run.causes

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from surefoot.record.facts import ActivationCall, NormalizationCall, SampledStep
 
 
+_UNMOVED = 0.1
+"""Updates that add up to less than this share of the weights leave the units as they were."""
+
+
 def dead_units(run: RecordedRun) -> Claim | None:
     """Units that are zero on every input."""
     worst: tuple[float, int, tuple[str, str], list[ActivationCall]] | None = None
@@ -35,6 +39,8 @@ def dead_units(run: RecordedRun) -> Claim | None:
     at_start = (notes[0].dead or 0) / units
     if share < 0.8 and at_start < 0.5 * share and labels_uninformative(run) is not None:
         return None  # the other units would learn what the labels say; these died while they were trained on noise
+    if at_start >= share < 0.8 and median(run.sampled.update_ratios() or [1.0]) * run.steps < _UNMOVED:
+        return None  # none has died: the weights have hardly moved since the beginning
     bad = share >= 0.95 or (share >= 0.6 and (not run.curve.learned or at_start > 0.5)) or not run.curve.learned
     return Claim(
         0.85 if at_start > 0.4 else 0.7,
