@@ -131,10 +131,12 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
     if len(profile) < 4:
         return None
     sizes = [size for _, size in profile]
-    first = median(sizes[: max(1, len(profile) // 4)])
-    last = median(sizes[-max(1, len(profile) // 4) :])
+    first, last = _ends(sizes)
     if last <= 0 or first / last > 1e-3 or _recovers(sizes, last):
         return None
+    before = _ends([size for _, size in _depth_profile(run, early[:1])] or [0.0])
+    if early[0].step == 0 and before[0] > 0.01 * before[1] > 0:
+        return None  # the gradient reached the first layers before the first update: the updates have changed that
     slow = run.curve.flat or not run.curve.before_bad.learned
     return Claim(
         0.85 if first / last < 1e-4 else 0.7,
@@ -146,6 +148,12 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
         evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
         severity="error" if slow else "info",
     )
+
+
+def _ends(sizes: list[float]) -> tuple[float, float]:
+    """The typical size of the first and of the last quarter of the layers."""
+    quarter = max(1, len(sizes) // 4)
+    return median(sizes[:quarter]), median(sizes[-quarter:])
 
 
 def _recovers(sizes: list[float], last: float) -> bool:
