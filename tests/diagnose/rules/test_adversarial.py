@@ -156,3 +156,32 @@ def test_the_sign_of_a_generator_is_known_if_the_loss_of_the_discriminator_reach
     attached = attached.replace("FAKE", "G(torch.randn(32, 4))")
     assert watch(attached.replace("SIGN", "1")).first.cause == "loss.sign-flipped"
     assert "loss.sign-flipped" not in watch(attached.replace("SIGN", "-1")).causes
+
+
+def test_real_and_made_rows_are_no_terms_of_which_one_dominates(watch: Nursery) -> None:
+    """A discriminator whose steps are too large answers the same for all rows: it fails at one kind of them."""
+    run = watch(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        torch.manual_seed(0)
+        G = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        D = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2),
+                          nn.Linear(64, 1), nn.Sigmoid())
+        of_g = torch.optim.Adam(G.parameters(), lr=1e-3)
+        of_d = torch.optim.Adam(D.parameters(), lr=0.3)
+        ones, zeros = torch.ones(32, 1), torch.zeros(32, 1)
+        for step in range(200):
+            real = torch.randn(32, 2) * 0.3 + 1
+            fake = G(torch.randn(32, 4))
+            of_real = F.binary_cross_entropy(D(real), ones)
+            of_fake = F.binary_cross_entropy(D(fake.detach()), zeros)
+            judged = (of_real + of_fake) / 2
+            of_d.zero_grad(); judged.backward(); of_d.step()
+            fooled = F.binary_cross_entropy(D(fake), ones)
+            of_g.zero_grad(); fooled.backward(); of_g.step()
+        """
+    )
+    assert run.causes == ["lr.too-high"]

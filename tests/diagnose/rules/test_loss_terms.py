@@ -74,3 +74,13 @@ def test_the_terms_of_a_sum_that_is_divided_by_the_rows_are_measured(watch: Nurs
     assert run.at("|divergence = -0.5") in found.where
     summed = "(F.mse_loss(output, rows, reduction='sum') + 0.01 * divergence) / len(rows)"
     assert watch(AUTOENCODER.replace("RECONSTRUCTION + divergence", summed)).causes == []
+
+
+def test_a_code_that_is_cut_off_before_the_decoder_is_named(watch: Nursery) -> None:
+    """Without the gradient of the reconstruction, only the other term trains the encoder."""
+    summed = AUTOENCODER.replace("RECONSTRUCTION", 'F.binary_cross_entropy_with_logits(output, rows, reduction="sum")')
+    run = watch(summed.replace("self.decoder(code)", "self.decoder(code.detach())"))
+    assert run.first.cause == "optim.detached-graph"
+    assert run.at("|code.detach()") in run.first.where
+    through = "code = code + (code.round() - code).detach()\n        return"  # a straight-through estimator
+    assert watch(summed.replace("return", through)).causes == []

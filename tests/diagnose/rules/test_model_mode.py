@@ -166,3 +166,17 @@ def test_functional_dropout_that_an_evaluation_has_switched_off_for_good_is_name
     assert left.at("|F.dropout") in found.where
     fine = watch(CLASSES, "loss_of = F.cross_entropy", FUNCTIONAL, EVALUATED.replace("MODE", "model.train()"))
     assert fine.causes == []
+
+
+def test_an_evaluation_in_training_mode_is_named_where_two_models_are_trained_side_by_side(watch: Nursery) -> None:
+    second = """
+    other = nn.Linear(8, 3)
+    of_other = torch.optim.Adam(other.parameters(), lr=1e-2)
+    """
+    both = """
+    of_other.zero_grad()
+    F.cross_entropy(other(x[rows]), y[rows]).backward()
+    of_other.step()
+"""
+    loop = LOOP + both + VALIDATE.replace("MODE", "pass").replace("AFTER", "pass")
+    assert watch(START, DROPOUT, second, loop).causes == ["model.train-mode-eval"]

@@ -422,3 +422,13 @@ def test_layers_without_an_activation_between_them_are_named(watch: Nursery) -> 
     assert "Nothing lies between" not in str(watch(START, BENT, bent, FITTED, TRAIN).diagnosis)
     straight = watch(START, "y = x[:, :1] + x[:, 1:2]\n", model, FITTED, TRAIN)
     assert straight.causes == [], "a linear function is all that is needed"
+
+
+def test_a_product_of_low_rank_needs_no_activation(watch: Nursery) -> None:
+    """Words and their neighbours: a narrow layer between one-hot words and scores is an embedding."""
+    words = "words = torch.randint(12, (600,)); x = F.one_hot(words, 12).float()\n"
+    noisy = "y = torch.where(torch.rand(600) < 0.3, (words + 1) % 12, torch.randint(12, (600,)))\n"
+    model = "model = nn.Sequential(nn.Linear(12, 4, bias=False), nn.Linear(4, 12, bias=False))\n"
+    scored = "def loss_of(rows):\n    return F.cross_entropy(model(x[rows]), y[rows])\n"
+    run = watch(START, words, noisy, model, scored, TRAIN)
+    assert run.causes == []

@@ -53,3 +53,20 @@ FINE_SCHEDULES = {
 @pytest.mark.parametrize("name", FINE_SCHEDULES)
 def test_a_schedule_that_rises_or_falls_on_purpose_is_fine(watch: Nursery, name: str) -> None:
     assert watch(START, NET.replace("lr=1e-2", "lr=2e-2"), scheduled(FINE_SCHEDULES[name]), SCHEDULED).causes == []
+
+
+def plateau(patience: int) -> tuple[str, str, str, str]:
+    """A script that looks for a plateau in every batch."""
+    loop = LOOP.replace("range(60)", "range(160)") + "    pace.step(loss.item())\n"
+    return START, NET.replace("1e-2", "5e-3"), scheduled(f"ReduceLROnPlateau(optimizer, patience={patience})"), loop
+
+
+def test_a_plateau_that_is_looked_for_in_every_batch_is_named(watch: Nursery) -> None:
+    """The noise of single batches is no plateau: the loss was falling when the rate was lowered."""
+    run = watch(*plateau(3))
+    assert run.first.cause == "lr.schedule-broken"
+    assert "ReduceLROnPlateau is stepped once per batch" in run.first.summary
+
+
+def test_a_plateau_that_is_looked_for_in_many_batches_is_fine(watch: Nursery) -> None:
+    assert watch(*plateau(40)).causes == []

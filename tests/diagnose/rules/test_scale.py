@@ -95,11 +95,16 @@ def test_a_sigmoid_at_the_output_may_be_certain(watch: Nursery) -> None:
 # Gradients through depth and time
 
 
-def profile_of(*sizes: float) -> RecordedRun:
-    """A run whose layers, first to last, get gradients of these sizes per weight."""
+def profile_of(*sizes: float, at_start: tuple[float, ...] = ()) -> RecordedRun:
+    """A run whose layers, first to last, get gradients of these sizes per weight, at step 0 perhaps others."""
+
+    def updated(given: tuple[float, ...]) -> list[dict[str, object]]:
+        rows = [{"id": number, "grad": 8 * size, "ratio": 0.01} for number, size in enumerate(given)]
+        return [{"optimizer": 0, "rows": rows}]
+
     layers = [{"op": "linear", "parameter": number, "out_std": 1.0} for number in range(len(sizes))]
-    rows = [{"id": number, "grad": 8 * size, "ratio": 0.01} for number, size in enumerate(sizes)]
-    looks = [look(step, notes={"layers": layers}, steps=[{"optimizer": 0, "rows": rows}]) for step in range(4)]
+    looks = [look(0, notes={"layers": layers}, steps=updated(at_start or sizes))]
+    looks += [look(step, notes={"layers": layers}, steps=updated(sizes)) for step in range(1, 4)]
     return recorded([0.7] * 60, sampled_steps=looks, parameters=[parameter(n) for n in range(len(sizes))])
 
 
@@ -109,6 +114,12 @@ def test_small_gradients_of_queries_and_keys_are_not_lost_on_the_way_back() -> N
     assert vanishing_gradient(profile_of(*block, *block, 3e-3, 2e-2)) is None
     assert vanishing_gradient(profile_of(*[1e-8 * 10**n for n in range(8)])) is not None
     assert vanishing_gradient(profile_of(1e-9, 1e-9, 1e-9, 1e-9, 1e-3, 1e-3, 1e-3, 1e-3)) is not None
+
+
+def test_a_gradient_that_vanishes_only_after_the_first_update_is_no_property_of_the_network() -> None:
+    falls = [1e-8 * 10**n for n in range(8)]
+    assert vanishing_gradient(profile_of(*falls, at_start=(1e-3,) * 8)) is None
+    assert vanishing_gradient(profile_of(*falls, at_start=(0.0,) * 7 + (1e-3,))) is not None  # a head of zeros
 
 
 def test_a_gradient_that_dies_on_its_way_back_is_named_with_both_ends(watch: Nursery) -> None:
@@ -352,3 +363,11 @@ def test_the_gain_of_a_recurrent_cell_goes_by_its_own_inputs(watch: Nursery) -> 
     assert "init.too-small" not in [finding.cause for finding in run.diagnosis.findings]
     layer = next(call for call in run.loaded[0].sampled_steps[0].calls.layers if call.op == "lstm_cell")
     assert layer.fan_in is None
+
+
+def test_units_that_were_zero_before_a_rate_that_moves_nothing_are_not_the_cause(watch: Nursery) -> None:
+    """A third of the units is off for these rows from the beginning; the weights have hardly moved since."""
+    half_off = "with torch.no_grad(): model[0].bias[:18] = -8.0\n"
+    run = watch(START, NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "1e-4"), half_off, LOOP)
+    assert run.first.cause == "lr.too-low"
+    assert "model.dead-units" not in run.causes

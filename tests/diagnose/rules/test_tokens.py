@@ -276,3 +276,42 @@ def test_targets_are_compared_with_the_tokens_where_positions_are_embedded_too(w
     run = watch(MODEL, PLACED, loss_of("rows[:, 2:LENGTH + 2]"), LOOP)
     assert run.first.cause == "loss.target-offset"
     assert watch(MODEL, PLACED, loss_of("rows[:, 1:LENGTH + 1]"), LOOP).causes == []
+
+
+ONE_BY_ONE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+text = torch.cat([torch.tensor([3, 1, 4, 1, 5, 0, 2, 6])] * 40)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(7, 16), nn.GRUCell(16, 32), nn.Linear(32, 7)
+
+    def forward(self, token, state):
+        state = self.rnn(self.embed(token.view(1)), state)
+        return self.out(state), state
+
+
+model = Reader()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    state, loss, start = torch.zeros(1, 32), 0, int(torch.randint(300, ()))
+    for t in range(start, start + 15):
+        scores, state = model(text[t], state)
+        loss = loss + F.cross_entropy(scores, text[t + OFFSET].view(1))
+    optimizer.zero_grad()
+    (loss / 15).backward()
+    optimizer.step()
+"""
+
+
+def test_targets_that_are_the_inputs_of_a_sequence_read_one_by_one_are_not_shifted(watch: Nursery) -> None:
+    run = watch(ONE_BY_ONE.replace("OFFSET", "0"))
+    assert run.first.cause == "loss.target-offset"
+    assert run.at("|loss = loss + F.cross_entropy") in run.first.where
+    assert watch(ONE_BY_ONE.replace("OFFSET", "1")).causes == []

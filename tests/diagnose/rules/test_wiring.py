@@ -41,6 +41,18 @@ def test_old_gradients_that_only_become_more_were_never_cleared() -> None:
     assert left(0.02, 0.23, 0.3, 0.3, 0.4) is None
 
 
+def test_old_gradients_in_most_steps_from_the_first_on_are_enough() -> None:
+    def left(*shares: float) -> Any:
+        losses = falling(len(shares) + 1)
+        held = optimizer(losses)
+        held["series"]["leftover"] = [None, *shares]
+        return wiring.missing_zero_grad(run(losses, optimizers=[held]))
+
+    assert left(*[1.0] * 12, 0.4, 0.0, 0.2, 0.0, 0.0) is not None  # units that died of them have a gradient of 0
+    assert left(*[1.0] * 6, 0.4, 0.0, 0.2, 0.0) is None
+    assert left(*[1.0] * 8, *[0.0] * 10) is None
+
+
 def test_gradients_never_cleared_in_a_loop_without_an_optimizer_are_named(watch: Nursery) -> None:
     run = watch(
         VALUES,
@@ -609,3 +621,43 @@ for step in range(60):
 
 def test_a_loss_inside_the_model_is_not_cut_off_because_the_model_is_evaluated_too(watch: Nursery) -> None:
     assert "optim.detached-graph" not in watch(INNER_LOSS).causes
+
+
+# Layers that the forward pass creates
+
+MADE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 32), nn.Linear(32, 3)
+        self.middle = nn.Linear(32, 32)
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        return self.last(F.relu(MIDDLE))
+
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_a_layer_that_is_created_in_the_forward_pass_is_named(watch: Nursery) -> None:
+    run = watch(START, MADE.replace("MIDDLE", "nn.Linear(32, 32)(h)"), LOOP)
+    found = run.names_first(
+        "model.unregistered-parameters", step=0, at="|nn.Linear(32, 32)(h)", evidence={"layer", "sampled_steps"}
+    )
+    assert found.evidence["layer"] == "Linear"
+
+
+NOT_MADE = {
+    "a hypernetwork": "F.linear(h, self.middle(self.middle.weight))",
+    "random features without gradients": "F.linear(h, torch.randn(32, 32))",
+    "a layer of its own": "self.middle(h)",
+}
+
+
+@pytest.mark.parametrize("name", NOT_MADE)
+def test_weights_that_are_computed_or_drawn_are_no_layer_that_is_created(watch: Nursery, name: str) -> None:
+    run = watch(START, MADE.replace("MIDDLE", NOT_MADE[name]), LOOP)
+    assert "model.unregistered-parameters" not in run.causes

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.sampled import level_of
@@ -41,6 +42,8 @@ def term_dominates(run: RecordedRun) -> Claim | None:
             continue  # its targets move with the model: its level does not indicate progress
         if term.loss == strongest.loss and _same_prediction(run, last, term, strongest):
             continue  # one prediction with two targets, as mixup has with random weights
+        if term.loss == strongest.loss and run.adversarial:
+            continue  # a discriminator judges real and made rows by one function: it fails at one of them
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
@@ -123,6 +126,34 @@ def unused_code(run: RecordedRun) -> Claim | None:
     )
 
 
+def cut_before_decoder(run: RecordedRun) -> Claim | None:
+    """The same if the code is cut off from its graph: then only the other term trains what comes before it.
+
+    A straight-through estimator cuts its code, too, but adds what gradients pass through: its reconstruction improves.
+    """
+    collapsed = unused_code(run)
+    if collapsed is None:
+        return None
+    cuts = [
+        (look.step, cut) for look in run.sampled.steps for cut in look.breaks if cut.reaches_loss and cut.parameters
+    ]
+    trained = [(step, cut) for step, cut in cuts if all(run.parameters[p].optimizers for p in cut.parameters)]
+    if len({step for step, _ in trained}) < 3 or len({cut.site for _, cut in trained}) != 1:
+        return None
+    step, cut = trained[0]
+    names = [run.label(number) for number in cut.parameters]
+    return Claim(
+        0.9,
+        f"`{cut.op}` at {cut.site} cuts the code off from {count_of(len(names), 'parameter')} before it "
+        f"({', '.join(names[:3])}): the reconstruction brings no gradient for them, only the other term of the loss "
+        f"does. {collapsed.summary}",
+        step=step,
+        where=(cut.site, *names[:3]),
+        evidence={**collapsed.evidence, "cut": cut.to_json()},
+        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
+    )
+
+
 _UNIFORM = 0.999
 """A policy whose entropy is above this share of the maximum chooses every action alike."""
 _LARGE_BONUS = 0.5
@@ -193,4 +224,6 @@ RULES: tuple[Rule, ...] = (
     Rule("loss.term-dominates", "value", term_dominates, explains=("lr.too-low",)),
     Rule("loss.term-dominates", "value", entropy_dominates, explains=("optim.not-learning", "rl.zero-advantage")),
     Rule("loss.term-dominates", "value", unused_code, explains=("lr.*", "optim.not-learning", "model.*")),
-)
+    Rule("optim.detached-graph", "wiring", cut_before_decoder,
+         explains=("loss.term-dominates", "lr.*", "optim.not-learning", "model.*")),
+)  # fmt: skip

@@ -122,7 +122,7 @@ def _switched_off(note: ModelCall) -> bool:
 
 def train_mode_eval(run: RecordedRun) -> Claim | None:
     """Evaluation passes with dropout, or batch statistics, in training mode."""
-    if run.adversarial or run.facts.policy_entropies:
+    if (run.adversarial and not _side_by_side(run)) or run.facts.policy_entropies:
         return None  # samples and rollouts are drawn without gradients, in training mode, on purpose
     trained, blocks = trained_models(run), evaluating_blocks(run)
     notes = [n for n in run.facts.evaluations if n.model in trained and not n.grad_mode and n.block in blocks]
@@ -143,6 +143,14 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
         severity="warning",
         fixes=("Call `model.eval()` before evaluating and `model.train()` after.",),
     )  # fmt: skip
+
+
+def _side_by_side(run: RecordedRun) -> bool:
+    """Whether no backward reaches parameters of two optimizers: the models are trained separately."""
+    reached = [
+        {n for p in root.parameters for n in run.parameters[p].optimizers} for root in run.sampled.backward_calls
+    ]
+    return bool(reached) and all(len(owners) == 1 for owners in reached)
 
 
 def evaluating_blocks(run: RecordedRun) -> set[int | None]:

@@ -338,6 +338,9 @@ def without_activation(run: RecordedRun) -> Claim | None:
     chain = [layer for layer in first if layer.trained_on and layer.parameter is not None]
     if len(chain) < 2 or any(not _follows(*pair) for pair in pairwise(chain)) or run.curve.end < 0.5 * level:
         return None
+    shapes = [run.parameters[layer.parameter].shape for layer in chain if layer.parameter is not None]
+    if any(shape[0] < min(shapes[0][-1], shapes[-1][0]) for shape in shapes[:-1]):
+        return None  # a narrow layer in between makes a product of low rank on purpose, as word embeddings are
     return Claim(
         0.85,
         f"Nothing lies between the {len(chain)} layers from `{chain[0].module}` at {chain[0].site} to "

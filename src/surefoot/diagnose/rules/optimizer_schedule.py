@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present
@@ -84,10 +84,12 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     rates, count, top = known.rates, len(known.rates), max(known.rates)
     tiny = 1e-4 * top
     first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    done = run.curve.learned and run.curve.drop > (0.5 if "ReduceLROnPlateau" in known.kinds else 0.9)
-    if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny or done:
+    if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny:
         return None
     each_batch = _per_step(known.schedulers, count)
+    waits = "ReduceLROnPlateau" in known.kinds and not (each_batch and _was_falling(run, rates))
+    if run.curve.learned and run.curve.drop > (0.5 if waits else 0.9):
+        return None
     claim = known.claim(
         0.93,
         f"The learning rate falls from {top:.3g} to {rates[first_tiny]:.2g} by step {first_tiny} of {count} "
@@ -97,6 +99,13 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     )
     once = "Call `scheduler.step()` once per epoch, after the loop over the batches."
     return replace(claim, fixes=(once,)) if each_batch else claim
+
+
+def _was_falling(run: RecordedRun, rates: list[float]) -> bool:
+    """Whether the loss still fell when the rate was first lowered: it was no plateau, but the noise of the batches."""
+    before = run.curve.finite[: next((i for i, rate in enumerate(rates) if rate < rates[0]), 0)]
+    third = len(before) // 3
+    return third >= 5 and mean(before[-third:]) < 0.9 * mean(before[third : 2 * third])
 
 
 def _rebound(known: RateHistory) -> Claim | None:
@@ -152,8 +161,9 @@ def _is_kept_up(run: RecordedRun, step: int) -> bool:
 
 def _per_step(schedulers: list[SchedulerFacts], count: int) -> str:
     for s in schedulers:
-        if s.steps >= 0.9 * count and s.type in ("StepLR", "MultiStepLR", "ExponentialLR"):
-            return f"; {s.type} is stepped once per batch, {s.steps} times"
+        stepped = s.last_epoch if s.type == "ReduceLROnPlateau" else s.steps
+        if stepped >= 0.9 * count and s.type in ("StepLR", "MultiStepLR", "ExponentialLR", "ReduceLROnPlateau"):
+            return f"; {s.type} is stepped once per batch, {stepped} times"
     return ""
 
 

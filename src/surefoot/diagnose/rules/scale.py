@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from surefoot.record.facts import ActivationCall, NormalizationCall, SampledStep
 
 
+_UNMOVED = 0.1
+"""Updates that add up to less than this share of the weights leave the units as they were."""
+
+
 def dead_units(run: RecordedRun) -> Claim | None:
     """Units that are zero on every input."""
     worst: tuple[float, int, tuple[str, str], list[ActivationCall]] | None = None
@@ -35,6 +39,8 @@ def dead_units(run: RecordedRun) -> Claim | None:
     at_start = (notes[0].dead or 0) / units
     if share < 0.8 and at_start < 0.5 * share and labels_uninformative(run) is not None:
         return None  # the other units would learn what the labels say; these died while they were trained on noise
+    if at_start >= share < 0.8 and median(run.sampled.update_ratios() or [1.0]) * run.steps < _UNMOVED:
+        return None  # none has died: the weights have hardly moved since the beginning
     bad = share >= 0.95 or (share >= 0.6 and (not run.curve.learned or at_start > 0.5)) or not run.curve.learned
     return Claim(
         0.85 if at_start > 0.4 else 0.7,
@@ -125,10 +131,12 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
     if len(profile) < 4:
         return None
     sizes = [size for _, size in profile]
-    first = median(sizes[: max(1, len(profile) // 4)])
-    last = median(sizes[-max(1, len(profile) // 4) :])
+    first, last = _ends(sizes)
     if last <= 0 or first / last > 1e-3 or _recovers(sizes, last):
         return None
+    before = _ends([size for _, size in _depth_profile(run, early[:1])] or [0.0])
+    if early[0].step == 0 and before[0] > 0.01 * before[1] > 0:
+        return None  # the gradient reached the first layers before the first update: the updates have changed that
     slow = run.curve.flat or not run.curve.before_bad.learned
     return Claim(
         0.85 if first / last < 1e-4 else 0.7,
@@ -140,6 +148,12 @@ def vanishing_gradient(run: RecordedRun) -> Claim | None:
         evidence={"ratio": first / last, "layers": len(profile), "profile": [s for _, s in profile][:40]},
         severity="error" if slow else "info",
     )
+
+
+def _ends(sizes: list[float]) -> tuple[float, float]:
+    """The typical size of the first and of the last quarter of the layers."""
+    quarter = max(1, len(sizes) // 4)
+    return median(sizes[:quarter]), median(sizes[-quarter:])
 
 
 def _recovers(sizes: list[float], last: float) -> bool:

@@ -13,12 +13,15 @@ from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import CLASS_LOSSES
 
 if TYPE_CHECKING:
+    from surefoot.diagnose.findings import Evidence
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import Causality, LossCall, TokenAlignment
+    from surefoot.record.facts import Causality, EmbeddingCall, LossCall, TokenAlignment
 
 _FEWEST = 3
 """The number of sampled steps that must agree."""
 _ALL, _FEW = 0.99, 0.9
+_POSITIONS = 10
+"""The number of tokens per step from which on a sequence of single ones is compared."""
 
 
 def _aligned(run: RecordedRun) -> dict[str, list[tuple[LossCall, TokenAlignment]]]:
@@ -46,12 +49,29 @@ def target_offset(run: RecordedRun) -> Claim | None:
         if min(held.same for held in tokens) > _ALL and max(held.following for held in tokens) < _FEW:
             causal = _causal(run)
             if all(held.positions == 1 for held in tokens) and _varies(pairs[0][0]):
-                return _repeats_input(run, *pairs[0])
+                return _repeats_input(run, *pairs[0], tokens[0].to_json())
             if causal is not None:
                 return _not_shifted(run, *pairs[0], causal)
             if all(_leaves_some_out(loss, held) for loss, held in pairs):
                 return _not_masked(run, *pairs[-1])
-    return None
+    return None if groups else _token_by_token(run)
+
+
+def _token_by_token(run: RecordedRun) -> Claim | None:
+    """The same for a single sequence that a loop goes through: one id is looked up, and one label follows."""
+    found: list[tuple[LossCall, EmbeddingCall]] = []
+    for look in run.sampled.steps:
+        ids = [call for call in look.calls.embeddings if call.lowest == call.highest]
+        for loss in look.calls.losses:
+            before = [call for call in ids if call.index < loss.index]
+            if before and loss.trained_on and loss.op in CLASS_LOSSES and len(loss.labels or {}) == 1:
+                found.append((loss, before[-1]))
+    same = [str(token.lowest) in (loss.labels or {}) for loss, token in found]
+    kinds = len({token.lowest for _, token in found})
+    steps = {loss.step for loss, _ in found}
+    if len(steps) < _FEWEST or len(found) < _POSITIONS * len(steps) or kinds < 5 or not all(same):
+        return None
+    return _repeats_input(run, *found[0], {"same": 1.0, "compared": len(found), "ids": kinds})
 
 
 def _causal(run: RecordedRun) -> Causality | None:
@@ -98,14 +118,17 @@ def _varies(loss: LossCall) -> bool:
     return loss.labels is None or len(loss.labels) > 2
 
 
-def _repeats_input(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Claim:
+def _repeats_input(
+    run: RecordedRun, loss: LossCall, tokens: TokenAlignment | EmbeddingCall, evidence: Evidence
+) -> Claim:
     return Claim(
         0.9,
         f"The targets of `{loss.op}` at {loss.site} are the ids that {tokens.site} looked up for the same time step "
-        f"({tokens.same:.1%} of them): the model learns to repeat its input token. The loss is at {run.curve.end:.3g}.",
+        f"({evidence['same']:.1%} of them): the model learns to repeat its input token. The loss is at "
+        f"{run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
-        evidence=tokens.to_json(),
+        evidence=evidence,
         fixes=("Shift the targets by one time step: `ids[:, t]` as input and `ids[:, t + 1]` as target.",),
     )
 

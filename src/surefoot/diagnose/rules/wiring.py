@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
+from math import prod
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import GraphBreak, OptimizerFacts, ParameterFacts
+    from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
@@ -24,7 +25,7 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
         mostly = sum(v > 0.5 for v in left)
         if held is not None and _read_at_others(run, held):
             continue
-        if len(left) >= 2 and (mostly >= 0.8 * len(left) or _never_fall(left)):
+        if len(left) >= 2 and (mostly >= 0.8 * len(left) or _never_fall(left) or _kept_at_first(left)):
             norms = run.grad_norms
             site = next((root.site for root in run.sampled.backward_calls), "")
             name = held.type if held else "the loop"
@@ -60,6 +61,18 @@ def _never_fall(left: list[float]) -> bool:
     is never cleared does not become 0 again.
     """
     return left[0] > 0 and left[-1] > 0.5 and left == sorted(left)
+
+
+_ROW = 8
+"""Sampled steps in a row, from the first on, in which a gradient that is cleared rarely is seen."""
+
+
+def _kept_at_first(left: list[float]) -> bool:
+    """Whether the first sampled steps, and most of all, begin with an old gradient: it is cleared once per epoch, say.
+
+    Later ones may not show it: units that died of it have a gradient of 0.
+    """
+    return len(list(takewhile(lambda share: share > 0.5, left))) >= max(_ROW, 0.5 * len(left))
 
 
 def no_update(run: RecordedRun) -> Claim | None:
@@ -427,6 +440,42 @@ def unregistered_parameters(run: RecordedRun) -> Claim | None:
     )
 
 
+def made_in_forward(run: RecordedRun) -> Claim | None:
+    """A layer that the forward pass creates: it has new random weights in every step, and no optimizer holds them.
+
+    Its weights are leaves of the graph of a single step. Those of a layer that a script creates once are in all of
+    them, and weights that are computed, as by a hypernetwork, are no leaves.
+    """
+    lost = [p for p in run.parameters.values() if p.in_graph == 1 and not (p.optimizers or p.name or p.model)]
+    widths = {prod(p.shape[1:]) for p in lost if len(p.shape) > 1 and p.requires_grad}
+    for site, calls in _nameless_layers(run).items():
+        steps = {call.step for call in calls}
+        if len(steps) < 3 or len(lost) < len(steps) or any(call.fan_in not in widths for call in calls):
+            continue
+        kind = calls[0].module
+        return Claim(
+            0.93,
+            f"The `{kind}` that runs at {site} is created anew in every step: in each of {len(steps)} sampled steps it "
+            f"has other weights, which depend on nothing that was learned, and no optimizer holds them.",
+            step=calls[0].step,
+            where=(site,),
+            evidence={"layer": kind, "sampled_steps": len(steps), "tensors": len(lost)},
+            fixes=(f"Create this `{kind}` in `__init__`, as an attribute of the module, and call it at {site}.",),
+        )
+    return None
+
+
+def _nameless_layers(run: RecordedRun) -> dict[str, list[LayerCall]]:
+    """Trained layers that belong to no model, though a model was called in the same step, by line."""
+    found: dict[str, list[LayerCall]] = {}
+    for look in run.sampled.steps:
+        if any(call.trained_on for call in look.model_calls):
+            for call in look.calls.layers:
+                if call.parameter is None and call.trained_on and call.fan_in and call.module.isidentifier():
+                    found.setdefault(call.site, []).append(call)
+    return found
+
+
 RULES = (
     Rule("optim.missing-zero-grad", "wiring", missing_zero_grad,
          explains=("lr.*", "model.*", "clip.saturated", "accum.not-divided", "loss.sum-reduction", "data.bad-batch",
@@ -442,4 +491,7 @@ RULES = (
                    "model.*")),
     Rule("model.unregistered-parameters", "wiring", unregistered_parameters,
          explains=("optim.parameters-missing", "lr.too-low", "optim.no-update")),
+    Rule("model.unregistered-parameters", "wiring", made_in_forward,
+         explains=("optim.parameters-missing", "lr.*", "loss.term-dominates", "data.labels-uninformative",
+                   "optim.not-learning")),
 )  # fmt: skip
