@@ -294,6 +294,18 @@ def test_what_the_script_itself_does_to_the_weights_is_not_undone(change):
     assert "weights.jump" not in {each.kind for each in loop.stabilizer.incidents}
 
 
+def test_what_the_script_itself_does_to_the_weights_is_damage_if_the_run_blows_up():
+    loop = Loop()
+
+    def rewrite(model):
+        for parameter in model.parameters():
+            parameter.mul_(1e4)
+
+    loop.run(weights(loop, rewrite))
+    assert "roll_back" in loop.actions
+    assert max(parameter.abs().max() for parameter in loop.model.parameters()) < 100
+
+
 def test_a_script_that_writes_to_the_weights_all_the_time_is_still_protected():
     loop = Loop()
 

@@ -15,6 +15,7 @@ import torch
 
 from surefoot.doctor.model_copy import ModelCopy, is_warming_up, needs_closure
 from surefoot.doctor.probe_facts import crash_facts
+from surefoot.watch.context import WatchOptions
 from surefoot.watch.user_frames import user_frame
 from surefoot.watch.watcher import Watcher
 
@@ -31,7 +32,7 @@ _STAND_IN_RATE = 1e-3
 
 def rehearse(context: CheckContext) -> RunFacts:
     """Train a copy for a while and return what was recorded; an error ends the run, as it would end a script."""
-    trial, watcher = context.trial(), Watcher()
+    trial, watcher = context.trial(), Watcher(WatchOptions(is_preflight=True))
     if trial.optimizer is None and trial.parameters:
         trial.optimizer = torch.optim.Adam(trial.parameters, lr=_STAND_IN_RATE)
     error = None

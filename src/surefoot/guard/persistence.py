@@ -104,10 +104,15 @@ class EarlierWeights:
         if not self._ranks.several and jump.is_unexplained(history.history):
             history.budgets.jumped_after = jump.first
 
-    def weights_had_moved(self, typical_gradient: Callable[[int, int], float]) -> bool:
-        """Whether the weights had moved further than training usually takes them, when the current problem began."""
+    def weights_had_moved(self, typical_gradient: Callable[[int, int], float], has_blown_up: bool) -> bool:
+        """Whether the weights had moved further than training usually takes them, when the current problem began.
+
+        If the run `has_blown_up`, what the script itself wrote to the weights is damage, too.
+        """
         # If the steps are repeated, an unnecessary return costs nothing.
-        return self.ring is None or self.ring.movement.was_unusual(typical_gradient, if_unknown=self._repeats)
+        return self.ring is None or self.ring.movement.was_unusual(
+            typical_gradient, if_unknown=self._repeats, allows_writes=not has_blown_up
+        )
 
     def returned(self, step: int) -> None:
         """After `step` steps the weights are those of an earlier state again: measure their movement from there."""

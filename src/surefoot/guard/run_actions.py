@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -26,6 +27,9 @@ log = logging.getLogger("surefoot")
 
 RAISED_RATE = 3.0
 """The factor above all earlier learning rates from which a rate may have damaged the weights."""
+BLOWN_UP = 1e6
+"""The factor above the usual loss or gradient beyond which weights that the script itself wrote are damage: a layer that
+is initialised again brings those of the first steps back."""
 
 
 class KeptStates(Protocol):
@@ -65,7 +69,8 @@ class RunActions:
         if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
         weights, typical = self._persistence.weights, self._history.typical_gradient
-        if decision.only_if_moved and not self._ranks.any(weights.weights_had_moved(typical)):
+        had_moved = decision.only_if_moved and weights.weights_had_moved(typical, has_blown_up(self._history))
+        if decision.only_if_moved and not self._ranks.any(had_moved):
             self._history.budgets.decline_return()
             return
         if decision.action == "take_back" and self._ranks.any(
@@ -144,6 +149,21 @@ def has_raised_rate(history: RunHistory) -> bool:
     rates = [(record.signals.step >= begin, float(record.signals.lr or 0.0)) for record in history.history]
     now, before = (max((rate for is_late, rate in rates if is_late is late), default=0.0) for late in (True, False))
     return now > RAISED_RATE * before > 0
+
+
+def has_blown_up(history: RunHistory) -> bool:
+    """Whether losses or gradients of the current problem are larger than after any change of weights that is meant."""
+    onset = history.onset
+    if onset is None:
+        return False
+    for name in ("loss", "grad_norm"):
+        known = [(each.signals.step, getattr(each.signals, name)) for each in history.history]
+        usual = [abs(float(value)) for step, value in known if step < onset and value is not None]
+        before = sorted(filter(math.isfinite, usual))
+        after = max((abs(float(value)) for step, value in known if step >= onset and value is not None), default=0.0)
+        if before and after > BLOWN_UP * before[len(before) // 2] > 0:
+            return True
+    return False
 
 
 def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Ranks) -> None:

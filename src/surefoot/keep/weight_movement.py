@@ -257,21 +257,30 @@ class WeightMovement:
         """Whether the weights have moved unusually far since `last` or the return to it. Waits for the device."""
         return self._is_unusual(self._measured(step, last), typical_gradient, if_unknown=False)
 
-    def was_unusual(self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False) -> bool:
+    def was_unusual(
+        self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False, allows_writes: bool = True
+    ) -> bool:
         """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
         The usual movement is the earlier one, or more if the gradients have grown since, up to `GROWTH` times: a task
         that the model begins to learn moves them further. `typical_gradient` returns the norm over a range of steps. If
         no usual movement was measured, as in the first steps after a restart, the result is `if_unknown`: a high loss
-        alone does not prove damage, and the state to return to would be that of the restart.
+        alone does not prove damage, and the state to return to would be that of the restart. What the script wrote to
+        the weights is usual, unless `allows_writes` is false.
         """
         if self._onset is None or self._onset.outline != self._state.outline():
             return if_unknown
-        return self._is_unusual(self._onset, typical_gradient, if_unknown)
+        return self._is_unusual(self._onset, typical_gradient, if_unknown, allows_writes)
 
-    def _is_unusual(self, measured: _Onset, typical_gradient: Callable[[int, int], float], if_unknown: bool) -> bool:
+    def _is_unusual(
+        self,
+        measured: _Onset,
+        typical_gradient: Callable[[int, int], float],
+        if_unknown: bool,
+        allows_writes: bool = True,
+    ) -> bool:
         last, since, onset, moved, _ = measured
-        if self._writes.explain(since, onset):
+        if allows_writes and self._writes.explain(since, onset):
             return False
         usual = last.moved
         if usual is None:

@@ -58,6 +58,8 @@ class WatchOptions:
     most_sampled_steps: int = MOST_SAMPLED_STEPS
     eager_looks: bool = False
     """Whether compiled models run eagerly in sampled steps, which changes the bits of the run."""
+    is_preflight: bool = False
+    """Whether these are the few steps of a preflight: on a device, as many of them are sampled as on a CPU."""
 
 
 @dataclass

@@ -122,15 +122,14 @@ class StepSampler:
             self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
             self._probes.safely("looking", self._arriving.settle, False)
             self.origins = sampled.origins or self.origins
-            if (
-                sampled.recorder is not None
-            ):  # no data was computed: it enters as it is, whatever made it before the first step
+            if sampled.recorder is not None:  # none: the data entered as it was
                 self._data_origins = sampled.data_origins
         if sampled.recorder is not None:
             sampled.recorder.forget()
-        self._budget.is_on_device = self._state.on_device
+        is_limited = self._state.on_device and not self._context.options.is_preflight
+        self._budget.is_on_device = is_limited
         self._budget.pay(sampled.seconds)
-        longest_wait = LONGEST_WAIT_ON_DEVICE if self._state.on_device else LONGEST_WAIT
+        longest_wait = LONGEST_WAIT_ON_DEVICE if is_limited else LONGEST_WAIT
         self._latest_step = max(sampled.step + FEWEST_BETWEEN, longest_wait * sampled.step)
         if self._arriving.count < FIRST_STEPS or self._extra_steps > 0:
             self._extra_steps -= 1
