@@ -28,8 +28,8 @@ log = logging.getLogger("surefoot")
 RAISED_RATE = 3.0
 """The factor above all earlier learning rates from which a rate may have damaged the weights."""
 BLOWN_UP = 1e6
-"""The factor above the usual loss or gradient beyond which weights that the script itself wrote are damage: a layer that
-is initialised again brings those of the first steps back."""
+"""The factor above the usual loss or gradient beyond which weights that the script itself wrote are damage: a layer
+that is initialised again brings those of the first steps back."""
 
 
 class KeptStates(Protocol):
