@@ -291,7 +291,7 @@ def hard_batches(rank: int, folder: Path, lag: bool, signal_name: str = "loss") 
         level = 10.0 if step < 5 else 4.5 if step >= 80 and step % 2 == rank else 1.0
         if step == 80 and signal_name != "loss":  # without damage there is nothing to return from
             with torch.no_grad():
-                model.module.weight.add_(50.0)
+                model.module.weight.data.add_(50.0)
         output = model(torch.ones(2, 4)).mean()
         stabilizer.observe(level=level)
         stabilizer.backward(output - output.detach() + level)

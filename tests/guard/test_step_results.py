@@ -40,7 +40,7 @@ def faults(stream_step: int, model: nn.Module) -> float:
     if stream_step == 50:
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(30.0)
+                parameter.data.add_(30.0)
     return NAN if stream_step in (10, 11, 12, 30, 31, 70) else 1.0
 
 

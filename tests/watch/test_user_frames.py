@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import surefoot
+from surefoot.core import user_code
 from surefoot.core.user_code import is_users, place
-from surefoot.watch import user_frames
 from surefoot.watch.user_frames import caller, is_library, name_of, site, user_frame, variables
 
 PACKAGE = os.path.dirname(surefoot.__file__)
@@ -58,7 +58,11 @@ def test_the_innermost_frame_of_the_user_is_found_through_library_code():
 
 
 def test_outside_of_all_user_code_there_is_no_place(monkeypatch):
-    monkeypatch.setattr(user_frames, "is_users", lambda filename: False)
+    class NoFile(dict[str, bool]):
+        def get(self, filename, otherwise=None):
+            return False
+
+    monkeypatch.setattr(user_code, "_own_files", NoFile())
     assert user_frame() is None
     assert site() == ""
 
