@@ -36,8 +36,8 @@ _FROM_OTHERS = 1e-6
 """From this share of the gradient on, rows are mixed; rounding is far below."""
 
 
-class _Call(NamedTuple):
-    """A recorded call, without references to tensors."""
+class _CallLink(NamedTuple):
+    """A recorded call and the calls that it uses the results of, without references to tensors."""
 
     number: int
     name: str
@@ -125,11 +125,11 @@ def _note_flow(found: dict[int, Tensor], entry: RecordedCall, grads: Any) -> Non
             found[entry.index] = torch.stack([by_row[:half].sum(), by_row[half:].sum()])
 
 
-def _without_tensors(entry: RecordedCall) -> _Call:
-    return _Call(entry.index, entry.name, entry.site, entry.module, entry.inputs)
+def _without_tensors(entry: RecordedCall) -> _CallLink:
+    return _CallLink(entry.index, entry.name, entry.site, entry.module, entry.inputs)
 
 
-def _first_mixing(known: RowMixing, calls: list[_Call], measured: list[int], flows: Tensor) -> RowMixing | None:
+def _first_mixing(known: RowMixing, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:
     """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output."""
     flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True)}
     mixed = {index for index, (own, other) in flow.items() if other > _FROM_OTHERS * own}
@@ -149,9 +149,9 @@ def _first_mixing(known: RowMixing, calls: list[_Call], measured: list[int], flo
     )
 
 
-def _chain(calls: list[_Call], start: int, separate: set[int]) -> list[_Call]:
+def _chain(calls: list[_CallLink], start: int, separate: set[int]) -> list[_CallLink]:
     """The calls from a result to the next one with separate rows, if each uses the result of the one before."""
-    found: list[_Call] = []
+    found: list[_CallLink] = []
     last = start
     for call in calls[start + 1 :]:
         if last in call.inputs:
