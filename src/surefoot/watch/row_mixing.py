@@ -126,7 +126,8 @@ def _note_flow(found: dict[int, Tensor], entry: RecordedCall, grads: Any) -> Non
 
 
 def _without_tensors(entry: RecordedCall) -> _CallLink:
-    return _CallLink(entry.index, entry.name, entry.site, entry.module, entry.inputs)
+    name = "index" if entry.kind == "Index" else entry.name  # `x[rows]` selects by a tensor, `x[-1]` does not
+    return _CallLink(entry.index, name, entry.site, entry.module, entry.inputs)
 
 
 def _first_mixing(known: RowMixing, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:

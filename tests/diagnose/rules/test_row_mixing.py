@@ -74,6 +74,41 @@ def test_a_reshape_across_rows_is_named_with_its_line(watch: Nursery, flat: str)
     assert "`.flatten(1)`" in found.fixes[0]
 
 
+SEQUENCES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(256, 7, 4)
+y = (x[:, :, 0].sum(1) > 0).long()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRU(4, 12, batch_first=True), nn.Linear(12, 2)
+
+    def forward(self, given):
+        hidden = self.body(given)[0]
+        return self.head(LAST)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+
+
+def test_a_reshape_that_takes_rows_for_time_steps_is_named(watch: Nursery) -> None:
+    run = watch(SEQUENCES.replace("LAST", "hidden.reshape(7, 32, 12)[-1]"), LOSS, LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|return self.head(", evidence={"calls"})
+    assert found.evidence["calls"] == ["reshape", "getitem"]
+    assert found.summary.startswith("`reshape` at ")
+
+
+@pytest.mark.parametrize("last", ["hidden[:, -1]", "hidden.transpose(0, 1)[-1]"])
+def test_the_last_time_step_of_each_row_is_fine(watch: Nursery, last: str) -> None:
+    assert "model.mixes-rows" not in watch(SEQUENCES.replace("LAST", last), LOSS, LOOP).causes
+
+
 def test_a_reshape_that_keeps_the_rows_is_fine(watch: Nursery) -> None:
     assert watch(IMAGES.replace("FLAT", "hidden.permute(0, 2, 3, 1).reshape(32, -1)"), LOSS, LOOP).causes == []
 
@@ -109,6 +144,18 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
     def forward(self, given):
         return self.second(near @ F.relu(self.first(given)) + 0)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+""",
+    "rows shuffled": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
+    def forward(self, given):
+        hidden = F.relu(self.first(given))
+        order = torch.randperm(len(hidden))
+        return self.second(hidden[order])
 model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 """,

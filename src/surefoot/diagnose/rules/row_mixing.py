@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RESHAPES = {
     "view", "reshape", "flatten", "permute", "transpose", "t", "T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims",
-    "contiguous", "unflatten", "ravel", "squeeze", "unsqueeze", "view_as", "clone",
+    "contiguous", "unflatten", "ravel", "squeeze", "unsqueeze", "view_as", "clone", "getitem", "select", "narrow",
 }  # fmt: skip
 _SOFTMAXES = {"softmax", "log_softmax"}
 _ATTENTION = {"multi_head_attention_forward", "scaled_dot_product_attention"}
@@ -66,7 +66,7 @@ def _what(facts: RowMixing) -> tuple[str, str] | None:
     calls = set(facts.calls)
     place = f"`{facts.module}` at {facts.site}" if facts.module else facts.site
     if calls <= _RESHAPES:
-        names = " and ".join(f"`{name}`" for name in dict.fromkeys(facts.calls))
+        names = " and ".join(f"`{name}`" for name in dict.fromkeys(facts.calls) if name != "getitem")
         return (
             f"{names} at {facts.site} {'put' if ' and ' in names else 'puts'} values of different rows of the batch "
             f"into one row",
