@@ -33,7 +33,7 @@ FEWEST_ROWS = 4
 _MOST_CALLS = 12
 """The maximum number of calls between a result with mixed rows and one with separate rows."""
 _FROM_OTHERS = 1e-6
-"""From this share of the gradient on, rows are mixed; rounding is far below."""
+"""From this share of the gradient on, rows are mixed. Separate rows have a gradient of exactly 0."""
 
 
 class _CallLink(NamedTuple):
@@ -132,7 +132,8 @@ def _without_tensors(entry: RecordedCall) -> _CallLink:
 
 def _first_mixing(known: RowMixing, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:
     """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output."""
-    flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True)}
+    # A result that no output depends on is left out: behind attention over the rows, the words of a row may not matter.
+    flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True) if own or other}
     mixed = {index for index, (own, other) in flow.items() if other > _FROM_OTHERS * own}
     if not mixed or min(flow) not in mixed:
         return None  # nothing, or a transposed result: at the beginning the rows are separate

@@ -128,6 +128,11 @@ def test_attention_over_the_rows_is_named(watch: Nursery) -> None:
     assert "batch_first=True" in found.fixes[0]
 
 
+def test_attention_over_the_rows_is_named_although_no_word_reaches_the_output(watch: Nursery) -> None:
+    run = watch(words("self.body(torch.cat([0 * hidden[:, :1] + self.places[0], hidden], 1))[:, 0]", False), LOSS, LOOP)
+    assert run.first.cause == "model.mixes-rows"
+
+
 @pytest.mark.parametrize(("body", "first", "length"), [(PLAIN, True, 10), (TURNED, False, 10), (PLAIN, True, 32)])
 def test_attention_over_positions_is_fine(watch: Nursery, body: str, first: bool, length: int) -> None:
     assert "model.mixes-rows" not in watch(words(body, first, length), LOSS, LOOP).causes

@@ -21,8 +21,6 @@ _RESHAPES = {
 }  # fmt: skip
 _SOFTMAXES = {"softmax", "log_softmax"}
 _ATTENTION = {"multi_head_attention_forward", "scaled_dot_product_attention"}
-_LITTLE = 0.01
-"""Below this share, other rows hardly matter."""
 
 
 def has_softmax_over_rows(run: RecordedRun) -> bool:
@@ -41,10 +39,8 @@ def mixes_rows(run: RecordedRun) -> Claim | None:
     """Outputs depend on inputs of other rows, because of a reshape, a softmax or attention over the rows."""
     for root in run.sampled.backward_calls:
         facts = root.row_mixing
-        if facts is None or facts.from_others < _LITTLE * facts.from_own:
-            continue
-        what = _what(facts)
-        if what is None:
+        what = None if facts is None else _what(facts)
+        if facts is None or what is None:
             continue
         words, fix = what
         return Claim(
