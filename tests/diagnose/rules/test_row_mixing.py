@@ -138,43 +138,29 @@ def test_attention_over_positions_is_fine(watch: Nursery, body: str, first: bool
     assert "model.mixes-rows" not in watch(words(body, first, length), LOSS, LOOP).causes
 
 
-ON_PURPOSE = {
-    "batch norm": NET.replace("nn.ReLU()", "nn.BatchNorm1d(32), nn.ReLU()"),
-    "graph": """
+TWO_LAYERS = """
 near = (torch.rand(32, 32) < 0.1).float() + torch.eye(32)
 near = near / near.sum(1, keepdim=True)
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
-    def forward(self, given):
-        return self.second(near @ F.relu(self.first(given)) + 0)
-model = Net()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-""",
-    "rows shuffled": """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
+
     def forward(self, given):
         hidden = F.relu(self.first(given))
-        order = torch.randperm(len(hidden))
-        return self.second(hidden[order])
+        return self.second(COMBINED)
+
 model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-""",
-    "shuffled rows mixed in": """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 24), nn.Linear(24, 3)
-    def forward(self, given):
-        hidden = F.relu(self.first(given))
-        return self.second(0.8 * hidden + 0.2 * hidden[torch.randperm(len(hidden))])
-model = Net()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-""",
+"""
+ON_PURPOSE = {
+    "batch norm": NET.replace("nn.ReLU()", "nn.BatchNorm1d(32), nn.ReLU()"),
+    "graph": TWO_LAYERS.replace("COMBINED", "near @ hidden"),
+    "rows shuffled": TWO_LAYERS.replace("COMBINED", "hidden[torch.randperm(len(hidden))]"),
+    "shuffled rows mixed in": TWO_LAYERS.replace(
+        "COMBINED", "0.8 * hidden + 0.2 * hidden[torch.randperm(len(hidden))]"
+    ),
 }
 
 
