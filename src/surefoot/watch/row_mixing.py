@@ -10,7 +10,6 @@ elements, whose layout is ambiguous. Whether mixing is meant (BatchNorm, graph n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +45,14 @@ class _CallLink(NamedTuple):
     inputs: list[int]
 
 
+class _Given(NamedTuple):
+    """What is known about the batch before the gradients are."""
+
+    model: str
+    rows: int
+    has_positions: bool
+
+
 def measure_row_mixing(
     recorder: FunctionRecorder | None, calls: LossCalls, held: list[Held], below: list[Any]
 ) -> RowMixing | None:
@@ -63,18 +70,9 @@ def measure_row_mixing(
             flows = _flows(recorder, out, nodes, rows)
             if flows is None:
                 return None
-            known = RowMixing(
-                model=each.call.model,
-                rows=rows,
-                has_positions=_has_positions(each, target),
-                calls=[],
-                site="",
-                module="",
-                from_own=0.0,
-                from_others=0.0,
-            )
             recorded = [_without_tensors(entry) for entry in recorder.entries]
-            return later(partial(_first_mixing, known, recorded, list(flows)), torch.stack([*flows.values()]))
+            given = _Given(each.call.model, rows, _has_positions(each, target))
+            return later(partial(_first_mixing, given, recorded, list(flows)), torch.stack([*flows.values()]))
     return None
 
 
@@ -130,7 +128,7 @@ def _without_tensors(entry: RecordedCall) -> _CallLink:
     return _CallLink(entry.index, name, entry.site, entry.module, entry.inputs)
 
 
-def _first_mixing(known: RowMixing, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:
+def _first_mixing(given: _Given, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:
     """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output."""
     # A result that no output depends on is left out: behind attention over the rows, the words of a row may not matter.
     flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True) if own or other}
@@ -141,8 +139,8 @@ def _first_mixing(known: RowMixing, calls: list[_CallLink], measured: list[int],
     if not chain:
         return None
     own, other = flow[min(flow)]
-    return replace(
-        known,
+    return RowMixing(
+        **given._asdict(),
         calls=[call.name for call in chain],
         site=next((call.site for call in chain if call.site), ""),
         module=chain[0].module,
