@@ -1,7 +1,9 @@
 """The data of every step, read off the graph of its loss; see `tests/gpu` for what a device changes."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from surefoot.watch.batch_numbers import LargestNumbers
 from surefoot.watch.measuring_budget import MeasuringBudget
@@ -50,3 +52,39 @@ def test_the_largest_numbers_tell_what_is_not_finite():
         assert not broken.are_finite()
         assert broken.as_fields()["input_largest"] == 1.0
     assert LargestNumbers(None, None).are_finite()
+
+
+class Reader(nn.Module):
+    """A recurrent network over ids, whose initial state of zeros has more entries than a batch has ids."""
+
+    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.recurrent = recurrent(8, 24, batch_first=True)
+        self.out = nn.Linear(24, 2)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+        states = self.recurrent(packed)[1]
+        return self.out(states[0][0] if isinstance(states, tuple) else states[0])
+
+
+@pytest.mark.parametrize("recurrent", [nn.LSTM, nn.GRU, nn.RNN])
+def test_the_state_that_a_recurrent_layer_starts_from_is_not_data(recurrent):
+    data, model = StepData(MeasuringBudget()), Reader(recurrent)
+    lengths, labels = torch.tensor([5, 3, 2, 5]), torch.tensor([0, 1, 1, 0])
+    for step in range(2):
+        ids = torch.randint(1, 20, (4, 5), generator=torch.Generator().manual_seed(step))
+        data.note(nn.functional.cross_entropy(model(ids, lengths), labels), "line 1", step, step + 1)
+    first, second = data.as_facts().batches
+    assert first.input_print != second.input_print
+    assert first.input_largest is second.input_largest is None  # ids, whose size means nothing
+
+
+def test_data_that_pass_through_the_same_layer_twice_are_still_data():
+    data, layer = StepData(MeasuringBudget()), nn.Linear(3, 3)
+    inputs = torch.randn(4, 3)
+    loss = nn.functional.cross_entropy(layer(layer(inputs).relu()), torch.tensor([0, 1, 2, 0]))
+    data.note(loss, "line 1", 0, 1)
+    (batch,) = data.as_facts().batches
+    assert batch.input_largest == inputs.abs().max()

@@ -31,8 +31,6 @@ from surefoot.watch.batch_numbers import BatchNumbers, LargestNumbers
 from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot.watch.measuring_budget import MeasuringBudget
 
 MOST_BATCHES, MOST_WITH_BAD = 1_200, 1_300
@@ -208,11 +206,17 @@ def _data(node: Any, name: str) -> Tensor | None:
     return tensor if is_data and is_readable(tensor) else None
 
 
-def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:
-    """The places where the graph holds data: size, path from the root, operation, name, tensor."""
+def _candidates(root: Any, kind: str) -> list[tuple[int, tuple[int, ...], str, str, Tensor]]:
+    """The places where the graph holds data: size, path from the root, operation, name, tensor.
+
+    The state that a recurrent layer starts from also comes from outside the graph, and is usually zero. It is told from
+    data by its weight, which is applied to later states as well, and those are computed.
+    """
     waiting: list[tuple[Any, tuple[int, ...]]] = [(root, ())]
     seen = {root}
     position = 0
+    found: list[tuple[Any, tuple[int, tuple[int, ...], str, str, Tensor]]] = []
+    recurrent: set[Any] = set()
     while position < len(waiting) and position < 2_000:
         node, path = waiting[position]
         position += 1
@@ -221,10 +225,25 @@ def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], st
         if name is not None:
             tensor = _data(node, name)
             if tensor is not None:
-                yield (tensor.numel() if kind == "inputs" else -position), path, op, name, tensor
+                rank = tensor.numel() if kind == "inputs" else -position
+                found.append((_weight_of(node, op), (rank, path, op, name, tensor)))
+            elif kind == "inputs":
+                recurrent.add(_weight_of(node, op))
         if len(path) > 300 or (kind == "target" and len(path) > 12):
             continue
         for turn, (below, _) in enumerate(node.next_functions):
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append((below, (*path, turn)))
+    kept = [place for weight, place in found if weight is None or weight not in recurrent]
+    return kept or [place for _, place in found]
+
+
+def _weight_of(node: Any, op: str) -> Any:
+    """The node of the parameter that a matrix product multiplies by; `None` for other operations."""
+    if op not in ("Addmm", "Mm"):
+        return None
+    below = node.next_functions[-1][0]
+    while below is not None and graph.op(below) == "T":
+        below = below.next_functions[0][0]
+    return below
