@@ -235,6 +235,15 @@ def test_losses_kept_with_their_graph_are_named(watch: Nursery, kept: str) -> No
     assert found.evidence["held"] >= 24
 
 
+@pytest.mark.parametrize(("epoch", "severity"), [(40, "info"), (200, "warning")])
+def test_losses_summed_with_their_graphs_in_each_epoch_are_named(watch: Nursery, epoch: int, severity: str) -> None:
+    summed = f"    total = loss if step % {epoch} == 0 else total + loss\n"
+    run = watch(START, NET, LOOP.replace("range(60)", "range(420)") + summed)
+    found = run.finding("memory.graph-retained")
+    assert found.severity == severity
+    assert 24 <= found.evidence["held"] <= epoch
+
+
 @pytest.mark.parametrize("kept", ["loss.detach()", "loss"])
 def test_numbers_kept_or_a_few_losses_are_fine(watch: Nursery, kept: str) -> None:
     short = "\n    history = history[-5:]" if kept == "loss" else ""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MANY_SKIPS = 5
 LOW_SCALE = 256.0
 """A scaler below this scale has met gradients above 256, because fp16 ends at 65504."""
+_FEWEST_RISEN, _FEWEST_HELD, _MANY_HELD = 8, 24, 100
+"""Graphs of the steps between two counts that are all held; held at once: worth a mention, and a warning."""
 
 
 def _uses(run: RecordedRun, dtype: str) -> bool:
@@ -336,7 +338,7 @@ def graph_retained(run: RecordedRun) -> Claim | None:
     growing = all(b[1] >= a[1] for a, b in pairwise(counts))
     least = 3 if untrained else 24  # the doctor itself holds none
     if not (alive >= least and growing and median(held) > 0.9):
-        return None
+        return _held_for_a_while(run)
     return Claim(
         0.95,
         f"The graphs of {alive} of {total} backward calls were still held at step {last_step}, one more with every "
@@ -350,6 +352,26 @@ def graph_retained(run: RecordedRun) -> Claim | None:
         },
         severity="error" if _ran_out(run) else "warning",
         fixes=("Keep `loss.item()` or `loss.detach()`, not `loss`.",),
+    )
+
+
+def _held_for_a_while(run: RecordedRun) -> Claim | None:
+    """Graphs that are held one more with every step and then released, as by a sum that begins again in each epoch."""
+    counts = run.facts.retained_graphs
+    rises = [(a, b) for a, b in pairwise(counts) if b.alive - a.alive == b.made - a.made >= _FEWEST_RISEN]
+    most = max(counts, key=lambda count: count.alive)
+    if len(rises) < 2 or most.alive < _FEWEST_HELD:
+        return None
+    return Claim(
+        0.9,
+        f"The graphs of {most.alive} backward calls were held at step {most.step}, one more with every step until they "
+        "were released together: the script adds up or collects the loss with its graph, so memory grows in every "
+        "epoch.",
+        step=rises[0][0].step,
+        where=tuple(dict.fromkeys(root.site for root in run.sampled.backward_calls))[:1],
+        evidence={"held": most.alive, "trace": [list(each) for each in counts[:: max(1, len(counts) // 10)]]},
+        severity="warning" if most.alive >= _MANY_HELD else "info",
+        fixes=("Add up `loss.item()` or `loss.detach()`, not `loss`.",),
     )
 
 
