@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 
 import surefoot
 from surefoot import trainers
+from surefoot.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "start-right")]
@@ -26,6 +28,7 @@ WITH_EXAMPLES = [
     for path in sorted((ROOT / "src").rglob("*.py"))
     if ">>> " in path.read_text()
 ]
+COMMANDS = typer.main.get_command(app).commands
 WITHOUT_FIGURES = {"benchmarks/start_right_pictures.py", "benchmarks/torture_ranks.py", "benchmarks/torture.py"}
 """Scripts that demonstrate something, or draw it. Where figures of theirs are given, the section has a date too."""
 
@@ -147,6 +150,40 @@ def test_every_trainer_has_a_page_that_is_listed_and_an_example(framework):
     table = (ROOT / "docs" / "trainers" / "index.md").read_text()
     assert f"]({framework}.md" in table, f"add {page} to the first table of docs/trainers/index.md"
     assert f"`{example}`" in table, f"add {example} to the first table of docs/trainers/index.md"
+
+
+def test_the_table_of_exit_codes_has_every_command():
+    section = (ROOT / "docs" / "terminal.md").read_text().split("## Exit codes")[1].split("##")[0]
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)", row)}
+    assert set(COMMANDS) - listed == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_line_of_surefoot_has_a_command_and_options_that_exist(page):
+    text, fence = page.read_text(), re.compile(r"^```\w*\n(.*?)^```", re.M | re.S)
+    lines = [*"".join(fence.findall(text)).splitlines(), *re.findall(r"`([^`\n]+)`", fence.sub("", text))]
+    wrong = []
+    for line in lines:
+        match = re.match(r"(?:\$ |torchrun .*-m |python -m )?surefoot ([a-z]+)\b(.*)", line)
+        if match is None:
+            continue
+        command, rest = COMMANDS.get(match[1]), match[2].split("#")[0]
+        if isinstance(getattr(command, "commands", None), dict) and re.match(r" ([a-z]+)\b", rest):
+            command = command.commands.get(rest.split()[0])
+        # What follows the name of a script is passed to the script.
+        own = re.split(r"\.py\b|\bSCRIPT\b|\bMODULE\b", rest)[0] if match[1] == "run" else rest
+        options = {flag for each in getattr(command, "params", ()) for flag in each.opts} | {"--help", "-h"}
+        if command is None or set(re.findall(r"(?<=[ \[])--?[a-z][\w-]*", own)) - options:
+            wrong.append(line)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_to_headings_lead_somewhere(name):
+    """`make docs` checks those between the pages of the documentation."""
+    for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", (ROOT / name).read_text()):
+        titles = re.findall(r"^#+ (.*)$", (ROOT / (target or name)).read_text(), re.M)
+        assert heading in [re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles]
 
 
 def module_of(name):

@@ -9,6 +9,7 @@ import torch
 import surefoot as sf
 from surefoot.diagnose.engine import load
 from surefoot.errors import SettingError
+from surefoot.record.run_folder import write_json
 
 
 def train(log, steps=40, bad=(), model=None, own=None, **settings):
@@ -137,6 +138,17 @@ def test_a_log_that_was_closed_ends_and_says_what_ran(tmp_path):
     assert (run.events[-1].event, run.events[-1].step) == ("end", 4)
     assert run.run["torch"] == torch.__version__
     assert run.run["script"]
+
+
+def test_the_diagnosis_of_an_earlier_run_in_the_folder_is_not_that_of_this_one(tmp_path):
+    """A trainer leaves `facts.json`; a stabilizer that writes into the same folder later has none of its own."""
+    folder = tmp_path / "run"
+    train(folder, steps=20).log.close()
+    write_json(folder / "facts.json", load(folder)[0].to_json())
+    write_json(folder / "findings.json", {"schema": 1, "verdict": "healthy", "steps": 20, "findings": []})
+    train(folder, steps=40).log.close()
+    assert not (folder / "findings.json").exists()
+    assert load(folder)[0].steps == 40
 
 
 def test_a_run_that_begins_again_in_its_folder_leaves_the_events_of_the_old_one_behind(tmp_path):

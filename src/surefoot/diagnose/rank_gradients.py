@@ -101,7 +101,7 @@ def _between_records(ranks: RankComparison, optimizer: ComparedOptimizer) -> Cla
     return Claim(
         0.95,
         f"{capital(name_ranks(votes.odd))} and rank {votes.reference} hold different parameters of "
-        f"{first_of(names, optimizer)} at step {first.step:,}; they were equal before step {before.step:,}, and "
+        f"{first_of(names, optimizer)} at step {first.step:,}; they were equal at step {before.step:,}, and "
         f"{count_of(steps, 'step')} in between followed a forward under `no_sync()`, whose backward averaged nothing.",
         first.step,
         (name_ranks(votes.odd), *names[:1], optimizer.facts.site),

@@ -150,7 +150,7 @@ def _since(look: ComparedLook, before: ComparedLook | None) -> tuple[str, str]:
             "compare the machines.",
         )
     return (
-        f"at step {look.step:,}; they were equal before step {before.step:,}, and their gradients are equal: something "
+        f"at step {look.step:,}; they were equal at step {before.step:,}, and their gradients are equal: something "
         "other than the averaged gradients changed them",
         f"Look for code that changes parameters between steps {before.step:,} and {look.step:,} (new random values, "
         "averages, a loaded state), and broadcast the result from rank 0.",

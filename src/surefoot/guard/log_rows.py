@@ -99,15 +99,24 @@ def setup_of(optimizer: Optimizer, scheduler: object | None = None) -> Optimizer
 def _describe(log: RunLog, ranks: Ranks, setup: OptimizerSetup | None) -> None:
     """Write `run.json`: what is running, since when, with which versions, and with which optimizers."""
     whole, part = part_of(log)
+    folder = log.folder
+    if whole not in _SETUPS:
+        _remove_earlier_diagnosis(folder)
     setups = _SETUPS.setdefault(whole, [])
     setups.extend([replace(setup, part=part)] if setup is not None else [])
-    folder = log.folder
     facts = describe_run(sys.argv[0] or "python", tuple(sys.argv[1:]), False, True, time.time())
     facts |= {"rank": ranks.place, "world_size": ranks.count, "torch": torch.__version__, "surefoot": VERSION}
     facts |= {"optimizers": [each.to_json() for each in setups]} if setups else {}
     with suppress(OSError):  # the log reports a full disk or missing permissions
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "run.json", facts)
+
+
+def _remove_earlier_diagnosis(folder: Path) -> None:
+    """Remove the facts and findings of an earlier process: they do not describe the steps that follow."""
+    for name in ("facts.json", "findings.json"):
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 class LogRows:

@@ -54,9 +54,9 @@ def test_parts_of_a_run_keep_their_names(tmp_path):
 
 def test_the_best_run_and_every_verdict_are_in_the_headline(tmp_path):
     report_runs.write_findings(run(tmp_path / "bad", [2.0, math.nan]), report_runs.FINDING)
-    head = compared(tmp_path / "bad", run(tmp_path / "good", [2.0, 0.5]))["head"]
+    head = compared(tmp_path / "bad", run(tmp_path / "good", [2.0, 0.123456]))["head"]
     assert head["headline"] == "bad (broken) and good (not diagnosed)"
-    assert head["lead"] == "Lowest loss: 0.5 in good, 2 in bad."
+    assert head["lead"] == "Lowest loss: 0.123 in good, 2 in bad."
 
 
 def test_runs_of_the_same_name_are_distinguished_by_their_folders(tmp_path):
@@ -99,7 +99,7 @@ def test_the_page_opens_without_an_error_and_draws_a_curve_for_each_run(browser,
     context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900})
     opened = Opened(context.new_page())
     page = opened.go(page_path.as_uri())
-    assert opened.said == []
+    assert (opened.said, opened.asked) == ([], [page_path.as_uri()])
     assert page.locator("h1").inner_text().startswith("Compared: ")
     assert page.locator("img").count() == 0
     assert page.locator("#runs tbody tr").first.locator("td").all_inner_texts() == ["Broken", "not diagnosed"]

@@ -273,9 +273,30 @@ def test_three_hundred_layers_name_only_as_many_as_fit(open_page, tmp_path):
         for step in range(20):
             log.take(StepRow(step=step, time=0.0, loss=1.0 / (step + 1)))
             log.take(LayerRows(step, names, {"grad_norm": np.random.default_rng(step).random(300)}))
-    page = open_page(write_report(tmp_path)).page
+    opened = open_page(write_report(tmp_path))
+    page = opened.page
+    assert opened.said == []
     assert 20 <= page.locator(".names span").count() <= 40
     assert page.evaluate(INK, "map.grad_norm")[0] > 0.5
+
+
+def test_sixty_four_ranks_are_one_map_and_the_rank_of_the_charts_is_named(open_page, tmp_path):
+    for rank in range(64):
+        folder = tmp_path / f"rank{rank}"
+        with surefoot.RunLog(folder, device_seconds=None) as log:
+            for step in range(8):
+                log.take(StepRow(step=step, time=0.1 * step, loss=1.0, grad_norm=1.0 + rank))
+        report_runs.describe(folder, rank=rank, world_size=64)
+        found = [{**report_runs.FINDING, "step": 4}] if rank == 17 else []
+        report_runs.write_findings(folder, *found, verdict="broken" if found else "healthy")
+    page_path = write_report(tmp_path)
+    opened = open_page(page_path)
+    page = opened.page
+    assert (opened.said, opened.asked) == ([], [page_path.as_uri()])
+    assert page.locator(".ranks summary").inner_text() == "Charts of rank 17; verdicts of all 64 ranks"
+    page.locator(".ranks summary").click()
+    assert page.locator(".ranks li").count() == 64
+    assert page.evaluate(INK, "map.rank_grad_norm")[0] > 0.5
 
 
 def test_a_flood_of_events_is_grouped_without_overlap(open_page, tmp_path):

@@ -32,8 +32,8 @@ def undefined_op(run: RecordedRun) -> Claim | None:
             place, count = bad.site or "the loss", (bad.nan or 0) if bad.bad is None else bad.bad
             return Claim(
                 0.93,
-                f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: it was "
-                f"given {at} ({count} of them{'; ' + ranges if ranges else ''}).",
+                f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: its "
+                f"input contains {at} ({count_of(count, 'value')}{'; ' + ranges if ranges else ''}).",
                 step=step,
                 where=(str(bad.site or ""), str(bad.module or "")),
                 evidence=details(bad),

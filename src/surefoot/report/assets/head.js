@@ -32,7 +32,7 @@ function drawHead(data) {
     ),
     make("ul", { class: "tiles" }, head.tiles.map(tile)),
     keptIncident(head.incident),
-    ranks(head),
+    ranks(head, Object.fromEntries(data.facts).rank),
     problems(head),
   );
   if (focused) toggle.focus();
@@ -109,12 +109,12 @@ async function copied(words) {
   }
 }
 
-function ranks(head) {
+function ranks(head, shown) {
   if (head.ranks.length < 2) return null;
   return make(
     "details",
     { class: "ranks" },
-    make("summary", {}, `Charts of one of ${head.ranks.length} ranks; verdicts of all ranks`),
+    make("summary", {}, `Charts of ${shown == null ? "one rank" : `rank ${shown}`}; verdicts of all ${head.ranks.length} ranks`),
     make(
       "ul",
       {},

@@ -102,7 +102,7 @@ def _best(names: Sequence[str], heads: Sequence[Head]) -> str:
     if len(known) < len(heads):
         return ""
     order = sorted(range(len(known)), key=known.__getitem__)
-    return "Lowest loss: " + ", ".join(f"{known[place]:.4g} in {names[place]}" for place in order) + "."
+    return "Lowest loss: " + ", ".join(f"{known[place]:.3g} in {names[place]}" for place in order) + "."
 
 
 def _run(name: str, described: Head, source: RunFolder) -> ComparedRun:
