@@ -45,6 +45,7 @@ class UndefinedValues(TypedDict, total=False):
     masked_rows: int
     below: list[str]
     all_ignored: bool
+    all_weightless: bool
     ignore_index: int
 
 
@@ -251,6 +252,12 @@ def _nll(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     ignored = int((given["target"] == index).sum())
     if ignored == given["target"].numel():
         return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
+    weight = given.get("weight")
+    if weight is None:
+        return None
+    counted = given["target"][given["target"] != index]
+    if bool((weight[counted] == 0).all()):
+        return {"undefined_at": "no weight left", "bad": counted.numel(), "all_weightless": True}
     return None
 
 
