@@ -35,7 +35,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
                 f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: it was "
                 f"given {at} ({count} of them{'; ' + ranges if ranges else ''}).",
                 step=step,
-                where=(str(bad.site or ""), str(bad.module or "")),
+                where=(bad.site, bad.module or "") if bad.site else tuple(bad.sites or ()),
                 evidence=details(bad),
                 fixes=(_domain_fix(str(bad.call or op.lower()), str(at)),),
             )
