@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process in which no other test has called `torch.compile`: there, steps are observed in depth."""
-    from torch._dynamo import eval_frame
+    """As in a process in which no other test has compiled anything: there, steps are observed in depth."""
+    from torch._dynamo import convert_frame
 
-    monkeypatch.setattr(eval_frame, "cached_backends", {})
+    monkeypatch.setattr(convert_frame, "input_codes", convert_frame.Tracker())

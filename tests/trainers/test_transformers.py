@@ -136,6 +136,15 @@ def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, no
     assert [each["cause"] for each in found["findings"] if each["severity"] != "info"] == []
 
 
+def test_an_optimizer_of_another_model_is_observed_and_named(tmp_path, nothing_compiled):
+    other = torch.optim.AdamW(Classifier().parameters(), lr=LR)
+    callback = StabilizerCallback(tmp_path / "run", clip=sf.ClipByNorm(1.0))  # there is nothing to clip
+    train(tmp_path, callback, optimizer=other, max_grad_norm=0.0)
+    found = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert found["findings"][0]["cause"] == "optim.parameters-missing"
+    assert found["findings"][0]["fixes"][0].startswith("Give the Trainer all parameters in `optimizers=`")
+
+
 class Adapted(torch.nn.Module):
     """A layer with a small trained one beside it."""
 

@@ -180,3 +180,16 @@ def test_a_loss_seen_as_nan_and_given_up_before_backward_is_examined_all_the_sam
     run = watch(SCRIPT.replace("LOSS", LINES["log"]).replace("    loss.backward()", give_up))
     assert run.exit_code == 3
     assert run.first.cause == "loss.undefined-op"
+
+
+def test_an_operation_that_the_sampled_step_did_not_have_gets_no_line_of_another_one() -> None:
+    known = [("train.py:3", "body.drop", "dropout"), ("train.py:9", "", "mul")]
+    as_sampled = (weights(1.0) * 2.0 * float("nan")).sum()
+    found = find_origin(as_sampled, float("nan"), ParameterRegistry(), {"Mul": known})
+    assert (found.site, found.call) == ("train.py:9", "mul")
+    with_one_more = (weights(1.0) * 2.0 * 3.0 * float("nan")).sum()
+    found = find_origin(with_one_more, float("nan"), ParameterRegistry(), {"Mul": known})
+    assert (found.op, found.site, found.module, found.call) == ("Mul", None, None, None)
+    assert found.sites == ["train.py:3", "train.py:9"]
+    found = find_origin(with_one_more, float("nan"), ParameterRegistry(), {"Mul": known[:1] * 2})
+    assert (found.site, found.call) == ("train.py:3", "dropout")

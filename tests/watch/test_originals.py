@@ -1,5 +1,6 @@
 """Which changes of torch's classes are the script's, and which modules keep their names; see `test_replaced.py`."""
 
+import contextlib
 import functools
 import gc
 import sys
@@ -149,3 +150,17 @@ def test_subclasses_of_an_installed_library_stay_as_they_are_and_one_derived_fro
             originals.call(int)
         assert originals.call(lambda: float(value.sum())) == -1, "the library's method, not the script's"
         assert float(value.sum()) == -2
+
+
+def test_only_surefoots_own_code_is_hidden_from_the_compiler():
+    codes = set(Originals().codes())
+    assert Originals.codes.__code__ in codes
+    helper = contextlib.contextmanager(int).__code__  # shared by everything that it decorates
+    assert helper not in codes
+    assert {code.co_filename for code in codes if not code.co_filename.startswith("<")} <= set(_own_files())
+
+
+def _own_files():
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("surefoot"):
+            yield module.__file__

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+import running
+
 import forked
 
 START = """
@@ -71,11 +76,14 @@ def test_nothing_is_watched_where_that_could_change_the_run():
     program = """
 import logging
 logging.basicConfig(level=logging.INFO)
-compiled = torch.compile(model)
-assert TrainingWatch.begin([model]) is None
-import torch._dynamo.eval_frame
-torch._dynamo.eval_frame.cached_backends.clear()
+compiled = torch.compile(model, backend="eager")
 assert TrainingWatch.begin([compiled]) is None
+by_method = nn.Linear(8, 8)
+by_method.forward = torch.compile(by_method.forward, backend="eager")
+assert TrainingWatch.begin([model, by_method]) is None
+compiled(x)
+assert TrainingWatch.begin([model]) is None  # the compiler has read its code
+torch._dynamo.reset()
 own = torch.Tensor.backward
 torch.Tensor.backward = lambda *args, **kwargs: own(*args, **kwargs)
 assert TrainingWatch.begin([model]) is None
@@ -90,6 +98,105 @@ assert TrainingWatch.begin([model]) is None  # one at a time
 """
     ended = forked.run(["-c", START + program])
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("compiled with `torch.compile`") == 2
+    assert ended.stderr.count("compiled with `torch.compile`") == 3
     assert "Tensor.backward of torch was replaced" in ended.stderr
     assert "Module.named_modules of torch was replaced" in ended.stderr
+
+
+LIBRARY = """
+import torch
+
+graphs = []
+
+def backend(graph, inputs):
+    graphs.append(graph.code)
+    return graph
+
+@torch.compile(backend=backend)
+def half(tensor):
+    return tensor / 2
+
+@torch.library.custom_op("decorating::mean_size", mutates_args=())
+def mean_size(tensor: torch.Tensor) -> torch.Tensor:
+    return 2 * half(tensor).abs().mean()
+
+@torch.compile(backend=backend)
+def scaled(tensor):
+    factor = 1 + torch.nn.functional.softplus(tensor)
+    torch._dynamo.graph_break()
+    return torch.nn.functional.dropout(tensor, 0.1) / factor
+"""
+CALLED_LATER = """
+import decorating
+
+calls = 0
+
+class Scaled(nn.Module):
+    def forward(self, features):
+        global calls
+        calls += 1
+        if not called or calls < 5:
+            return features * 1.0
+        size = decorating.mean_size(features.detach())  # called by the recorder, which stays until it returns
+        return decorating.scaled(features) / (1 + size)
+
+called = sys.argv[1] == "called"
+model.insert(1, Scaled())
+watch = TrainingWatch.begin([model]) if sys.argv[2] == "watched" else None
+if watch is not None:
+    watch.add([optimizer], [schedule])
+train()
+facts = watch and watch.end()
+from torch._dynamo.utils import counters
+print(json.dumps({
+    "weights": [each.tolist() for each in model.parameters()],
+    "graphs": decorating.graphs, "counters": {key: dict(counters[key]) for key in ("frames", "stats", "graph_break")},
+    "compiled": facts and facts.compiled, "problems": facts and facts.problems,
+    "recorded": facts and [step.step for step in facts.sampled_steps if step.operations],
+}))
+"""
+
+
+def _with_library(tmp_path):
+    """A folder of packages, one of which decorates functions on import."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir(exist_ok=True)
+    (folder / "decorating.py").write_text(LIBRARY)
+    return str(folder)
+
+
+def run_with_library(tmp_path, called, how):
+    ended = forked.run(
+        ["-c", f"import sys\nsys.path.insert(0, {_with_library(tmp_path)!r})\n" + START + CALLED_LATER, called, how]
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_what_a_library_decorates_and_nobody_calls_leaves_the_probes_on(tmp_path):
+    facts = run_with_library(tmp_path, "unused", "watched")
+    assert [facts[key] for key in ("compiled", "graphs", "problems")] == [False, [], {}]
+    assert len([step for step in facts["recorded"] if step > 5]) >= 2
+
+
+def test_a_decorated_function_is_compiled_as_without_the_watch_when_the_training_calls_it(tmp_path):
+    bare = run_with_library(tmp_path, "called", "bare")
+    facts = run_with_library(tmp_path, "called", "watched")
+    assert len(bare["graphs"]) == 3
+    assert [facts[key] for key in ("compiled", "problems")] == [True, {}]
+    assert facts["recorded"] == [0, 1, 2, 3, 4]
+    for key in ("weights", "graphs", "counters"):
+        assert facts[key] == bare[key], key
+
+
+@pytest.mark.parametrize("called", ["unused", "called"])
+def test_surefoot_run_also_waits_for_the_first_call(tmp_path, called):
+    script = START.replace("from surefoot.watch", "# from surefoot.watch") + CALLED_LATER.partition("watch =")[0]
+    script += "train()\nprint([each.sum().item() for each in model.parameters()], decorating.graphs)\n"
+    (tmp_path / "train.py").write_text(script)
+    running.both(tmp_path, "train.py", called, environment={"PYTHONPATH": _with_library(tmp_path)})
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["compiled"] == (called == "called")
+    recorded = [step["step"] for step in facts["sampled_steps"] if step.get("operations")]
+    assert recorded[:5] == [0, 1, 2, 3, 4]
+    assert (len(recorded) > 5) == (called == "unused")

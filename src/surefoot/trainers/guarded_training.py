@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,6 +152,12 @@ class GuardedTraining:
         loss_from: str = "",
     ) -> None:
         """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning."""
+        if options.mode == "guard":
+            own = _of_the_models(optimizers, models, framework)
+            if own or not optimizers:
+                optimizers = own
+            else:  # nothing to protect: observed, so that the diagnosis names the mistake
+                options = replace(options, mode="watch", clip=None, recovery=None)
         self._options, self._framework, self._loss_from = options, framework, loss_from
         self.probes = DeepProbes()
         """The observations at sampled steps, if an adapter sets them; they end with the training."""
@@ -161,8 +167,6 @@ class GuardedTraining:
         self._counts = dict.fromkeys(("skipped", "clipped", "overflows", "alarms"), 0)
         self.ranks = Ranks(find_group(models) if options.mode == "guard" else None, home_of(models))
         """The processes that decide together: only this one if nothing is decided."""
-        if options.mode == "guard":
-            optimizers = _of_the_models(optimizers, models, framework)
         recovery = _recovery(options, models, optimizers, self.ranks)
         self._needs_loss = recovery is not None and bool(loss_from)
         settings = AttachSettings(
@@ -506,7 +510,7 @@ def _of_the_models(optimizers: Sequence[Optimizer], models: Sequence[nn.Module],
     ]
     if len(found) < len(optimizers):
         logger.warning(
-            "surefoot: %d of the %d optimizers of %s train no parameter of the model, and their steps are not guarded.",
+            "surefoot: %d of the %d optimizers of %s train no parameter of the model. Their steps are not guarded.",
             len(optimizers) - len(found),
             len(optimizers),
             framework,

@@ -45,6 +45,7 @@ class UndefinedValues(TypedDict, total=False):
     masked_rows: int
     below: list[str]
     all_ignored: bool
+    all_weightless: bool
     ignore_index: int
 
 
@@ -251,6 +252,12 @@ def _nll(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     ignored = int((given["target"] == index).sum())
     if ignored == given["target"].numel():
         return {"undefined_at": "no target left", "bad": ignored, "all_ignored": True, "ignore_index": index}
+    weight = given.get("weight")
+    if weight is None:
+        return None
+    counted = given["target"][given["target"] != index]
+    if bool((weight[counted] == 0).all()):
+        return {"undefined_at": "no weight left", "bad": counted.numel(), "all_weightless": True}
     return None
 
 
@@ -298,8 +305,17 @@ def _call_sites(node: Any, order: list[Any], origins: dict[str, list[tuple[str, 
     if not known:
         return {}
     alike = [other for other in order if graph.op(other) == op]
-    chosen = known[alike.index(node)] if len(alike) == len(known) and node in alike else known[0]
-    facts: CallSites = {"site": chosen[0], "module": chosen[1], "call": chosen[2]}
+    is_same = len(alike) == len(known) and node in alike
+    # Of other operations than in the sampled step, only what holds for all of them is known.
+    chosen = [known[alike.index(node)]] if is_same else known
+    sites, modules, calls = ({each[field] for each in chosen} for field in range(3))
+    facts: CallSites = {}
+    if len(sites) == 1:
+        facts["site"] = sites.pop()
+    if len(modules) == 1:
+        facts["module"] = modules.pop()
+    if len(calls) == 1:
+        facts["call"] = calls.pop()
     if len({place for place, _, _ in known}) > 1:
         facts["sites"] = sorted({place for place, _, _ in known})[:5]
     return facts

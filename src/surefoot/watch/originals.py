@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.core.type_version import TypeVersion
-from surefoot.core.user_code import is_users
+from surefoot.core.user_code import HERE, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -128,10 +128,12 @@ class Originals:
         self._classes, self._bound, self.is_bound = [], set(), False
 
     def codes(self) -> Iterator[types.CodeType]:
-        """All code of surefoot that is loaded."""
+        """All loaded code of surefoot, without that of decorators that others use too, such as `contextmanager`."""
         for name, module in list(sys.modules.items()):
             if name.startswith("surefoot.") and not name.startswith("surefoot.zoo") and module is not None:
-                yield from _codes_of(module)
+                for code in _codes_of(module):
+                    if code.co_filename.startswith((HERE, "<")):  # in angle brackets: the methods of a dataclass
+                        yield code
 
     def _is_added(self, name: str, module: Any) -> bool:
         is_ours = name.startswith("surefoot.") and not name.startswith(_UNBOUND) and name not in self._bound
@@ -410,7 +412,7 @@ def _codes_of(module: types.ModuleType) -> Iterator[types.CodeType]:
             yield value
             waiting.extend([each for each in value.co_consts if type(each) is types.CodeType])
         elif kind is types.FunctionType:
-            waiting.append(value.__code__)
+            waiting.extend((value.__code__, getattr(value, "__wrapped__", None)))
         elif isinstance(value, type):
             waiting.extend(vars(value).values())
         elif isinstance(value, property):

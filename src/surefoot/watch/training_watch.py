@@ -8,8 +8,8 @@ saved tensors are being hooked. Seeds and loaded files cannot be read and are le
 Nothing is observed, and one line in the log gives the reason, if this could change the run or would be incomplete:
 
 - `surefoot run` already watches the process;
-- something was compiled before. Compiled code depends on the hooks and modes that are active during compilation, and
-  code that was compiled elsewhere cannot be found;
+- torch has compiled something before, or a model is compiled. Compiled code depends on the hooks and modes that are
+  active during compilation, and code that was compiled elsewhere cannot be found;
 - a method of torch's classes that surefoot calls was replaced before: its calls would go through the replacement.
 
 Left out: events between the ranks of a distributed run, which the guard watches itself; the copy of the first bad step,
@@ -31,6 +31,7 @@ from surefoot.record.facts import TRAINING
 from surefoot.watch import patches
 from surefoot.watch.context import SchedulerRecord, WatchOptions
 from surefoot.watch.crash import describe_end, find_bad_loss
+from surefoot.watch.module_hooks import COMPILED
 from surefoot.watch.originals import replaced_methods
 from surefoot.watch.patches import indexing
 from surefoot.watch.script_hooks import script_hooks
@@ -126,16 +127,25 @@ def _why_not(models: Sequence[nn.Module]) -> str:
 
 
 def _has_compiled(models: Sequence[nn.Module]) -> bool:
-    """Whether `torch.compile` was called before, for these models or anything else."""
-    if "torch._dynamo" not in sys.modules:
+    """Whether torch has compiled something before, or one of the models will be compiled when it is called.
+
+    A function that was only decorated does not count: many libraries decorate some on import. If the training calls
+    it, the watch uses no hooks from then on (`patches.modes`).
+    """
+    compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if compiler is None:
         return False  # nothing can have been compiled
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {0: "unknown"})
-    if any(backend is not None for backend in backends.values()):  # `None` marks code that must not be compiled
+    codes = getattr(compiler, "input_codes", None)
+    if codes is None or codes.seen:  # the functions that the compiler has read
         return True
-    parts = [part for model in models for part in model.modules()]
-    return any(
-        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
-        for part in parts
+    return any(_will_be_compiled(part) for model in models for part in model.modules())
+
+
+def _will_be_compiled(module: nn.Module) -> bool:
+    is_compiled = type(module).__name__ == COMPILED or getattr(module, "_compiled_call_impl", None) is not None
+    return is_compiled or any(  # Lightning replaces the methods of a compiled module
+        hasattr(value, "_torchdynamo_orig_callable") and not hasattr(value, "_torchdynamo_disable")
+        for value in vars(module).values()
     )
 
 

@@ -303,6 +303,14 @@ def test_a_batch_of_ignored_targets_is_named_with_its_step(watch: Nursery) -> No
     assert found.evidence["ignore_index"] == -100
 
 
+def test_a_batch_of_classes_without_weight_is_named(watch: Nursery) -> None:
+    weighted = "def loss_of(given, target): return F.cross_entropy(given, target, weight=torch.tensor([1.0, 1.0, 0.0]))"
+    run = watch(CLASSES, "y[96:128] = 2; y[100] = -100", weighted, NET, IN_ORDER)
+    found = run.names_first("loss.no-valid-targets", step=3, at="|def loss_of", evidence={"all_weightless"})
+    assert found.evidence["bad"] == 31
+    assert found.fixes[0].startswith("Give every class in `weight` a value above 0")
+
+
 def test_a_masked_mean_over_nothing_is_named(watch: Nursery) -> None:
     masked = """
     def loss_of(given, target):

@@ -66,6 +66,13 @@ def test_hidden_units_at_their_bounds_are_named(watch: Nursery) -> None:
     assert found.step == 0
 
 
+def test_saturated_units_are_only_mentioned_where_the_task_is_solved(watch: Nursery) -> None:
+    model = NET.replace("nn.ReLU()", "nn.Tanh()").replace("(8, 32)", "(8, 256)").replace("(32, 3)", "(256, 3)")
+    run = watch(START, "x, y = x[:64], y[:64]", model, "nn.init.normal_(model[0].weight, std=30.0)", LOOP)
+    assert run.diagnosis.verdict == "healthy"
+    assert run.finding("model.saturated-units").severity == "info"
+
+
 def test_saturated_gates_by_themselves_are_named_first(watch: Nursery) -> None:
     model = """
     class Net(nn.Module):

@@ -23,6 +23,10 @@ _REPLAY = (
     "Run `surefoot replay` on the incident in the run folder: it names the first operation that produced a non-finite "
     "value, with its line."
 )
+_KEEP_AND_REPLAY = (
+    "Pass `incidents=` with the run folder where the guard is made, run again, and run `surefoot replay` on the "
+    "incident: it names the first operation that produced a non-finite value, with its line."
+)
 
 
 def _ended_badly(run: RecordedRun) -> bool:
@@ -59,7 +63,7 @@ def left_out(run: RecordedRun) -> Claim | None:
         where=tuple(names[:_NAMED]),
         evidence=guard.to_json(),
         severity="error" if count > 0.5 * checked else "warning",
-        fixes=(_REPLAY,),
+        fixes=(_KEEP_AND_REPLAY if run.facts.scope == TRAINING else _REPLAY,),
     )
 
 

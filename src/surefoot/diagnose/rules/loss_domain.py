@@ -25,7 +25,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
         return _before_the_graph(bad, step)
     if bad is not None and bad.kind == "operation" and bad.dtype not in ("float16",):
         op = str(bad.op)
-        special = bad.masked_rows or bad.all_ignored or bad.empty_count
+        special = bad.masked_rows or bad.all_ignored or bad.all_weightless or bad.empty_count
         if not special and (bad.undefined_at or op.lower() in _DOMAIN) and not _blown_up(run, bad):
             at = bad.undefined_at or "values it is not defined for"
             ranges = "; ".join(f"{k} from {v[0]:.3g} to {v[1]:.3g}" for k, v in (bad.inputs or {}).items())
@@ -35,7 +35,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
                 f"{bad.call or op.lower()} at {place} made the first non-finite value, at step {step}: its "
                 f"input contains {at} ({count_of(count, 'value')}{'; ' + ranges if ranges else ''}).",
                 step=step,
-                where=(str(bad.site or ""), str(bad.module or "")),
+                where=(bad.site, bad.module or "") if bad.site else tuple(bad.sites or ()),
                 evidence=details(bad),
                 fixes=(_domain_fix(str(bad.call or op.lower()), str(at)),),
             )

@@ -271,6 +271,16 @@ def no_valid_targets(run: RecordedRun) -> Claim | None:
             where=(str(bad.site or ""),),
             evidence=details(bad),
         )
+    if bad is not None and bad.all_weightless:
+        return Claim(
+            0.97,
+            f"At step {run.nonfinite.loss_step} all {bad.bad} targets at {bad.site or 'the loss'} belong to classes "
+            "with the weight 0: the mean is divided by the sum of their weights, and 0/0 is NaN.",
+            step=run.nonfinite.loss_step,
+            where=(str(bad.site or ""),),
+            evidence=details(bad),
+            fixes=("Give every class in `weight` a value above 0, or leave batches without a weighted class out.",),
+        )
     if bad is not None and bad.empty_count:
         return Claim(
             0.85,

@@ -92,7 +92,7 @@ def saturated_units(run: RecordedRun) -> Claim | None:
                 step=found[0].step,
                 where=(module, site),
                 evidence={"saturated": median(shares), "at_start": shares[0], "sampled_steps": len(shares)},
-                severity="warning" if well else "error",
+                severity="info" if _is_solved(run) else "warning" if well else "error",
                 fixes=(
                     f"Give the layer before the {op} at {site} smaller initial weights and a bias near 0: its outputs "
                     "should begin between -3 and 3.",
@@ -101,6 +101,15 @@ def saturated_units(run: RecordedRun) -> Claim | None:
                 else (),
             )
     return None
+
+
+def _is_solved(run: RecordedRun) -> bool:
+    """Whether the loss ended below a hundredth of the best constant answer's, or, if unknown, a thousandth of its own.
+
+    Gradients that saturated units keep from the layers below were not needed then.
+    """
+    curve = run.curve
+    return curve.learned and curve.end < (0.01 * curve.chance if curve.chance is not None else 1e-3 * abs(curve.start))
 
 
 def _depth_profile(run: RecordedRun, looks: list[SampledStep]) -> list[tuple[int, float]]:

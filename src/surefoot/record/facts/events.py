@@ -90,6 +90,8 @@ class NonFiniteLoss(Facts):
     """The autograd nodes under a softmax."""
     all_ignored: bool = item(default=False)
     """Whether every target is the ignored one."""
+    all_weightless: bool = item(default=False)
+    """Whether every target that is not ignored belongs to a class with the weight 0."""
     ignore_index: int | None = None
     """The label that is left out."""
     site: str | None = None

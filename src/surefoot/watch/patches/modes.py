@@ -2,8 +2,9 @@
 
 A block counts if the script's own code opens it, or a function of the script that is decorated with it; or if a
 library opens it, such as a trainer, and calls a model in it. Compiled code has guards on active modes and hooks, so
-after the first compilation neither is used again. The inputs of compiled models and functions are observed at each call
-(`compiled_inputs`).
+once something is compiled neither is used again. A function of a library that `torch.compile` decorates is compiled at
+its first call, if there is one: bitsandbytes decorates many on import. The inputs of compiled models and functions are
+observed at each call (`compiled_inputs`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from surefoot.core.user_code import is_users
 from surefoot.core.weak_reference import weak_reference
 from surefoot.watch.compiled_inputs import may_hold_data
 from surefoot.watch.eager_stance import EAGER_LOOKS
+from surefoot.watch.function_recorder import remove_leftover_recorders
 from surefoot.watch.module_hooks import COMPILED
 from surefoot.watch.patches.indexing import follow_compiled
 from surefoot.watch.user_frames import is_other_library
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 INPUTS = "inputs of compiled models"
 """The name of the probe."""
+ENTRY = "_callback_from_stance"
+"""The function of `torch._dynamo.eval_frame` that each compiled model or function calls before it runs."""
+WHY_ENTRY = "the first call of a function that a library has decorated with `torch.compile`; observed once there is one"
 MOST_EMPTY = 3
 """After this many blocks without a call of a model, the code of a library is ignored."""
 
@@ -161,32 +166,81 @@ def _keep_stance(watcher: Watcher, wrapping: Hooks) -> None:
     wrapping.add(module, "_has_any_global_hook", EAGER_LOOKS, why, asked, answered)  # type: ignore[arg-type]
 
 
-def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
-    """After the first compilation, observe models from outside only."""
-    followed: set[type] = set()
+class _CompiledCalls:
+    """Stops the use of hooks and modes before code is compiled with them."""
 
-    def compiling(args: Any, kwargs: Any) -> Any:
-        # A compiled function has guards on active modes and hooks: both stay off from now on.
-        if not watcher.state.compiled:
+    def __init__(self, watcher: Watcher, wrapping: Hooks) -> None:
+        self._watcher, self._wrapping = watcher, wrapping
+        self._are_followed = False
+
+    def begin(self) -> None:
+        """A compiled model or function may be called from now on."""
+        watcher = self._watcher
+        if not watcher.state.active:  # a forked child, which logs nothing
+            watcher.state.stop_sampling()
+        elif not watcher.state.compiled:
             watcher.state.compiled = True
             watcher.probes.safely("looking", watcher.sampler.end)
             watcher.probes.safely("evaluation", watcher.evaluations.drop)
-            watcher.probes.safely("compiling", begun)
+            watcher.probes.safely("compiling", self._exclude_own_code)
             if watcher.incidents is not None:
                 watcher.probes.safely("incidents", watcher.incidents.compiled)
-        return True
 
-    def begun() -> None:
+    def _exclude_own_code(self) -> None:
         """Exclude surefoot's code from compilation: torch also compiles functions called after a graph break."""
         from torch._dynamo.eval_frame import skip_code
 
-        for code in watcher.probes.originals.codes():
+        for code in self._watcher.probes.originals.codes():
             skip_code(code)
-        if watcher.context.options.eager_looks:
-            _keep_stance(watcher, wrapping)
+        if self._watcher.context.options.eager_looks:
+            _keep_stance(self._watcher, self._wrapping)
+
+    def follow(self) -> None:
+        """Something was decorated that may never be called: `begin` at the first call."""
+        from torch._dynamo import eval_frame
+
+        if self._are_followed or self._watcher.state.compiled:
+            return
+        if not isinstance(getattr(eval_frame, ENTRY, None), types.FunctionType):  # a torch that calls it differently
+            self.begin()
+            return
+        self._are_followed = True
+        self._wrapping.add(eval_frame, ENTRY, "compiled calls", WHY_ENTRY, self._called)
+        if "compiled calls" in self._watcher.probes.problems:
+            self.begin()
+
+    def _called(self, args: Any, kwargs: Any) -> None:
+        """The compiler is about to be switched on, before a compiled function runs, or off if there is no callback."""
+        if args[0] not in (None, False):
+            self.begin()
+            remove_leftover_recorders()  # one that was in use at the first call
+
+
+def _is_librarys(function: Any) -> bool:
+    """Whether a function, not a model, belongs to a library."""
+    return isinstance(function, types.FunctionType) and is_other_library(function.__code__.co_filename)
+
+
+def has_decorated() -> bool:
+    """Whether `torch.compile` was called before."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(backend is not None for backend in backends.values())  # `None` marks code that must not be compiled
+
+
+def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
+    """After the first compilation, observe models from outside only."""
+    followed: set[type] = set()
+    calls = _CompiledCalls(watcher, wrapping)
+
+    def compiling(args: Any, kwargs: Any) -> Any:
+        if args[0] is not None and not _is_librarys(args[0]):  # `None`: a decorator with settings is being made
+            calls.begin()
+        return True
 
     def compiled(token: Any, result: Any) -> None:
         kind = type(result)
+        if not watcher.state.compiled and hasattr(result, "_torchdynamo_orig_callable"):
+            watcher.probes.safely("compiled calls", calls.follow)
         if isinstance(result, types.FunctionType) and hasattr(result, "_torchdynamo_orig_callable"):
             watcher.probes.safely("compiled functions", _follow_inputs, watcher, result)
         elif kind.__name__ == COMPILED and kind not in followed:
@@ -205,6 +259,9 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
 
     why_called = "the inputs and outputs of a compiled model; observed as soon as there is one"
     wrapping.announce("torch._dynamo.eval_frame.OptimizedModule.__call__", why_called)
+    wrapping.announce(f"torch._dynamo.eval_frame.{ENTRY}", WHY_ENTRY)
     why = "after the first compilation no hook and no mode is installed, because compiled code depends on them"
     wrapping.add(torch, "compile", "looking", why, compiling, compiled)
     wrapping.add(nn.Module, "compile", "looking", why, compiling, compiled)
+    if has_decorated():
+        calls.follow()
