@@ -12,8 +12,8 @@ from surefoot.diagnose.first_order import straight_fall
 STEADY = [2.0 - 0.004 * step for step in range(200)]
 
 
-def steps(gain: float) -> list[dict[str, Any]]:
-    rows = [{"id": 0, "grad": 1.0, "gain": 0.75 * gain}, {"id": 1, "grad": 1.0, "gain": 0.25 * gain}]
+def steps(gain: float, ratio: float = 1e-3) -> list[dict[str, Any]]:
+    rows = [{"id": 0, "grad": 1.0, "ratio": ratio, "gain": 0.75 * gain}, {"id": 0, "grad": 1.0, "gain": 0.25 * gain}]
     return [look(step, steps=[{"optimizer": 0, "rows": rows}]) for step in (0, 20, 60, 150)]
 
 
@@ -31,6 +31,11 @@ def test_the_second_half_is_compared_with_the_prediction_for_the_same_steps() ->
 
 def test_a_fall_far_below_the_prediction_is_limited_by_curvature_or_noise() -> None:
     assert straight_fall(run(STEADY, sampled_steps=steps(0.04))) is None
+
+
+def test_steps_of_a_usual_size_and_short_runs_say_nothing() -> None:
+    assert straight_fall(run(STEADY, sampled_steps=steps(0.005, ratio=0.01))) is None
+    assert straight_fall(run(STEADY[:95], sampled_steps=steps(0.005)[:3])) is None
 
 
 def test_a_loss_that_has_settled_is_not_slow() -> None:

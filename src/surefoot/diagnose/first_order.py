@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import mean, pstdev
+from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
 from surefoot.diagnose.curves import present
@@ -20,8 +20,10 @@ from surefoot.diagnose.curves import present
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
 
-_FEWEST = 60
+_FEWEST = 100
 """With fewer losses at an undiminished rate, a run is not judged: every training begins with such a fall."""
+_SMALL = 5e-3
+"""The change of the weights by one step, relative to their norm, up to which a step may be too small."""
 _STRAIGHT = 0.5
 """The share of the predicted fall from which on neither curvature nor noise limits the steps."""
 _LATE = 0.12
@@ -57,6 +59,8 @@ def straight_fall(run: RecordedRun) -> StraightFall | None:
     count = len(losses)
     if count < _FEWEST or curve.around_zero or len(gains) < 3:
         return None
+    if median(run.sampled.update_ratios() or [1.0]) > _SMALL:
+        return None
     middle, width = count // 2, max(4, count // 10)
     then = [loss for _, loss in losses[middle - width // 2 : middle + width - width // 2]]
     now = [loss for _, loss in losses[-width:]]
@@ -79,7 +83,7 @@ def _losses_at_full_rate(run: RecordedRun) -> list[tuple[int, float]]:
     columns = zip(series.at or series.step, series.loss, series.lr, strict=False)
     rows = [(at, loss, rate) for at, loss, rate in columns if at is not None and loss is not None and rate is not None]
     last = max((place for place, (_, _, rate) in enumerate(rows) if rate >= 0.5 * top), default=-1)
-    if last < 0 or rows[last // 2][2] < 0.5 * top:
+    if last < 0 or rows[last // 3][2] < 0.5 * top:
         return []
     return [(at, loss) for at, loss, _ in rows[: last + 1]]
 

@@ -169,7 +169,7 @@ class StepData:
         if paths.searches >= _SEARCHES:
             return None
         paths.searches += 1
-        found = max(_candidates(root, kind), key=lambda item: item[0], default=None)
+        found = max(_candidates(root, kind), key=lambda item: (not _is_empty_state(item[4]), item[0]), default=None)
         if found is None:
             return None
         paths.found[kind] = found[1:4]
@@ -206,6 +206,11 @@ def _data(node: Any, name: str) -> Tensor | None:
         return None
     is_data = tensor.dim() and tensor.numel() > 1 and tensor.layout is torch.strided
     return tensor if is_data and is_readable(tensor) else None
+
+
+def _is_empty_state(tensor: Tensor) -> bool:
+    """Whether it may be the first state of a recurrence: zeros. On a device, that is not read."""
+    return tensor.is_floating_point() and not has_streams(tensor.device) and not torch.count_nonzero(tensor)
 
 
 def _candidates(root: Any, kind: str) -> Iterator[tuple[int, tuple[int, ...], str, str, Tensor]]:

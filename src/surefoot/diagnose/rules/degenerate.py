@@ -15,7 +15,7 @@ from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LossCall, ModelCall, StepBatch
+    from surefoot.record.facts import LossCall, ModelCall, StepBatch, TensorSummary
 
 _FEWEST_ROWS = 8
 _LARGEST_SHARE = 0.25
@@ -100,7 +100,10 @@ def degenerate_batch(run: RecordedRun) -> Claim | None:
     notes = [note for note in main_line(run) if (note.size or 0) >= _FEWEST_ROWS]
     if run.adversarial or len(notes) < 20:
         return None
+    filled = {call.step for call in run.sampled.trained_model_calls if any(map(_has_values, call.inputs[:1]))}
+    # Where the model was given values, the zeros are the first state of a recurrence.
     zeroed = [note for note in notes if note.input_largest == 0.0]
+    zeroed = [] if any(note.step in filled for note in zeroed) else zeroed
     if 0 < len(zeroed) <= _LARGEST_SHARE * len(notes):
         return _claim(zeroed, len(notes), "The inputs of the batch are all 0", {"input_largest": 0.0})
     labels: Counter[str] = Counter()
@@ -118,6 +121,10 @@ def degenerate_batch(run: RecordedRun) -> Claim | None:
         words = f"All {count} labels of the batch are {label}, which {share_of_all} of all labels are,"
         return _claim(alike, len(notes), words, {"label": label, "share": share})
     return None
+
+
+def _has_values(given: TensorSummary) -> bool:
+    return bool(given.min or given.max)
 
 
 def _is_unlikely(batch: dict[str, int], labels: Counter[str], total: int) -> bool:
