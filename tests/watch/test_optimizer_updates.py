@@ -96,7 +96,8 @@ def test_what_a_step_did_is_known_of_each_parameter(reading):
         assert row.update == pytest.approx(float((new - old).norm()))
         assert row.ratio == pytest.approx(float((new - old).norm() / old.norm()))
         assert row.stuck == 0.0
-    assert [row.stuck for row in rows[2:]] == [1.0, 1.0]
+        assert row.gain == pytest.approx(2.0 * float((new - old).square().sum()))  # the rate is 0.5
+    assert [(row.stuck, row.gain) for row in rows[2:]] == [(1.0, None)] * 2
     facts = [record.as_facts("") for record in registry.parameters]
     assert [(each.changed, each.unchanged, each.trained_by) for each in facts] == [(2, 0, [0])] * 2 + [(0, 2, [])] * 2
     assert not any(each.rewritten for each in facts)

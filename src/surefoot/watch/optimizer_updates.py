@@ -95,8 +95,9 @@ class OptimizerUpdates:
                 moved.append(new - old)
         scales = weight_facts([tensor for _, _, tensor in pairs])
         updates, changes = norms(moved), norms(moved, 0)
-        for (place, record, tensor), update, changed, size, scale in zip(
-            pairs, updates, changes, map(len, moved), scales, strict=True
+        gains = _gains([tensor for _, _, tensor in pairs], moved)
+        for (place, record, tensor), update, changed, size, scale, gain in zip(
+            pairs, updates, changes, map(len, moved), scales, gains, strict=True
         ):
             _count_update(record, update, number, is_readable(tensor))
             record.last = scale
@@ -105,6 +106,7 @@ class OptimizerUpdates:
                 update=update,
                 ratio=later(_ratio, update, held.rows[place].weight),
                 stuck=later(_rest, changed, size),
+                gain=gain,
             )
 
     def _last_step(self, number: int) -> OptimizerUpdate | None:
@@ -160,6 +162,21 @@ def _count_update(record: Parameter, update: float, number: int, is_whole: bool)
     record.trained_by.setdefault(number, Count()).add(is_changed)
     if is_whole:
         record.unchanged.add(later(_is_zero, update))
+
+
+def _gains(tensors: list[Tensor], moved: list[Tensor]) -> list[Any]:
+    """By how much each change lowers the loss of its batch to first order; `None` without a gradient of its shape."""
+    found: list[Any] = [None] * len(tensors)
+    products: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for place, (tensor, change) in enumerate(zip(tensors, moved, strict=True)):
+        grad = thin(tensor.grad) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
+        if grad is not None and grad.shape == change.shape and grad.device == change.device and len(grad):
+            share = len(grad) / max(1, tensor.numel())
+            products.setdefault(grad.device, []).append((place, torch.dot(grad.float(), change.float()) / -share))
+    for held in products.values():
+        for (place, _), gain in zip(held, numbers(torch.stack([product for _, product in held])), strict=True):
+            found[place] = gain
+    return found
 
 
 def _is_zero(value: float) -> bool:

@@ -52,6 +52,15 @@ def test_a_large_eps_that_does_no_harm_is_mentioned(watch: Nursery) -> None:
     assert run.finding("optim.epsilon").severity == "info"
 
 
+LONG = LOOP.replace("range(60)", "range(400)")
+
+
+def test_an_eps_that_makes_the_steps_too_small_is_named_though_the_run_learns(watch: Nursery) -> None:
+    run = watch(START, paced("3e-3", more=", eps=0.3"), LONG)
+    assert run.diagnosis.findings[0].cause == "optim.epsilon"
+    assert run.diagnosis.findings[0].severity != "info"
+
+
 @pytest.mark.parametrize(("optimizer", "rate", "decay"), [("SGD", "0.1", "1.0"), ("AdamW", "1e-2", "10.0")])
 def test_a_decay_that_outweighs_the_gradient_is_named(watch: Nursery, optimizer: str, rate: str, decay: str) -> None:
     run = watch(START, paced(rate, optimizer, f", weight_decay={decay}"), LOOP)
@@ -200,6 +209,11 @@ def test_clipping_nearly_everything_away_is_named(watch: Nursery) -> None:
     )
     assert found.evidence["limit"] == 1e-3
     assert found.evidence["clipped"] == 1
+
+
+def test_clipping_that_makes_the_steps_too_small_is_named_though_the_run_learns(watch: Nursery) -> None:
+    run = watch(START, paced("0.1", "SGD", ", momentum=0.9"), clipped("1e-2").replace("range(60)", "range(400)"))
+    assert run.causes == ["clip.saturated"]
 
 
 @pytest.mark.parametrize(("optimizer", "rate", "limit"), [("SGD", "300.0", "1e-3"), ("Adam", "1e-2", "1e-3")])

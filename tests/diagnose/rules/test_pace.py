@@ -50,11 +50,22 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
     assert found.evidence["grad_norm"] > 0.01
 
 
-def test_a_loss_that_still_falls_in_a_straight_line_is_mentioned(watch: Nursery) -> None:
+@pytest.mark.parametrize(("optimizer", "rate", "usual"), [("Adam", "1e-4", "1e-2"), ("AdamW", "3e-4", "3e-2")])
+def test_a_loss_that_falls_as_its_gradients_predict_to_the_end_has_a_rate_too_low(
+    watch: Nursery, optimizer: str, rate: str, usual: str
+) -> None:
     long = LOOP.replace("range(60)", "range(400)")
-    run = watch(START, paced("1e-4"), long)
-    assert run.causes == []
-    assert run.finding("lr.too-low").severity == "info"
+    found = watch(START, paced(rate, optimizer), long).finding("lr.too-low")
+    assert found.severity == "warning"
+    assert found.evidence["fall"] > 0.5 * found.evidence["predicted"]
+    assert watch(START, paced(usual, optimizer), long).causes == []
+
+
+def test_a_loss_that_falls_to_the_end_without_a_prediction_is_only_mentioned() -> None:
+    slow = [2.0 - 0.002 * step for step in range(200)]
+    claim = pace.too_low(run(slow, sampled_steps=[look(step, steps=moves(1e-4)) for step in range(0, 200, 20)]))
+    assert claim is not None
+    assert claim.severity == "info"
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])

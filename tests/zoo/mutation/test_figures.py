@@ -109,6 +109,15 @@ def test_top_one_confusions_and_reliability_are_of_the_faulty_runs():
     ]
 
 
+def test_a_true_cause_that_is_only_mentioned_counts_separately_from_findings():
+    mention = NamedFinding("lr.too-high", "info", 0.9)
+    mentioned = [replace(run, findings=(mention,)) for run in runs("biting", [2.0] * 3)]
+    found = [replace(run, findings=(*run.findings, mention)) for run in runs("certain", [2.0] * 3, "data.leakage")]
+    held = figures(judge([*PARENTS, *mentioned, *found], OPERATORS))
+    assert (held.top1.hits, held.top3.hits, held.mentioned.hits, held.mentioned.runs) == (0, 0, 3, 6)
+    assert held.confusions[0] == ("lr.too-high", "(healthy, mentions lr.too-high)", 3)
+
+
 def test_the_interval_is_wilsons():
     assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Brown, Cai and DasGupta 2001's formula
     assert wilson(1.0, 20)[1] == 1.0

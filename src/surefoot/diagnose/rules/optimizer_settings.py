@@ -7,13 +7,15 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
+from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.pace import ADAPTIVE
 from surefoot.record.facts import ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import PreflightFacts
+    from surefoot.record.facts import OptimizerFacts, PreflightFacts
 
 
 def epsilon(run: RecordedRun) -> Claim | None:
@@ -32,6 +34,7 @@ def epsilon(run: RecordedRun) -> Claim | None:
     ratio = eps / median(roots) if roots else 0.0
     slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
     hinders = (ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))
+    hinders = hinders or (ratio > 2 and straight_fall(run) is not None)
     if (eps > 1e-7 and hinders) or (eps >= 1e-3 and ratio > 2 and not run.blind):
         return Claim(
             0.9,
@@ -218,7 +221,7 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
     """Nearly every step is clipped strongly, and learning is slow."""
     untrained = run.facts.preflight is not None  # whether this does harm is not known yet
     does_well = run.blind or (run.curve.learned and run.curve.drop > 0.3)  # a policy may learn while its loss rises
-    if not run.main or (does_well and not untrained):
+    if not run.main or (does_well and not untrained and not _limits_steps(run, run.main)):
         return None
     pairs = [
         (norm, limit)
@@ -241,9 +244,14 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site,),
         evidence={"clipped": hard, "norm_to_limit": median(excess), "limit": pairs[0][1]},
-        severity="warning" if untrained else "error",
+        severity="warning" if untrained or does_well else "error",
         fixes=(f"Raise max_norm to about {median(n for n, _ in pairs):.2g}.",),
     )
+
+
+def _limits_steps(run: RecordedRun, held: OptimizerFacts) -> bool:
+    """Whether the steps are too small, and in proportion to the gradient: an adaptive optimizer divides by its size."""
+    return not held.type.startswith(ADAPTIVE) and straight_fall(run) is not None
 
 
 RULES: tuple[Rule, ...] = (

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import updates_by_hand
+from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units, saturated_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
@@ -162,7 +163,8 @@ def too_low(run: RecordedRun) -> Claim | None:
     travelled = typical * curve.count
     is_stuck = not curve.learned and typical <= 3e-4 and travelled <= 0.1
     is_slow = typical <= 1e-3 and travelled <= 0.5 and _falls_to_the_end(run)
-    if typical <= 0 or not (is_stuck or is_slow):
+    straight = straight_fall(run)
+    if typical <= 0 or not (is_stuck or is_slow or straight):
         return None
     rate = median(run.lr) if run.main and run.lr else None
     who = (
@@ -174,13 +176,13 @@ def too_low(run: RecordedRun) -> Claim | None:
         0.85 if typical < 1e-5 else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
         f"gradients are steady (norm {median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to "
-        f"{curve.end:.4g}.",
+        f"{curve.end:.4g}{f'; {straight.words}' if straight is not None else ''}.",
         step=0,
         where=(_stepped_at(run),),
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
-                  "first": curve.start, "last": curve.end},
+                  "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "info",
+        severity="error" if is_stuck else "warning" if straight is not None else "info",
     )  # fmt: skip
 
 

@@ -247,6 +247,8 @@ class ParameterUpdate(Facts):
     """The norm of the change over the norm of the parameter; `None` for a parameter of zeros."""
     stuck: float | None = None
     """The share of the entries that did not change."""
+    gain: float | None = None
+    """By how much the change lowers the loss of its batch, to first order: minus the change times the gradient."""
 
 
 class OptimizerUpdate(Facts):

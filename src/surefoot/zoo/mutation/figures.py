@@ -80,10 +80,18 @@ class JudgedMutant:
     reason: str = ""
     """Why it is left out."""
 
+    @property
+    def true(self) -> frozenset[str]:
+        """The causes that a finding may name: those of the operator if the mutant is faulty, else none."""
+        return frozenset(self.operator.causes if self.operator is not None and self.counts_as == "faulty" else ())
+
     def right(self, first: int) -> int:
-        """Runs in which a true cause is among the first so many."""
-        causes = self.operator.causes if self.operator is not None else ()
-        return sum(bool(set(causes) & set(run.named[:first])) for run in self.runs)
+        """Runs in which a true cause is among the first so many findings."""
+        return sum(not self.true.isdisjoint(run.named[:first]) for run in self.runs)
+
+    def mentioned(self) -> int:
+        """Runs without a finding in which the first mention is a true cause."""
+        return sum(not self.true.isdisjoint(run.mentioned[:1]) for run in self.runs)
 
 
 def judge(runs: Iterable[MutantRun], operators: Iterable[Operator]) -> list[JudgedMutant]:
@@ -156,6 +164,7 @@ class OperatorRow:
     strength: float | None
     top1: Share
     top3: Share
+    mentioned: Share
     quiet: int
     """Mutants that do not bite."""
     left_out: int
@@ -179,6 +188,8 @@ class Figures:
 
     top1: Share
     top3: Share
+    mentioned: Share
+    """Runs without a finding whose first mention is a true cause: counted as missed in `top1` and `top3`."""
     false_quiet: Share
     """Runs of mutants that do not bite, with a finding."""
     planted: int
@@ -202,12 +213,12 @@ def figures(judged: list[JudgedMutant]) -> Figures:
     ]
     confused: Counter[tuple[str, str]] = Counter()
     for held in faulty:
-        causes = held.operator.causes if held.operator is not None else ()
-        wrong = [run for run in held.runs if not set(run.named[:1]) & set(causes)]
-        confused.update((causes[0], _first(run)) for run in wrong)
+        truth = held.operator.causes[0] if held.operator is not None else ""
+        confused.update((truth, _first(run)) for run in held.runs if held.true.isdisjoint(run.named[:1]))
     return Figures(
         _top(faulty, 1),
         _top(faulty, 3),
+        _mentioned(faulty),
         Share(len(false), sum(len(held.runs) for held in quiet), len(quiet)),
         len(planted),
         Share(*_with_findings(parents), len(parents)),
@@ -222,6 +233,10 @@ def _top(judged: list[JudgedMutant], first: int) -> Share:
     return Share(sum(held.right(first) for held in judged), sum(len(held.runs) for held in judged), len(judged))
 
 
+def _mentioned(judged: list[JudgedMutant]) -> Share:
+    return Share(sum(held.mentioned() for held in judged), sum(len(held.runs) for held in judged), len(judged))
+
+
 def _with_findings(judged: list[JudgedMutant]) -> tuple[int, int]:
     runs = [run for held in judged for run in held.runs]
     return sum(bool(run.serious) for run in runs), len(runs)
@@ -230,7 +245,9 @@ def _with_findings(judged: list[JudgedMutant]) -> tuple[int, int]:
 def _first(run: MutantRun) -> str:
     if run.trouble:
         return "(no diagnosis)"
-    return run.named[0] if run.named else f"({run.verdict})"
+    if run.named:
+        return run.named[0]
+    return f"({run.verdict}, mentions {run.mentioned[0]})" if run.mentioned else f"({run.verdict})"
 
 
 def _rows(judged: list[JudgedMutant]) -> Iterable[OperatorRow]:
@@ -250,15 +267,15 @@ def _rows(judged: list[JudgedMutant]) -> Iterable[OperatorRow]:
 def _row(name: str, strength: float | None, judged: list[JudgedMutant]) -> OperatorRow:
     faulty = [held for held in judged if held.counts_as == "faulty"]
     counts = Counter(held.counts_as for held in judged)
-    return OperatorRow(name, strength, _top(faulty, 1), _top(faulty, 3), counts["quiet"], counts["left out"])
+    shares = _top(faulty, 1), _top(faulty, 3), _mentioned(faulty)
+    return OperatorRow(name, strength, *shares, counts["quiet"], counts["left out"])
 
 
 def _reliability(judged: list[JudgedMutant]) -> Iterable[ReliabilityBin]:
     """Every finding above `info` of what is counted; on what must have none, each is wrong."""
     pairs = []
     for held in judged:
-        true = held.operator.causes if held.operator is not None and held.counts_as == "faulty" else ()
-        pairs += [(each.confidence, each.cause in true) for run in held.runs for each in run.serious]
+        pairs += [(each.confidence, each.cause in held.true) for run in held.runs for each in run.serious]
     for low, high in pairwise(_BINS):
         mine = [pair for pair in pairs if low <= pair[0] < high or pair[0] == high == _BINS[-1]]
         if mine:

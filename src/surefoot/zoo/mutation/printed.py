@@ -36,6 +36,7 @@ def _show_totals(half: str, judged: list[JudgedMutant], held: Figures, console: 
     console.print(f"\n[bold]{half}[/bold]: {counts}", highlight=False)
     _line(console, f"  true cause first            {held.top1}")
     _line(console, f"  among the first three       {held.top3}")
+    _line(console, f"  no finding, but mentioned   {held.mentioned}")
     quiet, parents = held.false_quiet, held.false_parents
     _line(
         console,
@@ -55,11 +56,13 @@ def _show_operators(held: Figures, console: Any) -> None:
     if not held.operators:
         return
     console.print("\n[bold]operators[/bold] (share of runs, 95 % interval over mutants)")
-    table = Table("operator", "faulty", "first", "first three", "quiet", "left out", box=None, pad_edge=False)
+    table = Table(
+        "operator", "faulty", "first", "first three", "mentioned", "quiet", "left out", box=None, pad_edge=False
+    )
     for row in held.operators:
         name = row.operator if row.strength is None else f"  at {row.strength:g}"
-        counts = str(row.top1.mutants), str(row.top1), str(row.top3), str(row.quiet), str(row.left_out)
-        table.add_row(name, *counts)
+        shares = row.top1, row.top3, row.mentioned
+        table.add_row(name, str(row.top1.mutants), *map(str, shares), str(row.quiet), str(row.left_out))
     console.print(table)
 
 
@@ -78,11 +81,7 @@ def _show_reliability(held: Figures, console: Any) -> None:
 
 def _show_runs(judged: list[JudgedMutant], console: Any) -> None:
     missed = [
-        run
-        for held in judged
-        if held.counts_as == "faulty" and held.operator is not None
-        for run in held.runs
-        if not set(run.named[:1]) & set(held.operator.causes)
+        run for held in judged if held.counts_as == "faulty" for run in held.runs if held.true.isdisjoint(run.named[:1])
     ]
     false = [run for held in judged if held.counts_as == "quiet" for run in held.runs if run.serious]
     for title, runs in (("runs that missed", missed), ("false findings", false)):

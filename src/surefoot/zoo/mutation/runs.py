@@ -108,8 +108,13 @@ class MutantRun:
 
     @property
     def named(self) -> list[str]:
-        """The causes that count, best first: those above `info`; where there is none, all."""
-        return [finding.cause for finding in self.serious or self.findings]
+        """The causes of the findings above `info`, best first."""
+        return [finding.cause for finding in self.serious]
+
+    @property
+    def mentioned(self) -> list[str]:
+        """The causes that are only mentioned (`info`), best first, of a run without a finding."""
+        return [] if self.serious else [finding.cause for finding in self.findings]
 
     @property
     def crashed(self) -> bool:
