@@ -297,6 +297,19 @@ def test_a_callback_that_has_trained_can_be_sent_to_another_process(tmp_path):
     assert pickle.loads(pickle.dumps(callback)).training is None
 
 
+def test_an_optimizer_that_replaces_the_guarded_one_gets_one_line(tmp_path, caplog):
+    class Again(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            if index in (5, 6):
+                trainer.strategy.setup_optimizers(trainer)
+
+    train(tmp_path, StabilizerCallback(), Again(), max_steps=10)
+    assert caplog.text.count("Lightning has other optimizers since step 5 than at the beginning") == 1
+    caplog.clear()
+    train(tmp_path, StabilizerCallback(), max_steps=10)
+    assert "other optimizers" not in caplog.text
+
+
 def test_a_module_without_optimizers_trains_as_before(tmp_path):
     class Without(Module):
         def configure_optimizers(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import weakref
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -152,11 +153,12 @@ class GuardedTraining:
         loss_from: str = "",
     ) -> None:
         """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning."""
+        self._given = {weakref.ref(each) for each in optimizers}
         if options.mode == "guard":
             own = _of_the_models(optimizers, models, framework)
-            if own or not optimizers:
-                optimizers = own
-            else:  # nothing to protect: observed, so that the diagnosis names the mistake
+            others = [each for each in optimizers if any(group["params"] for group in each.param_groups)]
+            optimizers = own or others
+            if others and not own:  # nothing to protect: observed, so that the diagnosis names the mistake
                 options = replace(options, mode="watch", clip=None, recovery=None)
         self._options, self._framework, self._loss_from = options, framework, loss_from
         self.probes = DeepProbes()
@@ -236,6 +238,16 @@ class GuardedTraining:
         if attachment.steps == self._counted[number]:  # its scale has been lowered since
             attachment.skipped_by_scaler(float(scaler.get_scale()) / float(scaler.get_backoff_factor()))
         self._counted[number] = attachment.steps
+
+    def notice_replaced(self, optimizers: Iterable[Optimizer]) -> None:
+        """Warn once if the framework steps with optimizers that it had not when training began."""
+        if self._given and not all(weakref.ref(each) in self._given for each in optimizers):
+            self._given.clear()
+            logger.warning(
+                "surefoot: %s has other optimizers since step %d than at the beginning: their steps are not guarded.",
+                self._framework,
+                self.steps,
+            )
 
     # ---- the framework's clipping -----------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if isinstance(training, WatchedEngine):
             training.stepped()
             return
+        training.notice_replaced(trainer.optimizers)
         if len(training.attachments) == 1 and training.is_attached:
             training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
         numbers = training.numbers()
