@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.keep.checkpoint.storage import STATE
+from surefoot.keep.checkpoint.manifest import STATE
 
 
 @pytest.fixture

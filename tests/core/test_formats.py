@@ -19,7 +19,7 @@ from goldens.version_files import STATE_FEATURE, unpack
 from surefoot.__main__ import main
 from surefoot.core import formats
 from surefoot.core.formats import FORMATS, Format
-from surefoot.keep.checkpoint import storage
+from surefoot.keep.checkpoint import manifest as manifest_file
 from surefoot.keep.position.data import DataPosition
 from surefoot.record.follow import RunFollower
 from surefoot.record.heartbeat import BeatFile, first_beat, read_beat
@@ -140,7 +140,7 @@ def checkpoint(folder):
     (place,) = unpack("checkpoints", folder).glob("plain/checkpoints/*")
     content = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
     del content["checksum"]
-    (place / "manifest.json").write_bytes(storage._rendered(content | {"schema": formats.CHECKPOINT.version + 1}))
+    (place / "manifest.json").write_bytes(manifest_file.rendered(content | {"schema": formats.CHECKPOINT.version + 1}))
     yield refusal(lambda: sf.CheckpointManager(folder / "plain").load())
     yield refusal(lambda: sf.CheckpointManager(folder / "plain").load(5))
     loop = Loop(FEATURES["plain"], folder / "plain")

@@ -15,7 +15,7 @@ import rank_scenarios as scenarios
 from patience import wait_until
 from rank_processes import Ranks, end_of, results
 from surefoot.keep.checkpoint.listing import complete_steps, list_checkpoints
-from surefoot.keep.checkpoint.storage import TENSORS
+from surefoot.keep.checkpoint.manifest import TENSORS
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 

@@ -157,7 +157,7 @@ FIXES = [
     ),
     Fix(
         "data.token-mismatch/docstring_lm.py",
-        "Build the table for the ids there are",
+        "Create the embedding with at least",
         "model = WindowLM(vocab_size,",
         "model = WindowLM(len(stoi),",
     ),

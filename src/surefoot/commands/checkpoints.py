@@ -29,8 +29,13 @@ def list_steps(
     folder: Path = typer.Argument(metavar="DIR", help="The run folder, or the folder of its checkpoints."),
 ) -> None:
     """List the checkpoints of a run, the newest first. Reads the manifests only."""
-    from surefoot.keep.checkpoint.exchange import checkpoints_in
-    from surefoot.keep.checkpoint.listing import by_metric, complete_steps, list_checkpoints, rests_of_deleted
+    from surefoot.keep.checkpoint.listing import (
+        by_metric,
+        checkpoints_in,
+        complete_steps,
+        list_checkpoints,
+        rests_of_deleted,
+    )
 
     steps = list_checkpoints(checkpoints_in(folder))
     rests = rests_of_deleted(steps)
@@ -45,8 +50,8 @@ def verify(
     folder: Path = typer.Argument(metavar="DIR", help="The run folder, or the folder of its checkpoints."),
 ) -> None:
     """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or incomplete."""
-    from surefoot.keep.checkpoint.exchange import checkpoints_in, verify_step
-    from surefoot.keep.checkpoint.listing import list_checkpoints, rests_of_deleted
+    from surefoot.keep.checkpoint.exchange import verify_step
+    from surefoot.keep.checkpoint.listing import checkpoints_in, list_checkpoints, rests_of_deleted
 
     damaged, steps = 0, list_checkpoints(checkpoints_in(folder))
     rests = rests_of_deleted(steps)
@@ -72,7 +77,8 @@ def export(
     weights: bool = typer.Option(False, "--weights", help="Only the weights of the models, by name."),
 ) -> None:
     """Write a checkpoint as one safetensors file. Checkpoints of several processes are joined."""
-    from surefoot.keep.checkpoint.exchange import checkpoints_in, export_state, export_weights, load_whole
+    from surefoot.keep.checkpoint.exchange import export_state, export_weights, load_whole
+    from surefoot.keep.checkpoint.listing import checkpoints_in
 
     try:
         loaded = load_whole(checkpoints_in(folder), step)

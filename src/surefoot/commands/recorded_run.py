@@ -31,19 +31,19 @@ def runs(
 def run_lines(found: list[ListedRun], width: int | None) -> list[str]:
     """The list of runs in columns. If it is wider than the terminal, each cause is on the line below its run."""
     from surefoot.diagnose.terminal import printable
-    from surefoot.report.terminal.formatting import duration
+    from surefoot.report.terminal.formatting import age
 
     rows = [
         (
             printable(str(run.folder)),
-            f"{duration(time.time() - run.last_write)} ago",
+            f"{age(time.time() - run.last_write)} ago",
             run.verdict,
             "" if run.steps is None else f"{run.steps:,} steps",
         )
         for run in found
     ]
-    folder, age, verdict, steps = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = [f"{row[0]:<{folder}}  {row[1]:>{age}}  {row[2]:<{verdict}}  {row[3]:>{steps}}" for row in rows]
+    folder, written, verdict, steps = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"{row[0]:<{folder}}  {row[1]:>{written}}  {row[2]:<{verdict}}  {row[3]:>{steps}}" for row in rows]
     fits = width is None or len(lines[0]) + 2 + max(len(run.cause) for run in found) <= width
     before = "  " if fits else "\n    "
     return [

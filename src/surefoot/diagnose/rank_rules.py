@@ -131,7 +131,7 @@ def _since(look: ComparedLook, before: ComparedLook | None) -> tuple[str, str]:
     """Since when ranks hold different parameters and why, as far as is known, and what to change."""
     if before is None:
         return (
-            f"from the first step that was looked at ({look.step:,}): they were never made equal",
+            f"from the first compared step ({look.step:,}): they were never made equal",
             "Load or change the parameters before `DistributedDataParallel(model)` is made, which broadcasts those of "
             "rank 0, or do it on every rank.",
         )

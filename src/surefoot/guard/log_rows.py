@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from surefoot.decide.agreement import Ranks
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.guard.rank_watching import WatchedRank
-    from surefoot.keep.checkpoint.storage import SaveFacts
+    from surefoot.keep.checkpoint.manifest import SaveFacts
     from surefoot.record.messages import EventName
     from surefoot.types import Incident, LayerStats, Severity, Signals, StepRecord
 

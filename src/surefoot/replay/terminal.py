@@ -15,7 +15,7 @@ _TITLES = {
     "reproduced": "reproduced bit for bit",
     "silent-corruption": "silent corruption suspected (hw.silent-corruption)",
     "nondeterministic": "not deterministic",
-    "inconclusive": "not comparable bit for bit",
+    "inconclusive": "cannot be compared bit for bit",
 }
 _MOST_TENSORS = 10
 
@@ -23,12 +23,10 @@ _MOST_TENSORS = 10
 def as_text(found: Replayed) -> str:
     """A few lines."""
     lines = [f"step {found.step}: {_TITLES[found.kind]}", "", found.summary]
-    if found.different:
-        lines += ["", *_tensors(found)]
-    if found.origin is not None:
-        lines += ["", "First bad operation:", f"  {found.origin['text']}"]
-    elif found.fails_again:
-        lines += ["", "Every value was finite when the first bad operation was searched for: the step ran differently."]
+    differences = ["", *_tensors(found)] if found.different else []
+    origin = _origin(found)
+    # Differences that are expected say less than the operation.
+    lines += origin + differences if found.kind == "inconclusive" else differences + origin
     if found.reproduction is not None:
         lines += ["", *_reproduction(found.reproduction)]
     if found.surroundings:
@@ -36,6 +34,14 @@ def as_text(found: Replayed) -> str:
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return printable("\n".join(lines))
+
+
+def _origin(found: Replayed) -> list[str]:
+    if found.origin is not None:
+        return ["", "First bad operation:", f"  {found.origin['text']}"]
+    if found.fails_again:
+        return ["", "Every value was finite when the first bad operation was searched for: the step ran differently."]
+    return []
 
 
 def _reproduction(about: ReproductionData) -> list[str]:

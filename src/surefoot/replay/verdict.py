@@ -237,8 +237,8 @@ def _unsteady(between: Mapping[str, TensorDifference], second: ReplayPass) -> st
 
 
 def _unclear(obstacles: list[str], fails_again: bool) -> str:
-    failing = "It fails again" if fails_again else "It does not fail again"
-    return f"{failing}, but it is not bitwise the recorded step: {'; '.join(obstacles)}."
+    failing = "The step fails again" if fails_again else "The step does not fail again"
+    return f"{failing}, but it cannot be compared with the record bit for bit: {'; '.join(obstacles)}."
 
 
 def _another_batch_perhaps(reasons: Sequence[object]) -> str:

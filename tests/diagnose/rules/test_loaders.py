@@ -44,7 +44,7 @@ def test_a_worker_that_is_killed_under_surefoot_run_is_named_with_its_signal(wat
     ("message", "words"),
     [
         ("DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that", "shared memory"),
-        ("DataLoader worker (pid 5) is killed by signal: Segmentation fault. ", "memory that is not its own"),
+        ("DataLoader worker (pid 5) is killed by signal: Segmentation fault. ", "accessed invalid memory"),
         ("DataLoader worker (pid 5) exited unexpectedly with exit code 3. Details are lost", "exit code 3"),
         ("DataLoader worker (pid(s) 5, 6) exited unexpectedly", "worker processes 5, 6 ended"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import forked
 import patience
 from surefoot import CheckpointError, CheckpointManager, UsageError
-from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, verify
+from surefoot.keep.checkpoint.manifest import MANIFEST, STATE, TENSORS, verify
 from surefoot.keep.staging import Staged
 
 

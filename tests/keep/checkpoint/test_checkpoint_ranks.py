@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surefoot import CheckpointError, CheckpointManager, SettingError
-from surefoot.keep.checkpoint.storage import TENSORS
+from surefoot.keep.checkpoint.manifest import TENSORS
 
 NAN = float("nan")
 

@@ -8,15 +8,14 @@ from torch import nn
 import surefoot as sf
 from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint.exchange import (
-    checkpoints_in,
     export_state,
     export_weights,
     import_state,
     load_whole,
     verify_step,
 )
-from surefoot.keep.checkpoint.listing import list_checkpoints
-from surefoot.keep.checkpoint.storage import TENSORS
+from surefoot.keep.checkpoint.listing import checkpoints_in, list_checkpoints
+from surefoot.keep.checkpoint.manifest import TENSORS
 
 
 def trained(folder, steps=3):

@@ -6,7 +6,8 @@ import torch
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import part_name
 from surefoot.keep.checkpoint.loading import Reader, load_first, load_path, load_step
-from surefoot.keep.checkpoint.storage import TENSORS, write
+from surefoot.keep.checkpoint.manifest import TENSORS
+from surefoot.keep.checkpoint.storage import write
 
 
 def save(folder, step, **facts):

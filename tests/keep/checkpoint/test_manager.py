@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import patience
 import surefoot as sf
 from surefoot import CheckpointError, CheckpointManager, SettingError, UsageError
-from surefoot.keep.checkpoint.storage import TENSORS
+from surefoot.keep.checkpoint.manifest import TENSORS
 from surefoot.keep.staging import Staged, stage
 
 NAN = float("nan")

@@ -10,11 +10,12 @@ from torch.distributed.tensor import Shard
 
 import surefoot as sf
 from surefoot.errors import CheckpointError
-from surefoot.keep.checkpoint import storage
+from surefoot.keep.checkpoint import manifest as manifest_file
 from surefoot.keep.checkpoint.listing import list_checkpoints, part_name
+from surefoot.keep.checkpoint.manifest import MANIFEST, STATE, TENSORS
 from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.shards import SavedShards, Spread, _layout, cut, whole_tensors
-from surefoot.keep.checkpoint.storage import MANIFEST, STATE, TENSORS, write_flat
+from surefoot.keep.checkpoint.storage import write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 
 WHOLE = torch.arange(35.0).reshape(7, 5)
@@ -102,7 +103,7 @@ def test_shards_of_version_1_go_back_to_as_many_ranks_as_saved_them(tmp_path):
     for folder in listing.paths.values():
         manifest = json.loads((folder / MANIFEST).read_text())
         manifest.pop("checksum")
-        (folder / MANIFEST).write_bytes(storage._rendered({**manifest, "schema": 1}))
+        (folder / MANIFEST).write_bytes(manifest_file.rendered({**manifest, "schema": 1}))
     (listing,) = list_checkpoints(tmp_path)
     assert SavedParts(listing, 1, 2).tree(1)["own"] == 1
     with pytest.raises(CheckpointError, match="Start 2 processes once and save"):

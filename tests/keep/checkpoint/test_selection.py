@@ -8,8 +8,8 @@ import surefoot as sf
 from surefoot.decide.agreement import Ranks
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import part_name
+from surefoot.keep.checkpoint.manifest import TENSORS
 from surefoot.keep.checkpoint.selection import CheckpointSelector
-from surefoot.keep.checkpoint.storage import TENSORS
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from surefoot.report.terminal.formatting import as_ascii, clock, duration, number, one_line, pace, rate, size
+from surefoot.report.terminal.formatting import age, as_ascii, clock, duration, number, one_line, pace, rate, size
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,14 @@ def test_a_number_has_few_digits(value, text):
 )
 def test_a_duration_is_readable_at_any_length(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (3_599, "59 min"), (7_300, "2 h"), (200_000, "2 d")],
+)
+def test_an_age_has_one_unit(seconds, text):
+    assert age(seconds) == text
 
 
 def test_slow_steps_are_given_by_the_time_of_one():

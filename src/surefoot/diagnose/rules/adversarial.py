@@ -193,7 +193,7 @@ def generator_sign(run: RecordedRun) -> Claim | None:
         0.93,
         f"In {len(same)} of {len(directions)} sampled steps the loss of `{name}` at {root.site} and that of "
         f"`{other_name}` push the output for generated samples in the same direction: `{name}` learns to be "
-        "recognised, not to be taken for real.",
+        "recognised, not to pass as real.",
         step=root.step,
         where=where_of(root.site, name),
         evidence={"steps": len(directions), "same_direction": len(same), "gradients": directions[:5]},

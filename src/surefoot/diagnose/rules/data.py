@@ -148,8 +148,8 @@ def _seen_in_stream(run: RecordedRun, step: int | None) -> Claim | None:
             if value is not None and not math.isfinite(value) and note.step == step:
                 return Claim(
                     0.9,
-                    f"The {name} of the batch at step {note.step} contains a value of {value}, and the loss of that "
-                    "very step is the first that is not finite.",
+                    f"The {name} of the batch at step {note.step} contains a value of {value}, and the loss of the "
+                    "same step is the first that is not finite.",
                     step=note.step,
                     evidence={key: str(value), "step": note.step},
                 )
@@ -286,7 +286,7 @@ def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
         f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
         where=where_of(site),
         evidence={"lowest": low, "highest": high, "rows": rows},
-        fixes=(f"Build the table for the ids there are: at least {high + 1} rows.",) if low >= 0 else (),
+        fixes=(f"Create the embedding with at least {high + 1} rows.",) if low >= 0 else (),
     )
 
 

@@ -190,7 +190,7 @@ def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | N
     return Claim(
         0.65,
         f"The loss at {stuck.site} ends at {run.curve.end:.4g}, where chance is {stuck.level:.4g} (each row is matched "
-        f"with any other), although the weights moved by about {moved:.1f} times their size and scores reach "
+        f"at random), although the weights moved by about {moved:.1f} times their size and scores reach "
         f"{largest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
         "chance: the two sides of a pair do not belong together.",
         step=0,

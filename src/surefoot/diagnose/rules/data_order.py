@@ -231,7 +231,7 @@ def _one_batch_held(run: RecordedRun) -> Claim | None:
     rows = f"{size} of {loader.rows:,} rows" if loader.rows and size else f"1 of {loader.batches} batches"
     return Claim(
         0.9,
-        f"One batch was drawn from the loader at {loader.site}, and all {len(batches)} steps looked at train on it: "
+        f"One batch was drawn from the loader at {loader.site}, and all {len(batches)} observed steps train on it: "
         f"only {rows} are ever trained on, and other rows are evaluated at {others[0].site}.",
         step=batches[1].step,
         where=where_of(loader.site, others[0].site),
@@ -261,7 +261,7 @@ def _one_batch_varied(run: RecordedRun) -> Claim | None:
     return Claim(
         0.75,
         f"One batch was drawn from the loader at {loader.site}, and no other data has its size: all {len(batches)} "
-        f"steps looked at train on variations of it, that is on {rows}.",
+        f"observed steps train on variations of it, that is on {rows}.",
         step=batches[1].step,
         where=where_of(loader.site),
         evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},

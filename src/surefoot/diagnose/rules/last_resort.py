@@ -185,8 +185,8 @@ def broken_loss(run: RecordedRun) -> Claim | None:
     if bad is not None and bad.from_model:
         return Claim(
             0.5,
-            f"What `{bad.call or bad.op}` at {bad.site or 'the loss'} was given at step "
-            f"{bad.step} is not finite, and a model computed it without gradients, like a target network or a frozen "
+            f"The input of `{bad.call or bad.op}` at {bad.site or 'the loss'} is not finite at step "
+            f"{bad.step}, and a model computed it without gradients, like a target network or a frozen "
             "part: its weights or its inputs are not finite.",
             step=bad.step,
             where=(str(bad.site or ""),),
@@ -195,8 +195,8 @@ def broken_loss(run: RecordedRun) -> Claim | None:
         )
     return Claim(
         0.4,
-        f"The loss is not finite from step {step} on, and neither the data nor the weights that were looked at were: "
-        "an operation between them and the loss made it so.",
+        f"The loss is not finite from step {step} on, although the observed data and weights were finite: "
+        "an operation between them and the loss produced it.",
         step=step,
         evidence={"step": step, "seen": bad.kind if bad is not None else None},
         fixes=(_REPLAY,),

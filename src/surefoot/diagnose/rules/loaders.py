@@ -20,17 +20,16 @@ class _Meaning(NamedTuple):
 
 _SIGNALS = {
     "Killed": _Meaning(
-        "No program sends this signal to itself: the kernel does when memory runs out, and a container or a scheduler "
-        "at its memory limit",
+        "The kernel sends this signal when memory runs out, and a container or a scheduler at its memory limit",
         "Lower `num_workers` or `prefetch_factor` by half, and look for what grows in the data set: each worker has "
         "a copy of every Python object that it touches.",
     ),
     "Bus error": _Meaning(
-        "Batches go to the main process through shared memory, and this is the error of a full one",
+        "Batches go to the main process through shared memory, and this error means that it is full",
         "Give the container more shared memory (`docker run --shm-size=8g`, or `--ipc=host`).",
     ),
     "Segmentation fault": _Meaning(
-        "Compiled code in the data set or its libraries (decoders, tokenizers, HDF5) used memory that is not its own",
+        "Compiled code in the data set or its libraries (decoders, tokenizers, HDF5) accessed invalid memory",
         "Run with `num_workers=0` and `python -X faulthandler`: the traceback names the call.",
     ),
     "Terminated": _Meaning(

@@ -48,7 +48,7 @@ def term_dominates(run: RecordedRun) -> Claim | None:
             return Claim(
                 0.85,
                 f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
-                f"{term.loss} at {term.loss_site} brings {term.norm / total:.2%} and stays at "
+                f"{term.loss} at {term.loss_site} contributes {term.norm / total:.2%} and stays at "
                 f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
                 step=last.step,
                 where=(strongest.site, term.loss_site or ""),
@@ -145,7 +145,7 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9,
         f"`{cut.op}` at {cut.site} cuts the code off from {count_of(len(names), 'parameter')} before it "
-        f"({', '.join(names[:3])}): the reconstruction brings no gradient for them, only the other term of the loss "
+        f"({', '.join(names[:3])}): the reconstruction gives them no gradient, only the other term of the loss "
         f"does. {collapsed.summary}",
         step=step,
         where=(cut.site, *names[:3]),

@@ -36,8 +36,8 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
             return Claim(
                 0.95,
                 f"`{model}` is in eval mode (training=False) on steps that update its weights, from step "
-                f"{first.step} on: {' and '.join(parts)} inactive in {len(off)} of {len(notes)} passes "
-                "looked at.",
+                f"{first.step} on: {' and '.join(parts)} inactive in {len(off)} of {len(notes)} "
+                "observed passes.",
                 step=first.step,
                 where=(model, first.site),
                 evidence={"passes": len(notes), "in_eval_mode": len(off), "dropouts": first.dropouts,
@@ -61,7 +61,7 @@ def _functional_dropout_off(run: RecordedRun, model: str, notes: list[ModelCall]
         0.95,
         f"`{model}` is in eval mode (training=False) on steps that update its weights, from step {off[0].step} on: "
         f"`{on[0].op}` at {on[0].site} was active at step {on[0].step}, and is inactive in {len(off)} of "
-        f"{len(reached)} passes looked at.",
+        f"{len(reached)} observed passes.",
         step=off[0].step,
         where=(model, on[0].site, off[0].site),
         evidence={"passes": len(reached), "in_eval_mode": len(off), "p": on[0].p},
@@ -102,7 +102,7 @@ def _parts_in_eval_mode(model: str, notes: list[ModelCall]) -> Claim:
     return Claim(
         0.9,
         f"`{model}` is in training mode, but {' and '.join(parts)} inside it {'are' if len(parts) > 1 else 'is'} in "
-        f"eval mode (training=False) in all {len(notes)} passes looked at, from step {first.step} on.",
+        f"eval mode (training=False) in all {len(notes)} observed passes, from step {first.step} on.",
         step=first.step,
         where=(model, first.site),
         evidence={"passes": len(notes), "dropouts": first.dropouts, "batchnorms": first.batchnorms},
@@ -210,7 +210,7 @@ def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None
     return Claim(
         0.85,
         f"At {call.site} `{call.model}` runs in training mode, with {' and '.join(parts)} active, in {len(found)} of "
-        f"{len(windows)} steps looked at, and the loss of its output is not trained on: it is evaluated with random "
+        f"{len(windows)} observed steps, and the loss of its output is not trained on: it is evaluated with random "
         "results.",
         step=call.step,
         where=(call.model, call.site),

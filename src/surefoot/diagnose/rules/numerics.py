@@ -69,8 +69,8 @@ def _overflowed_loss(run: RecordedRun) -> Claim | None:
     if bad.kind == "data" and bad.dtype == "float16" and not bad.nan:
         return Claim(
             0.8,
-            f"What {call} at {place} was given in fp16 at step {step} holds {bad.inf or 0} infinite values. The batch "
-            "was not seen to hold any: values beyond 65504 become infinite in the cast.",
+            f"The fp16 input of {call} at {place} contains {bad.inf or 0} infinite values at step {step}. None was "
+            "seen in the batch: values beyond 65504 become infinite in the cast.",
             step=bad.step,
             where=where,
             evidence=details(bad),
@@ -296,7 +296,7 @@ def accum_uneven(run: RecordedRun) -> Claim | None:
         0.88,
         f"The microbatches of a step hold {sizes} targets, and the mean of each counts the same: a target in the "
         f"smallest weighs {max(sizes) / max(1, min(sizes)):.1f} times one in the largest "
-        f"({len(uneven)} of {total} steps looked at).",
+        f"({len(uneven)} of {total} observed steps).",
         step=step,
         where=(site,),
         evidence={"sizes": sizes, "steps_uneven": len(uneven), "steps_looked_at": total},

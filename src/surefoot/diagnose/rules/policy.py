@@ -109,7 +109,7 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
     first = next(note for note in notes if note.step == empty[0])
     return Claim(
         0.94,
-        f"In {len(empty)} of {len(by_step)} steps looked at, every advantage is 0 (largest "
+        f"In {len(empty)} of {len(by_step)} observed steps, every advantage is 0 (largest "
         f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first.site}: the rewards do "
         "not distinguish the samples, and the policy gets no gradient.",
         step=empty[0],
@@ -128,7 +128,7 @@ def _no_gradient(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"At {zero} of {len(norms)} steps the gradient that backward at {site} computes for the policy is exactly 0: "
-        "what the log-probabilities are multiplied with is 0, and the policy cannot change.",
+        "the log-probabilities are multiplied by 0, and the policy cannot change.",
         step=0,
         where=where_of(site),
         evidence={"steps_without": zero, "steps": len(norms)},
@@ -352,7 +352,7 @@ def surrogate_flipped(run: RecordedRun) -> Claim | None:
     return Claim(
         0.93,
         f"The loss {other} the {product.bounded_by} of two products of importance ratios and advantages (at "
-        f"{product.site}): the clipped objective of PPO is a lower bound of the gain, so that the minimum is to be "
+        f"{product.site}): the clipped objective of PPO is a lower bound of the gain, so the minimum must be "
         "maximised. Actions with a high advantage become less likely.",
         step=root.step,
         where=(product.site, root.site),

@@ -54,7 +54,7 @@ def target_in_inputs(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"Feature {held.feature} of the input of `{call.model}` at {call.site} determines the target of {site} exactly "
-        f"in all {held.rows} rows looked at, and {held.related} other features are only related to it: the target, or "
+        f"in all {held.rows} compared rows, and {held.related} other features are only related to it: the target, or "
         "a column computed from it, is among the features.",
         step=0,
         where=where_of(call.site, site),

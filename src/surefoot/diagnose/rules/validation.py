@@ -100,7 +100,7 @@ def _learned_by_heart(run: RecordedRun) -> Claim | None:
             0.8,
             f"The training loss fell from {curve.start:.4g} to {now:.4g}, but the validation loss of {curve.rows:,} "
             f"rows began at {first:.4g}, was never lower than {min(curve.losses):.4g}, and ends at {curve.end:.4g}: "
-            "the model learns its rows by heart, and nothing that holds for others.",
+            "the model memorises its rows, and learns nothing that holds for others.",
             step=curve.steps[-1],
             evidence={
                 "first_validation_loss": first,

@@ -117,7 +117,7 @@ def no_update(run: RecordedRun) -> Claim | None:
         if is_far_too_low(held):
             return _silent(held, trainable, f"its learning rate is {max(present(held.series.lr)):g} throughout", 0.9)
         if any(p.in_graph for p in trainable) and not any(p.with_grad for p in trainable):
-            return _silent(held, trainable, "their gradients were gone by the time of the step", 0.9)
+            return _silent(held, trainable, "they had no gradient left when the step ran", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
             never = _never_differentiated(run)
             why = "no `backward` was called" if never else "the loss does not depend on any of them"

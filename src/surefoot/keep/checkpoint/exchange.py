@@ -23,33 +23,23 @@ from torch import Tensor
 
 from surefoot.core.formats import CHECKPOINT
 from surefoot.errors import CheckpointError, UsageError
-from surefoot.keep.checkpoint.listing import CheckpointListing, list_checkpoints, part_name
+from surefoot.keep.checkpoint.listing import CheckpointListing, part_name
 from surefoot.keep.checkpoint.loading import Loaded, Reader, load_first, load_step
 from surefoot.keep.checkpoint.parts import SavedParts
 from surefoot.keep.checkpoint.shards import SavedShards, whole_tensors
-from surefoot.keep.checkpoint.storage import SaveFacts, TensorFile, fault_of, write
-from surefoot.keep.checkpoint.tensor_file import FileFacts, HashedFile, write_tensors
+from surefoot.keep.checkpoint.storage import TensorFile, fault_of, write
+from surefoot.keep.checkpoint.tensor_file import HashedFile, write_tensors
 from surefoot.keep.checkpoint.tree import Flattened, unflatten
 from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from surefoot.keep.checkpoint.manifest import FileFacts, SaveFacts
+
 
 KEY = "surefoot.checkpoint"
 """The key of the rest of the state in the header of an exported file."""
-
-
-def checkpoints_in(folder: Path) -> Path:
-    """The folder of checkpoints, given that folder or its run folder. Raises `UsageError`."""
-    inside = folder / "checkpoints"
-    place = inside if inside.is_dir() else folder
-    try:
-        if list_checkpoints(place):
-            return place
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}.") from error
-    raise UsageError(f"there is no checkpoint in {folder}. Pass the run folder, which contains `checkpoints/`.")
 
 
 # ---- one file -----------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint.folders import discard, sync
-from surefoot.keep.checkpoint.storage import Manifest, read_manifest
+from surefoot.keep.checkpoint.manifest import Manifest, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,3 +242,15 @@ def to_discard(
             gone = [owner for owner in each.paths if owner == rank or (rank == 0 and owner >= world_size)]
             discarded += [each.paths[owner] for owner in gone]
     return discarded
+
+
+def checkpoints_in(folder: Path) -> Path:
+    """The folder of checkpoints, given that folder or its run folder. Raises `UsageError`."""
+    inside = folder / "checkpoints"
+    place = inside if inside.is_dir() else folder
+    try:
+        if list_checkpoints(place):
+            return place
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}.") from error
+    raise UsageError(f"there is no checkpoint in {folder}. Pass the run folder, which contains `checkpoints/`.")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.wording import count_of
 from surefoot.errors import CheckpointError
 from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, list_checkpoints, part_name
+from surefoot.keep.checkpoint.manifest import SaveFacts, verify
 from surefoot.keep.checkpoint.parts import SavedParts
-from surefoot.keep.checkpoint.storage import SaveFacts, read, verify
+from surefoot.keep.checkpoint.storage import read
 
 if TYPE_CHECKING:
     from pathlib import Path

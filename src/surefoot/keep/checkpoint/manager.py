@@ -49,8 +49,8 @@ from surefoot.keep.staging import Staged, stage
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from surefoot.keep.checkpoint.manifest import SaveFacts
     from surefoot.keep.checkpoint.parts import SavedParts
-    from surefoot.keep.checkpoint.storage import SaveFacts
 
 
 log = logging.getLogger("surefoot")

@@ -14,18 +14,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import CheckpointError
+from surefoot.keep.checkpoint.manifest import STATE, TENSORS, SaveFacts, read_manifest, verify
 from surefoot.keep.checkpoint.plain import Marked, as_noted, read_dtype, tensors_by_path, unflatten
 from surefoot.keep.checkpoint.shards import SavedShard, SavedShards, ShardLayout, read_layout
-from surefoot.keep.checkpoint.storage import (
-    STATE,
-    TENSORS,
-    SaveFacts,
-    TensorFile,
-    fault_of,
-    read_contents,
-    read_manifest,
-    verify,
-)
+from surefoot.keep.checkpoint.storage import TensorFile, fault_of, read_contents
 from surefoot.keep.replicated_state import insert_copies, lacks_copies
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from surefoot.keep.checkpoint.manifest import FileFacts
+
 CHUNK_BYTES = 16 << 20
-
-
-class FileFacts(TypedDict):
-    """Size and checksum of one file."""
-
-    bytes: int
-    sha256: str
 
 
 class HashedFile:

@@ -33,12 +33,13 @@ from surefoot.keep.checkpoint.listing import (
     rank_of,
     to_discard,
 )
-from surefoot.keep.checkpoint.storage import Manifest, SaveFacts, write_flat
+from surefoot.keep.checkpoint.storage import write_flat
 from surefoot.keep.checkpoint.tree import Flattened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from surefoot.keep.checkpoint.manifest import Manifest, SaveFacts
     from surefoot.keep.staging import Staged
 
 log = logging.getLogger("surefoot")

@@ -135,8 +135,8 @@ def faults_of(window: Window | None) -> list[str]:
     if not window.drew:
         inputs = any(each.calls for each in window.microbatches)
         found.append(
-            "no batch was seen: the data did not come from a DataLoader or from stabilizer.resume. The inputs of the "
-            "model " + ("are included, its targets may not be" if inputs else "are not known either")
+            "no batch was seen, because the data did not come from a DataLoader or from stabilizer.resume. The inputs "
+            "of the model " + ("are included, its targets may not be" if inputs else "are not known either")
         )
     if any(seen.changed for each in window.microbatches for seen in _seen(each)):
         found.append("the batch was changed in place after it was drawn; it was captured as it was at the end")

@@ -51,6 +51,15 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24:,}d {hours % 24}h" if hours < 1e6 else "ages"
 
 
+def age(seconds: float) -> str:
+    """How long ago something was: `4 s`, `20 min`, `5 h`, `3 d`."""
+    whole = max(0.0, seconds)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if whole >= length:
+            return f"{int(whole // length):,} {unit}"
+    return f"{int(whole)} s"
+
+
 def size(count: int) -> str:
     """A number of bytes: `71 kB`, `1.4 GB`."""
     value, unit = float(count), "B"
