@@ -165,12 +165,13 @@ def _count_confirming_steps(state: Any) -> Any:
 
 
 def _count_tests(state: Any) -> Any:
-    """Version 7 counts the repeats that only show whether a problem recurs."""
+    """Version 7 counts the repeats that only show whether a problem recurs, and stores `accumulate`."""
 
     def results(each: Any) -> Any:
         added = {"tests": 0, "is_test": False}
         return _within(each, "history", lambda history: _within(history, "repeat", lambda repeat: {**repeat, **added}))
 
+    state = _within(state, "window", lambda window: {**window, "accumulate": None})
     return _within(state, "results", results)
 
 
