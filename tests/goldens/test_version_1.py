@@ -56,8 +56,18 @@ def _without_added(content):
     own = content["state"]["stabilizer"]
     settings = {name: text for name, text in own["policy"]["settings"].items() if name != "lost_progress"}
     policy = {**own["policy"], "settings": settings, "lost_progress": None}
-    window = {**own["window"], "accumulate": None}
-    return {**content, "state": {**content["state"], "stabilizer": {**own, "policy": policy, "window": window}}}
+    state = _without_accumulate({**content["state"], "stabilizer": {**own, "policy": policy}})
+    return {**content, "state": state}
+
+
+def _without_accumulate(state):
+    """A state without `accumulate` in its windows, also in those of other stabilizers in it."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: {**each, "accumulate": None} if name == "window" else _without_accumulate(each)
+        for name, each in state.items()
+    }
 
 
 @pytest.mark.parametrize("feature", [name for name in FEATURES if name not in ("grad_scaler", "two_models")])
