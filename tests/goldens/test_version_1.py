@@ -65,7 +65,7 @@ def _without_accumulate(state):
     if not isinstance(state, dict):
         return state
     return {
-        name: {**each, "accumulate": None} if name == "window" else _without_accumulate(each)
+        name: {**each, "accumulate": None} if name == "window" and isinstance(each, dict) else _without_accumulate(each)
         for name, each in state.items()
     }
 
