@@ -230,6 +230,10 @@ class Decision:
     """For a return: whether it is made only if the weights had moved further than usual."""
     only_repeat: bool = False
     """For a return: whether it is made only if it repeats the steps since, because a problem recurred in a repeat."""
+    is_test: bool = False
+    """For a return: whether it only repeats the steps since, once and unchanged, to see whether the problem recurs."""
+    through: int | None = None
+    """For a return: the last step of a series of bad batches, which are left out if the steps since are repeated."""
 
 
 @dataclass(frozen=True)

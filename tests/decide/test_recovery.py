@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot as sf
-from surefoot.decide.recovery import EscalationState
+from surefoot.decide.recovery import EscalationState, burst_end
+from surefoot.types import Signals, StepRecord
 
 # ---- Escalation -----------------------------------------------------------------------------------------------------
 
@@ -369,3 +370,26 @@ def test_the_attempts_bound_the_returns_and_the_cut(stream):
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(sf.SettingError, match=next(iter(wrong))):
         sf.TrainingRecovery(**wrong)
+
+
+# ---- a series of bad batches ----------------------------------------------------------------------------------------
+
+USUAL = [0.4 + 0.1 * (step % 3) for step in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        ([12, 11, 9, 8, 7, 1.0, 1.4, 1.6, 1.7], True),
+        ([12, 11, 9, 1.6, 1.5, 1.5, 1.4], True),
+        ([12, 6, 3, 1.5, 0.9, 0.7, 0.6], False),  # other data that is learned quickly
+        ([12, 11, 10, 9, 8.5, 8, 7.7, 7.5], False),  # … or slowly
+        ([12, 11, 9, 5, 5, 5, 5], False),  # it has hardly fallen
+        ([12, 11, 9, 0.5, 0.4, 0.5, 0.5], False),  # the weights are as before
+        ([12, 1.5, 1.5, 1.5, 1.5], False),  # a single step
+    ],
+)
+def test_a_series_of_bad_batches_ends_when_the_loss_falls_at_once_and_stays_high(losses, ends):
+    records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate([*USUAL, *losses])]
+    now = len(records) - 1
+    assert burst_end(records, 50, now) == (now - 4 if ends else None)

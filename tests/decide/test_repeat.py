@@ -15,6 +15,9 @@ from surefoot.decide.repeat import (
     give_up,
     observe,
     plan,
+    plan_test,
+    plan_without,
+    unusual_gradients,
 )
 from surefoot.types import Decision, Signals, StepRecord
 
@@ -135,3 +138,59 @@ def test_trouble_that_comes_back_among_repeated_steps_calls_for_a_return_at_once
     assert (first.action, first.before, first.only_repeat) == ("roll_back", 40, True)
     planner.give_up()
     assert planner.advise(52, True, Decision()) == Decision()
+
+
+def test_steps_are_tested_once_and_only_a_few_times():
+    state = plan_test(RepeatState(), 70, 71, ATTEMPTS)
+    assert (state.tries, state.until, state.left_out, state.is_test) == (1, 71, (), True)
+    assert plan_test(state, 70, 71, ATTEMPTS) is None
+    for step in (75, 80):
+        state = plan_test(state, step, step + 1, ATTEMPTS)
+    assert plan_test(state, 85, 86, ATTEMPTS) is None
+    for step in range(81, 81 + CALM):
+        state, _ = observe(state, step, False, CALM)
+    assert plan_test(state, 200, 201, ATTEMPTS) is not None
+
+
+def test_what_recurs_in_a_test_leaves_nothing_out():
+    state = plan_test(RepeatState(), 70, 80, ATTEMPTS)
+    for step in range(60, 80):
+        state, again = observe(state, step, step >= 70, CALM)
+        assert not again
+
+
+def test_after_a_test_the_step_that_it_began_with_is_left_out():
+    state = plan(plan_test(RepeatState(), 70, 80, ATTEMPTS), 70, 79, 80, ATTEMPTS)
+    assert (state.left_out, state.troubles, state.is_test) == ((70,), 1, False)
+
+
+def test_a_series_of_bad_batches_is_left_out_at_once_unless_it_is_long():
+    state = plan_without(RepeatState(), 70, 77, 82, ATTEMPTS)
+    assert (state.tries, state.left_out) == (MOST_TRIES, tuple(range(70, 78)))
+    assert plan_without(RepeatState(), 70, 70 + MOST_LEFT_OUT, 120, ATTEMPTS) is None
+
+
+def with_norms(norms):
+    return [StepRecord(Signals(step, grad_norm=norm), False) for step, norm in enumerate(norms)]
+
+
+@pytest.mark.parametrize("length", [2, 5, 8])
+def test_gradients_far_above_all_before_are_found_when_they_end(length):
+    norms = [1.0 + 0.5 * (step % 3) for step in range(50)] + [30.0] * length
+    found = [unusual_gradients(with_norms(norms[:end])) for end in range(50, len(norms) + 1)]
+    found.append(unusual_gradients(with_norms([*norms, 1.0])))
+    assert [each for each in found if each is not None] == [50]
+
+
+@pytest.mark.parametrize("norms", [[30.0], [30.0, 14.0], [18.0, 18.0]])
+def test_one_large_gradient_or_less_than_ten_times_the_others_is_not_worth_a_test(norms):
+    before = [1.0 + 0.5 * (step % 3) for step in range(50)]
+    assert unusual_gradients(with_norms([*before, *norms, 1.5])) is None
+
+
+def test_a_suspicion_leads_to_a_test_unless_something_is_decided():
+    planner = RepeatPlanner(TrainingRecovery(repeat=True))
+    tested = planner.advise(70, True, Decision(), (69, "the reason"))
+    assert (tested.action, tested.before, tested.is_test, tested.reason) == ("roll_back", 69, True, "the reason")
+    assert planner.advise(70, True, RETURN, (69, "the reason")) is RETURN
+    assert planner.plan(tested, 70, 71, 60, ()).is_test

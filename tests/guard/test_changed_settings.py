@@ -168,3 +168,22 @@ def test_changed_parts_of_the_stabilizer_are_logged(before, after, level, words,
     (record,) = [each for each in caplog.records if " changed" in each.message]
     assert record.levelno == level
     assert words in record.message
+
+
+def test_another_number_of_microbatches_is_logged(tmp_path, caplog):
+    for accumulate in (2, 8, 8):
+        caplog.clear()
+        model = nn.Linear(2, 1)
+        stabilizer = sf.TrainingStabilizer(
+            model,
+            torch.optim.SGD(model.parameters(), 0.01),
+            accumulate=accumulate,
+            checkpoints=sf.CheckpointManager(tmp_path, every_steps=None),
+        )
+        stabilizer.restore()
+        for _ in range(accumulate):
+            stabilizer.backward(model(torch.randn(4, 2)).square().mean())
+            stabilizer.step()
+        stabilizer.save()
+        said = [record.getMessage() for record in caplog.records if "`accumulate` was" in record.getMessage()]
+        assert bool(said) == (accumulate == 8 and stabilizer.steps == 2), said

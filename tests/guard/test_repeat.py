@@ -158,6 +158,79 @@ def test_without_a_bad_batch_the_run_is_bitwise_the_one_that_never_had_it():
     assert loop.is_like(Loop(sgd=True).bare(without=[FAULT_AT]))
 
 
+def nan_batch(loop, step, x, y):
+    return (x, torch.nan * y) if step == FAULT_AT else (x, y)
+
+
+def test_a_step_that_was_refused_by_accident_is_repeated(clean):
+    done = []
+
+    def tamper(loop, step, x, y):
+        return x, torch.nan * y if step == FAULT_AT and not done and not done.append(step) else y
+
+    loop = Loop(tamper).guarded(checker=None).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
+    assert loop.stabilizer.counts["skipped"] == 0
+
+
+def test_a_step_that_is_refused_again_is_skipped():
+    loop = Loop(nan_batch).guarded(checker=None).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(Loop(nan_batch).guarded(checker=None, recovery=None).run())
+    assert loop.stabilizer.counts["skipped"] == 1
+
+
+def test_gradients_that_were_far_too_large_by_accident_are_undone(clean):
+    """Adam hardly moves further in these steps, and hardly at all for a long time after them."""
+    scaled = []
+
+    def tamper(loop, step, x, y):
+        if not step:
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * (30 if scaled[-1:] == [True] else 1))
+        scaled.append(FAULT_AT <= step < FAULT_AT + 5 and len(scaled) < FAULT_AT + 5)
+        return x, y
+
+    loop = Loop(tamper).guarded(checker=None).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(clean)
+
+
+def test_a_series_of_bad_batches_that_damaged_the_weights_is_left_out():
+    series = range(FAULT_AT, FAULT_AT + 8)
+
+    def tamper(loop, step, x, y):
+        return (x, -20 * y) if step in series else (x, y)
+
+    loop = Loop(tamper, sgd=True).guarded().run()
+    assert loop.actions == ["repeat", "repeat"]
+    assert any("series of bad batches" in each.summary for each in loop.stabilizer.incidents)
+    assert loop.is_like(Loop(sgd=True).bare(without=series))
+
+
+def test_other_data_is_repeated_once_and_nothing_of_it_is_left_out():
+    def tamper(loop, step, x, y):
+        return (x, 3 - 4 * y) if step >= FAULT_AT else (x, y)
+
+    loop = Loop(tamper).guarded().run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(Loop(tamper).guarded(recovery=None).run())
+
+
+def test_refused_steps_still_end_a_run_whose_data_cannot_be_rewound():
+    class GeneratorLoop(Loop):
+        def batches(self):
+            return self.stabilizer.resume(batch for _ in range(EPOCHS) for batch in self.loader)
+
+    def tamper(loop, step, x, y):
+        return x, torch.nan * y if step >= FAULT_AT else y
+
+    escalation = sf.Escalation(skips=2, cuts=1)
+    with pytest.raises(sf.TrainingHalted):
+        GeneratorLoop(tamper).guarded(checker=None, escalation=escalation).run()
+
+
 def test_counts_history_and_schedule_are_those_of_the_repeated_run():
     loop = Loop(bad_batch, sgd=True).guarded().run()
     counts = loop.stabilizer.counts

@@ -157,6 +157,53 @@ def test_a_run_into_the_folder_of_another_says_so_and_names_the_report(tmp_path)
     assert first.splitlines()[-1] == "charts and events on one page: surefoot report run"
 
 
+RESUMING = """
+import os, sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.01)
+first = 0
+if os.path.exists("state.pt"):
+    saved = torch.load("state.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+x = torch.randn(64, 4)
+for step in range(first, int(sys.argv[1])):
+    optimizer.zero_grad()
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    if step + 1 in (20, 50):
+        saved = {{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}}
+        torch.save(saved, "state.pt")
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+def test_a_script_that_resumes_from_its_own_checkpoint_continues_the_log(tmp_path, optimizer):
+    (tmp_path / "train.py").write_text(RESUMING.format(optimizer=optimizer))
+    running.surefoot(tmp_path, "train.py", "35")
+    second = running.surefoot(tmp_path, "train.py", "60").stderr
+    assert "continues it after step 20" in second
+    running.surefoot(tmp_path, "train.py", "70")
+    run = sf.load_run(tmp_path / "run")
+    rows = run.scalars.to_pylist()
+    assert [row["step"] for row in rows] == list(range(70))
+    assert rows[69]["loss"] < rows[50]["loss"] < rows[20]["loss"] < rows[0]["loss"]
+    assert [event.step for event in run.events if event.event == "checkpoint"] == [20, 50]
+    assert run.events[-1].step == 70
+
+
+def test_weights_alone_do_not_continue_the_log(tmp_path):
+    text = RESUMING.format(optimizer="SGD").replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    (tmp_path / "train.py").write_text(text.replace('first = saved["step"]', "pass"))
+    for _ in range(2):
+        ran = running.surefoot(tmp_path, "train.py", "30")
+    assert "starts at step 0 and replaces it" in ran.stderr
+    assert [row["step"] for row in sf.load_run(tmp_path / "run").scalars.to_pylist()] == list(range(30))
+
+
 def test_the_diagnosis_of_a_killed_run_says_how_far_it_goes(tmp_path):
     (tmp_path / "facts.json").write_text('{"schema": 1, "steps": 252}')
     (tmp_path / "run.json").write_text('{"schema": 1, "script": "train.py", "exit_code": null}')

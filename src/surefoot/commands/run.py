@@ -273,8 +273,11 @@ class RunSession:
         held = facts.to_json() if facts is not None else {"schema": FACTS.version, "steps": 0}
         write_json(folder / "facts.json", held)
 
-    def _open_log(self) -> RunLog | None:
-        """Open the run log, and write `run.json` next to it, so that other commands can show the run."""
+    def _open_log(self, steps_before: int) -> tuple[RunLog, int] | None:
+        """Open the run log, and write `run.json` next to it, so that other commands can show the run.
+
+        The script has taken `steps_before` steps before; returns that number if the folder contains them, otherwise 0.
+        """
         if os.getpid() != self._process:
             return None
         from surefoot.record.log import RunLog
@@ -283,8 +286,9 @@ class RunSession:
         folder = self._folder.choose()
         try:
             self._folder.make()
-            if (folder / "telemetry").exists():
-                print_line(f"surefoot: {folder} already contains a run; this run starts at step 0 and replaces it")
+            began = steps_before if (contains_run := (folder / "telemetry").exists()) else 0
+            if contains_run:
+                print_line(f"surefoot: {folder} already contains a run; {_how_continued(began)}")
             write_json(folder / "run.json", self._describe(None))
         except OSError:
             return None  # reported at the end of the run
@@ -292,7 +296,7 @@ class RunSession:
 
         log = RunLog(folder, sinks=self._sinks.make(), close_at_exit=False)  # closed after the diagnosis
         follow_loaders(log)
-        return log
+        return log, began
 
     def _write(self, ending: Ending) -> None:
         if not ending.has_script:
@@ -347,6 +351,12 @@ class RunSession:
             crash = without_frames(ending.error)
         bad = watcher.probes.safely("autopsy", find_bad_loss, ending.error, ending.globals, watcher)
         return replace(self._with_experiment(watcher.as_facts()), crash=crash, discarded_loss=bad)
+
+
+def _how_continued(steps_before: int) -> str:
+    if steps_before:
+        return f"this run continues it after step {steps_before}. The diagnosis is of this part, whose steps begin at 0"
+    return "this run starts at step 0 and replaces it"
 
 
 def _print_result(diagnosis: Diagnosis, facts: RunFacts, folder: OutputFolder, watcher: Watcher | None) -> None:

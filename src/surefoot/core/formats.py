@@ -164,6 +164,17 @@ def _count_confirming_steps(state: Any) -> Any:
     return _within(state, "results", results)
 
 
+def _count_tests(state: Any) -> Any:
+    """Version 7 counts the repeats that only show whether a problem recurs, and stores `accumulate`."""
+
+    def results(each: Any) -> Any:
+        added = {"tests": 0, "is_test": False}
+        return _within(each, "history", lambda history: _within(history, "repeat", lambda repeat: {**repeat, **added}))
+
+    state = _within(state, "window", lambda window: {**window, "accumulate": None})
+    return _within(state, "results", results)
+
+
 def _rename_facts(facts: Any) -> Any:
     """Version 2 has the names that the fields have in the code, in place of metaphors."""
     optimizer = {
@@ -188,11 +199,16 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    6,  # 1 and 2 were never released
+    7,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
-    migrations={3: _rename_parts_of_stabilizer, 4: _add_lost_progress, 5: _count_confirming_steps},
+    migrations={
+        3: _rename_parts_of_stabilizer,
+        4: _add_lost_progress,
+        5: _count_confirming_steps,
+        6: _count_tests,
+    },
 )
 DATA_POSITION = Format(
     "data position",

@@ -15,7 +15,7 @@ from surefoot.errors import require
 from surefoot.types import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from surefoot.types import Action, StepRecord
 
@@ -107,7 +107,17 @@ SAME_LEVEL = 0.1
 batch it is smaller by more than `Explosion.factor`."""
 
 
+BURST_STEPS, AFTER_BURST_STEPS = 3, 4
+"""The minimum number of steps of a series of bad batches, and the number of steps after it that show its end."""
+BURST_FALL = 2.0
+"""The factor by which the loss falls, above its earlier level, from any step of the series to any step after it."""
+STILL_FALLING = 0.8
+"""The share of the loss two steps earlier below which it still falls quickly, as while other data is learned."""
+USUAL_STEPS = 64
+"""The number of steps before a problem whose median loss is the earlier level."""
+
 _JUMPED = "the weights have moved much further than the learning rate and the gradients explain"
+_BURST = "the loss fell in one step and stays above its earlier level: a series of bad batches has damaged the weights"
 
 
 class RecoveryState(NamedTuple):
@@ -234,6 +244,7 @@ class TrainingRecovery:
         broken: bool = False,
         level: bool = False,
         jumped_after: int | None = None,
+        burst_through: int | None = None,
     ) -> tuple[RecoveryState, Decision]:
         """Process one step.
 
@@ -247,6 +258,7 @@ class TrainingRecovery:
             level: whether it was applied although its gradient is as large as that of the step refused before it.
             jumped_after: the step after which the weights moved further than learning rate and gradients explain;
                 `None` if they did not.
+            burst_through: the last step of a series of bad batches that ended; `None` if there was none.
         """
         if jumped_after is not None and not broken:
             state = state._replace(onset=jumped_after + self.margin_steps, refused=self.patience_refused, calm=0)
@@ -263,6 +275,9 @@ class TrainingRecovery:
         )
         if state.returned and (state.trial == 0 or level) and not state.by_refusal and not broken:
             return self._take_back(state)
+        if burst_through is not None and not state.tried and not broken:
+            state, decision = self._go_back(state, False, _BURST, sure=True)
+            return state, replace(decision, through=burst_through)
         if not (broken or self._is_due(state) or (level and not state.doubts)):
             return state, self._decision("none", state)
         return self._go_back(state, broken, self._reason(state, broken, level))
@@ -376,6 +391,28 @@ def _steps_to_confirm(state: RecoveryState) -> int:
     low = state.between + state.means  # the steps whose single losses were not high
     chance = (low + 1) / (state.between + state.unhealthy + 2)
     return min(math.ceil(math.log(BY_CHANCE) / math.log(chance)), TRIAL_MOST_STEPS)
+
+
+def burst_end(records: Iterable[StepRecord], onset: int, now: int) -> int | None:
+    """The last step of a series of bad batches that began at `onset` and whose end the steps up to `now` show.
+
+    While a model learns other data, its loss falls little by little. If it falls at once and then stays, still above
+    its level before `onset`, the data is as before, and the weights are not.
+    """
+    last = now - AFTER_BURST_STEPS
+    if last - onset + 1 < BURST_STEPS:
+        return None
+    losses = {each.signals.step: each.signals.loss for each in records if each.signals.step >= onset - USUAL_STEPS}
+    known = {step: float(loss) for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+    usual = sorted(loss for step, loss in known.items() if step < onset)
+    during = [loss for step, loss in known.items() if onset <= step <= last]
+    after = [loss for step, loss in known.items() if last < step <= now]
+    if len(usual) < USUAL_STEPS // 2 or len(during) < BURST_STEPS or len(after) < AFTER_BURST_STEPS:
+        return None
+    level, half = usual[len(usual) // 2], AFTER_BURST_STEPS // 2
+    fell = min(during) - level > BURST_FALL * (max(after) - level)
+    stays = sum(after[half:]) - half * level > STILL_FALLING * (sum(after[:half]) - half * level) > 0
+    return last if fell and stays else None
 
 
 def is_new_level(before: StepRecord | None, now: StepRecord, agreed: Callable[[bool], bool]) -> bool:

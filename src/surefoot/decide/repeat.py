@@ -11,13 +11,21 @@ or else the first unhealthy one.
 3. If it still recurs, the step before that and every step up to the last unhealthy one are left out: several bad
 batches, or one that looked like any other.
 
-After that the data are not the cause, and the caller proceeds without a repeat. A problem that recurs is detected after
+After that the data are not the cause, and the caller proceeds without a repeat. A series of bad batches whose end is
+known (`Decision.through`) is left out at once.
+
+Repeating steps unchanged does no harm to a healthy run: it is where it was, bit for bit. So a suspicion suffices for a
+test (`Decision.is_test`): a refused step, gradients far above all before, a high loss although the weights had moved as
+usual. An accident does not recur. What recurs belongs to the data, and nothing is left out because of a test.
+
+ A problem that recurs is detected after
 a few unhealthy steps, because its place is known. Each problem takes one of `attempts`; healthy steps restore them. The
 functions are pure and return the next state; `RepeatPlanner` holds the state of one run.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -25,7 +33,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.types import Decision, StepRecord
@@ -44,6 +52,9 @@ OUTLIER_WINDOW, LEAST_COMPARED = 64, 8
 """The maximum and minimum number of earlier steps that a step is compared with."""
 OUTLIER_SPREADS = 12.0
 """The number of median deviations above the median of an outlier; for normal noise, 8 standard deviations."""
+UNUSUAL_GRADIENT, UNUSUAL_STEPS, UNUSUAL_MOST_STEPS = 10.0, 2, 8
+"""The factor above all gradient norms of the window that is worth a test, the least number of consecutive steps with
+such gradients, and the number after which the end of them is not awaited."""
 
 
 class RepeatState(NamedTuple):
@@ -67,16 +78,23 @@ class RepeatState(NamedTuple):
     """Steps whose batches are drawn but not trained on."""
     begins: int = -1
     """The first step that the problem may have begun with: a moment must be older."""
+    tests: int = 0
+    """Tests that healthy steps have not restored yet."""
+    is_test: bool = False
+    """Whether the steps of the last problem were repeated only to see whether it recurs."""
 
 
 def observe(state: RepeatState, step: int, unhealthy: bool, calm_steps: int) -> tuple[RepeatState, bool]:
     """Process one step; the second value is whether the problem has recurred and can be tried again."""
     if step < state.until:
         state = state._replace(unhealthy=state.unhealthy + unhealthy, last=max(state.last, step * unhealthy))
-        return state, unhealthy and state.unhealthy >= RECURRENCE_STEPS and state.tries < MOST_TRIES
+        recurs = unhealthy and state.unhealthy >= RECURRENCE_STEPS and not state.is_test
+        return state, recurs and state.tries < MOST_TRIES
     calm = 0 if unhealthy else state.calm + 1
-    given_back = calm > 0 and calm % calm_steps == 0
-    return state._replace(calm=calm, troubles=max(state.troubles - given_back, 0)), False
+    restored = calm > 0 and calm % calm_steps == 0
+    return state._replace(
+        calm=calm, troubles=max(state.troubles - restored, 0), tests=max(state.tests - restored, 0)
+    ), False
 
 
 def first_outlier(records: Iterable[StepRecord], first: int, last: int) -> int | None:
@@ -106,6 +124,58 @@ def _is_outlier(value: float, window: deque[float]) -> bool:
     return value > middle + max(OUTLIER_SPREADS * spread, abs(middle))
 
 
+def unusual_gradients(records: Sequence[StepRecord]) -> int | None:
+    """The first of the last steps, the newest record last, whose gradients are far above all before them.
+
+    Found when they have just ended, or have lasted for `UNUSUAL_MOST_STEPS`: a test then covers all of them.
+    """
+    applied = (each for each in reversed(records) if not each.skipped and each.signals.grad_norm is not None)
+    last = list(itertools.islice(applied, UNUSUAL_MOST_STEPS + 1))
+    if len(last) <= UNUSUAL_MOST_STEPS:
+        return None
+    norms = [float(each.signals.grad_norm) for each in last]  # type: ignore[arg-type]
+    if norms[1] > UNUSUAL_GRADIENT * norms[0]:
+        del last[0], norms[0]
+        length = next((n for n in range(1, len(norms)) if norms[n - 1] > UNUSUAL_GRADIENT * norms[n]), 0)
+    else:
+        length = UNUSUAL_MOST_STEPS if norms[-2] > UNUSUAL_GRADIENT * norms[-1] else 0
+    if length < UNUSUAL_STEPS:
+        return None
+    before = norms[length:] + [float(each.signals.grad_norm) for each in itertools.islice(applied, OUTLIER_WINDOW)]  # type: ignore[arg-type]
+    is_unusual = len(before) >= OUTLIER_WINDOW // 2 and min(norms[:length]) > UNUSUAL_GRADIENT * max(before) > 0
+    return last[length - 1].signals.step if is_unusual else None
+
+
+def _is_same(state: RepeatState, onset: int) -> bool:
+    """Whether a problem that begins at `onset` is the one whose steps were repeated last."""
+    return state.tries > 0 and onset <= state.until + SAME_PROBLEM_STEPS
+
+
+def plan_test(state: RepeatState, onset: int, reached: int, attempts: int) -> RepeatState | None:
+    """The state for repeating steps unchanged, to see whether a problem recurs; `None` if they were repeated before."""
+    if (state.tries > 0 and onset < state.until) or state.tests >= attempts:
+        return None
+    return RepeatState(
+        1, onset, onset, reached, 0, state.troubles, 0, state.left_out, onset, tests=state.tests + 1, is_test=True
+    )
+
+
+def plan_without(state: RepeatState, onset: int, last: int, reached: int, attempts: int) -> RepeatState | None:
+    """The state for repeating the steps around a series of bad batches, from `onset` to `last`, without them."""
+    same = _is_same(state, onset)
+    troubles = state.troubles + (not same or state.is_test)
+    if troubles > attempts or last - onset >= MOST_LEFT_OUT:
+        return None
+    left_out = _left_out(state, range(onset, last + 1), reached)
+    until = max(reached, state.until) if same else reached
+    return RepeatState(MOST_TRIES, onset, last, until, 0, troubles, 0, left_out, onset, tests=state.tests)
+
+
+def _left_out(state: RepeatState, blamed: Iterable[int], reached: int) -> tuple[int, ...]:
+    """Bad batches of earlier problems stay left out; much older steps are not needed."""
+    return tuple(sorted({each for each in (*state.left_out, *blamed) if each > reached - REMEMBERED_STEPS}))
+
+
 def plan(
     state: RepeatState, onset: int, last: int, reached: int, attempts: int, suspect: int | None = None
 ) -> RepeatState | None:
@@ -114,9 +184,9 @@ def plan(
     `onset` and `last` are the first and the last unhealthy step, `suspect` is the step that may have caused it, and
     `reached` steps were taken.
     """
-    same = state.tries > 0 and onset <= state.until + SAME_PROBLEM_STEPS
+    same = _is_same(state, onset)
     tries = state.tries + 1 if same else 1
-    troubles = state.troubles + (not same)
+    troubles = state.troubles + (not same or state.is_test)
     if tries > MOST_TRIES or troubles > attempts:
         return None
     first = min(onset, state.onset) if same else onset
@@ -130,10 +200,9 @@ def plan(
     elif tries > 2:
         begins = max(begins - 1, 0)
         blamed = tuple(range(begins, min(last + 1, begins + MOST_LEFT_OUT)))
-    # Bad batches of earlier problems stay left out; much older steps are not needed.
-    left_out = tuple(sorted({each for each in (*state.left_out, *blamed) if each > reached - REMEMBERED_STEPS}))
+    left_out = _left_out(state, blamed, reached)
     until = max(reached, state.until) if same else reached
-    return RepeatState(tries, first, last, until, 0, troubles, 0, left_out, begins if blamed else first)
+    return RepeatState(tries, first, last, until, 0, troubles, 0, left_out, begins if blamed else first, state.tests)
 
 
 def give_up(state: RepeatState) -> RepeatState:
@@ -149,13 +218,22 @@ class RepeatPlanner:
         self.state = RepeatState() if recovery is not None and recovery.repeat else None
         """The state of the repeats; `None` if a return repeats no steps."""
 
-    def advise(self, step: int, unhealthy: bool, advice: Decision) -> Decision:
-        """An immediate return if the problem has recurred among the repeated steps; otherwise the given decision."""
+    def advise(
+        self, step: int, unhealthy: bool, advice: Decision, suspicion: tuple[int, str] | None = None
+    ) -> Decision:
+        """An immediate return if the problem has recurred among the repeated steps; otherwise the given decision.
+
+        A `suspicion`, the step that it begins with and its reason, suffices for a test if nothing else is decided.
+        """
         if self.state is None or self._recovery is None:
             return advice
         self.state, comes_back = observe(self.state, step, unhealthy, self._recovery.calm_steps)
-        if not comes_back or advice.action != "none":
+        if advice.action != "none":
             return advice
+        if not comes_back:
+            if suspicion is None or plan_test(self.state, suspicion[0], step, self._recovery.attempts) is None:
+                return advice
+            return replace(advice, action="roll_back", reason=suspicion[1], before=suspicion[0], is_test=True)
         reason = f"the problem of step {self.state.onset} occurred again when the steps were repeated"
         before = self.state.onset - self._recovery.margin_steps
         return replace(advice, action="roll_back", reason=reason, before=before, only_repeat=True)
@@ -170,9 +248,14 @@ class RepeatPlanner:
         """
         if self.state is None or self._recovery is None or decision.before is None:
             return None
+        attempts = self._recovery.attempts
+        if decision.is_test:
+            return plan_test(self.state, decision.before, reached, attempts)
         onset = decision.before + self._recovery.margin_steps
+        if decision.through is not None:
+            return plan_without(self.state, onset, decision.through, reached, attempts)
         suspect = first_outlier(records, oldest, onset)
-        return plan(self.state, onset, step, reached, self._recovery.attempts, suspect)
+        return plan(self.state, onset, step, reached, attempts, suspect)
 
     def give_up(self) -> None:
         """The steps of the current problem cannot be repeated again."""

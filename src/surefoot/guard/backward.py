@@ -21,6 +21,7 @@ from surefoot.core.state_tree import pack
 from surefoot.decide.agreement import add_up, average_gradients, set_gradient_sync
 from surefoot.decide.uneven_ranks import check_separable, without_collectives
 from surefoot.errors import UsageError
+from surefoot.guard.changed_settings import warn_of_other_accumulation
 from surefoot.keep.restore import as_gradient
 from surefoot.keep.staging import map_tensors
 from surefoot.observe.tensors import dense_views
@@ -128,6 +129,8 @@ class GradientWindowState(TypedDict):
     gradients: list[Tensor | None]
     """The gradient of each parameter; empty if there was no microbatch."""
     row_limit: RowLimitState
+    accumulate: int | None
+    """The number of microbatches of a step; `None` if the state was saved by a version that did not store it."""
 
 
 class ClosedMicrobatches:
@@ -306,6 +309,7 @@ class GradientWindow:
             "sums": pack(self.sums.state_dict(), live) if under_way else None,
             "gradients": pack(gradients, live),
             "row_limit": self.pieces.row_limit.state_dict(),
+            "accumulate": self.sums.length,
         }
 
     def load_state_dict(self, state: GradientWindowState, step: int) -> None:
@@ -313,6 +317,8 @@ class GradientWindow:
         self._layout.drop_gradients()
         self.closed.thread = None
         self.pieces.row_limit.load_state_dict(state["row_limit"])
+        if not self.sums.across_ranks:  # otherwise `GlobalBatch` compares, and may adapt it
+            warn_of_other_accumulation(state["accumulate"], self.sums.length)
         self.begin(step)
         if state["sums"] is None:
             return

@@ -77,6 +77,15 @@ def log_changed_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
         )  # fmt: skip
 
 
+def warn_of_other_accumulation(then: int | None, now: int) -> None:
+    """Log that a step uses another number of microbatches than in the saved run."""
+    if then is not None and then != now:
+        log.warning(
+            "surefoot: `accumulate` was %d when the checkpoint was saved and is %d: a step uses %.3g times as many "
+            "microbatches, at the same learning rate.", then, now, now / then,
+        )  # fmt: skip
+
+
 def _difference(then: str, now: str) -> str:
     """The settings that differ, of two texts that list them."""
     before, after = then.split(", "), now.split(", ")

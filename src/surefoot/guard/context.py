@@ -167,4 +167,5 @@ def _budgets(
         method = broken()
         return method is not None and method()
 
-    return Budgets(escalation, recovery, scaler.floor if scaler else None, weights_broken, ranks.any)
+    floor = scaler.floor if scaler else None
+    return Budgets(escalation, recovery, floor, weights_broken, ranks.any, alone=not ranks.several)

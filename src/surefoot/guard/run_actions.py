@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from surefoot.errors import CheckpointError, TrainingHalted
@@ -71,7 +72,8 @@ class RunActions:
         weights, typical = self._persistence.weights, self._history.typical_gradient
         had_moved = decision.only_if_moved and weights.weights_had_moved(typical, has_blown_up(self._history))
         if decision.only_if_moved and not self._ranks.any(had_moved):
-            self._history.budgets.decline_return()
+            if not self._repeat(results, record, replace(decision, is_test=True)):
+                self._history.budgets.decline_return()
             return
         if decision.action == "take_back" and self._ranks.any(
             has_raised_rate(self._history) and weights.moved_since_return(results.steps, typical)
@@ -79,7 +81,9 @@ class RunActions:
             self._history.budgets.keep_return()  # the rate damaged the weights again, so the data is not the cause
             return
         results.lr_factor = decision.lr_factor
-        if decision.action in ("roll_back", "reset_moments", "take_back"):
+        if decision.is_test:
+            self._repeat(results, record, decision)
+        elif decision.action in ("roll_back", "reset_moments", "take_back"):
             self._return(results, record, decision)
         elif decision.action == "halt":
             self._halt(results, decision.reason)
@@ -88,12 +92,7 @@ class RunActions:
         """Return to earlier weights, or clear the optimizer's state, and record it."""
         if self._capture is not None:
             self._capture.returning(record, decision, results.steps)
-        if decision.action == "roll_back" and (repeated := self._persistence.repeat_from(results, record, decision)):
-            results.returned()
-            self._measurer.param_norm = None
-            self._history.note(
-                record.signals, "recovery", "warning", f"{decision.reason}: back to {repeated}", "repeat"
-            )
+        if decision.action == "roll_back" and self._repeat(results, record, decision):
             return
         if decision.only_repeat:
             self._history.budgets.repeats.give_up()
@@ -107,6 +106,19 @@ class RunActions:
         self._measurer.param_norm = None  # the parameters have changed
         summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
         self._history.note(record.signals, "recovery", "warning", summary, decision.action)
+
+    def _repeat(self, results: StepResults, record: StepRecord, decision: Decision) -> bool:
+        """Return to an earlier moment and repeat the steps since, and record it; false if that is not possible."""
+        repeated = self._persistence.repeat_from(results, record, decision)
+        if repeated is None:
+            return False
+        results.returned()
+        self._measurer.param_norm = None  # the parameters have changed
+        summary = f"{decision.reason}: back to {repeated}"
+        if decision.is_test:
+            summary += " to see whether this recurs"
+        self._history.note(record.signals, "recovery", "warning", summary, "repeat")
+        return True
 
     def _carried_out(self, record: StepRecord, decision: Decision) -> str | None:
         if decision.action == "reset_moments":

@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.recovery import is_new_level
-from surefoot.decide.repeat import RepeatPlanner, RepeatState
+from surefoot.decide.recovery import AFTER_BURST_STEPS, BURST_STEPS, burst_end, is_new_level
+from surefoot.decide.repeat import RepeatPlanner, RepeatState, unusual_gradients
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
 from surefoot.guard.changed_settings import log_changed_parts
@@ -190,6 +190,7 @@ class Budgets:
         scale_floor: float | None,
         weights_broken: Callable[[], bool],
         agreed: Callable[[bool], bool],
+        alone: bool = True,
     ) -> None:
         """Start with full budgets.
 
@@ -199,12 +200,13 @@ class Budgets:
             scale_floor: the lowest loss scale; an overflow there is a refused step.
             weights_broken: whether a parameter is not finite on this rank.
             agreed: returns whether a flag is set on any rank.
+            alone: whether there is one rank only, which may suspect a step without asking the others.
         """
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
         self.repeats = RepeatPlanner(recovery)
-        self.weights_broken, self.agreed = weights_broken, agreed
+        self.weights_broken, self.agreed, self._alone = weights_broken, agreed, alone
         self.jumped_after: int | None = None
         """The step after which the weights moved as training does not explain; `None` if that was responded to."""
         self._reasons: deque[tuple[int, str]] = deque(maxlen=REASONS_KEPT)
@@ -236,10 +238,11 @@ class Budgets:
             self._reasons.append((step, f"step {step} was refused: {summary}"))
         return decision
 
-    def recover(self, before: StepRecord | None, record: StepRecord, refused: bool, decision: Decision) -> Decision:
-        """Update the recovery with the step and the one `before`; its decision takes precedence over skipping."""
+    def recover(self, history: deque[StepRecord], refused: bool, decision: Decision) -> Decision:
+        """Update the recovery with the last step of the history; its decision takes precedence over skipping."""
         if self.recovery is None:
             return decision
+        record, before = history[-1], history[-2] if len(history) > 1 else None
         assert self._recovery_state is not None
         step, setback, lost = record.signals.step, "setback" in record.notices, "lost_progress" in record.notices
         if record.reasons == (BROKEN_SETTING,):  # earlier weights would not help
@@ -257,17 +260,34 @@ class Budgets:
             broken=broken,
             level=level,
             jumped_after=jump,
+            burst_through=self._burst_through(history, setback),
         )
-        advice = self.repeats.advise(step, unhealthy, advice)
+        advice = self.repeats.advise(step, unhealthy, advice, self._suspicion(history, refused))
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
         decision = replace(decision, lr_factor=decision.lr_factor * advice.lr_factor)
-        if advice.action == "none":
+        if advice.action == "none" or (advice.is_test and decision.action not in ("none", "skip")):
             return decision
-        if advice.action != "halt" and self._escalation_state is not None:
+        if advice.action != "halt" and not advice.is_test and self._escalation_state is not None:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
+
+    def _burst_through(self, history: deque[StepRecord], setback: bool) -> int | None:
+        """The last step of a series of bad batches that has just ended, on any rank."""
+        onset, step = self.onset, history[-1].signals.step
+        if onset is None or not setback or step - onset < BURST_STEPS + AFTER_BURST_STEPS - 1:
+            return None
+        return step - AFTER_BURST_STEPS if self.agreed(burst_end(history, onset, step) is not None) else None
+
+    def _suspicion(self, history: deque[StepRecord], refused: bool) -> tuple[int, str] | None:
+        """The step and the reason why the last steps are worth repeating: each may be an accident."""
+        if self.repeats.state is None:
+            return None
+        if refused:
+            return history[-1].signals.step, "the step was refused"
+        first = unusual_gradients(history) if self._alone else None
+        return None if first is None else (first, f"gradients from step {first} on were far above all before them")
 
     def decline_return(self) -> None:
         """The return that was just decided was not carried out."""
@@ -406,8 +426,7 @@ class RunHistory:
             self.note(record.signals, kind, "error", summary, decision.action, evidence)
         else:
             self.alarms.applied_nonetheless(record, explain, self.note)
-        before = self.history[-2] if len(self.history) > 1 else None
-        decision = self.budgets.recover(before, record, refused, decision)
+        decision = self.budgets.recover(self.history, refused, decision)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision

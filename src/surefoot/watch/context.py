@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from surefoot.record.facts import LoaderFacts, SchedulerFacts
+from surefoot.record.facts import FileLoadedEvent, LoaderFacts, SchedulerFacts
 from surefoot.record.stragglers import StepClock
 from surefoot.watch.accumulated_loss import StepLosses
 from surefoot.watch.log_rows import WatchLog
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         SampledStep,
         StepSkippedEvent,
     )
-    from surefoot.record.log import RunLog
+    from surefoot.watch.log_rows import OpenLog
     from surefoot.watch.step_rows import ClipColumns, SeriesRow
 
 
@@ -47,7 +47,7 @@ class WatchOptions:
 
     guard: bool = False
     """Whether steps whose gradients are not finite are skipped."""
-    open_log: Callable[[], RunLog | None] | None = None
+    open_log: OpenLog | None = None
     """Opens the run log, at the first step; `None`: no log is written."""
     save: Callable[[RunFacts], None] | None = None
     """Writes the facts during the run; `None`: they are only returned at the end."""
@@ -126,7 +126,8 @@ class WatchContext:
         self.probes = ProbeRunner(self.state)
         self.registry = ParameterRegistry()
         self.optimizers = OptimizerRecords()
-        log = WatchLog(options.open_log, self.registry) if options.open_log is not None else None
+        open_log = options.open_log
+        log = WatchLog(open_log, self.registry, self._steps_before) if open_log is not None else None
         self.events = EventRecorder(self.probes, log)
         self.losses = StepLosses()
         self.measuring = MeasuringBudget()
@@ -135,6 +136,17 @@ class WatchContext:
         self.module_memory = ModuleMemoryNotes()
         self.step_clock = StepClock() if options.world_size > 1 else None
         """Follows the steps of one of several ranks."""
+
+    def _steps_before(self) -> int:
+        """The number of steps that the loaded optimizers have taken, or that the loaded checkpoint names; 0 for none.
+
+        Weights alone are not enough: a script that begins with pretrained ones is a new run.
+        """
+        loaded = [each for each in self.optimizers.all if each.loaded_at == 0]
+        ages = [int(each.loaded_age) for each in loaded if each.loaded_age is not None]
+        files = [each for each in self.events.events if isinstance(each, FileLoadedEvent) and each.step == 0]
+        named = [each.progress for each in files if loaded and each.progress is not None]
+        return max(ages or named, default=0)
 
 
 MOST_SKIPS = 200

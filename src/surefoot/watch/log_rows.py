@@ -1,13 +1,15 @@
 """What `surefoot run` writes to the run log: the numbers of each step, layers of sampled steps, and events.
 
 The log has the same format as that of a `TrainingStabilizer`, so all views of a run support both. It begins with the
-first step: a script that does not train has no log.
+first step: a script that does not train has no log. A script that has loaded its own checkpoint before that step, and
+whose folder already contains a run, continues it: the steps in the log are those since the beginning of that run.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from surefoot.guard.log_rows import LogRows
 from surefoot.observe.readable import readable
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from surefoot.types import Severity
     from surefoot.watch.parameter_registry import ParameterRegistry
 
+    OpenLog: TypeAlias = Callable[[int], tuple[RunLog, int] | None]
+    """Opens the run log. Gets the number of steps that the script has taken before; also returns that number if the
+    folder contains them, and otherwise 0."""
+
 SPIKE_SHARE = 0.1
 """A spike is logged if it undoes this share of the decrease of the loss: near its floor, a loss often doubles."""
 
@@ -44,8 +50,23 @@ SPIKE_SHARE = 0.1
 class WatchLog:
     """Writes the rows, sampled steps and events of a watched run to its log."""
 
-    def __init__(self, open_log: Callable[[], RunLog | None], registry: ParameterRegistry) -> None:
-        self._open_log, self._registry = open_log, registry
+    def __init__(
+        self,
+        open_log: OpenLog,
+        registry: ParameterRegistry,
+        steps_before: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Write the steps of a run.
+
+        Args:
+            open_log: opens the log.
+            registry: the names of the parameters.
+            steps_before: the number of steps that the script has taken before, according to the checkpoint that it has
+                loaded; 0 if it began anew.
+        """
+        self._open_log, self._registry, self._steps_before = open_log, registry, steps_before
+        self._began = 0
+        """The number of steps that earlier parts of the run have taken."""
         self._log: RunLog | None = None
         self._opened = False
         self._histograms_at: dict[str, int] = {}
@@ -67,7 +88,9 @@ class WatchLog:
         """The log, which is opened when it is first needed."""
         if not self._opened:
             self._opened = True
-            self._log = self._open_log()
+            opened = self._open_log(self._steps_before())
+            if opened is not None:
+                self._log, self._began = opened
         return self._log
 
     def step(self, row: dict[str, Any], optimizer: int) -> None:
@@ -81,7 +104,7 @@ class WatchLog:
         if optimizer not in self._writers:
             self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
         self._writers[optimizer].numbers(
-            self._step(row, optimizer),
+            self._began + self._step(row, optimizer),
             loss=row.get("loss"),
             lr=row.get("lr"),
             loss_scale=row.get("scale"),
@@ -115,7 +138,7 @@ class WatchLog:
             from surefoot.guard.model_sampling import ArrivingHistograms
 
             self.outputs_from_step = max(facts.step + 1, 2 * facts.step)
-            self._arriving.append(ArrivingHistograms([], facts.step, outputs=outputs))
+            self._arriving.append(ArrivingHistograms([], self._began + facts.step, outputs=outputs))
 
     def sampled_step(self, facts: SampledStep) -> None:
         """Write what a sampled step recorded about each parameter and each activation. All numbers have been read."""
@@ -134,10 +157,10 @@ class WatchLog:
                 "update_ratio": [row.ratio for row in rows],
             }
             part = self._part(update.optimizer)
-            log.take(LayerRows(facts.step, names, columns, part))
+            log.take(LayerRows(self._began + facts.step, names, columns, part))
         names, columns = _activations(facts)
         if names:
-            log.take(LayerRows(facts.step, names, columns))
+            log.take(LayerRows(self._began + facts.step, names, columns))
 
     def _histograms(self, step: int, rows: list[ParameterUpdate], names: list[str], part: str) -> None:
         """Add the histograms of weights and gradients, at some of the sampled steps."""
@@ -152,7 +175,7 @@ class WatchLog:
             for name, tensor in zip(names, tensors, strict=True)
             if tensor is not None and readable(tensor) is not None
         ]
-        self._arriving.append(ArrivingHistograms(named, step, part))
+        self._arriving.append(ArrivingHistograms(named, self._began + step, part))
 
     def _write_histograms(self) -> None:
         """Write the histograms that are being copied; those that a device has lost are left out."""
@@ -174,13 +197,14 @@ class WatchLog:
     def notice(self, event: LoggedEvent) -> None:
         """Write an event that another thread has found. Before the first step there is no log: the event is lost."""
         if self._log is not None:
-            self._log.take(event)
+            self._log.take(replace(event, step=self._in_run(event.step)))
 
     def kept(self, step: int, folder: Path, command: str) -> None:
         """Write that a bad step was captured in a folder; `command` replays it."""
         log = self.log
         if log is not None:
             evidence = {"incident": str(folder), "replay": command}
+            step = self._began + step
             log.event("alarm", step, "the first bad step was captured", cause="incident", evidence=evidence)
 
     def overflow(self, step: int, scale: float | None) -> None:
@@ -195,7 +219,12 @@ class WatchLog:
         if log is not None:
             action = "skip" if name == "skip" else ""
             evidence = {"parameters": parameters} if parameters else {}
+            step = self._in_run(step)
             log.event(name, step, summary, severity=severity, cause=cause, action=action, evidence=evidence)
+
+    def _in_run(self, step: int | None) -> int | None:
+        """A step of this process as a step of the whole run."""
+        return None if step is None else self._began + step
 
     def end(self, diagnosis: Diagnosis, code: int | None) -> None:
         """Write the end of the run, with its diagnosis."""
@@ -207,7 +236,7 @@ class WatchLog:
             evidence = {"confidence": finding.confidence, "where": list(finding.where)}
             log.event(
                 "finding",
-                finding.step,
+                self._in_run(finding.step),
                 finding.summary,
                 severity=finding.severity,
                 cause=finding.cause,
@@ -219,7 +248,7 @@ class WatchLog:
             "cause": diagnosis.serious[0].cause if diagnosis.serious else "",
             "why": diagnosis.summary,
         }
-        log.event("end", diagnosis.steps, summary, evidence=evidence)
+        log.event("end", self._began + diagnosis.steps, summary, evidence=evidence)
         log.close()
 
 
