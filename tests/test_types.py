@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,14 @@ def test_broken_layers_are_counted_by_name():
 
 def test_weights_are_of_rank_two_and_got_some_gradient():
     assert layers().weights() == [("a.weight", 2.0)]
+
+
+def test_a_layer_without_gradient_is_known_by_its_largest_value_or_else_by_its_norm():
+    assert layers().without_gradient.tolist() == [False, False, True]
+    unmeasured = replace(layers(), grad_largest=None)
+    assert unmeasured.without_gradient.tolist() == [False, False, True]
+    assert unmeasured.weights() == [("a.weight", 2.0)]
+    assert "grad_largest" not in next(unmeasured.rows())
 
 
 def test_rows_hold_what_was_measured_and_nothing_else():

@@ -49,12 +49,20 @@ class LayerStats:
     """Number of dimensions of each parameter: 1 for a bias or a gain."""
     grad_norm: Tensor
     """L2 norm of the gradient, unscaled, before clipping; NaN if the gradient has a non-finite value."""
-    grad_largest: Tensor
-    """Largest absolute value among the finite entries of the gradient."""
+    grad_largest: Tensor | None
+    """Largest absolute value among the finite entries of the gradient.
+
+    `None` on a CPU without `log` and `watch`: it takes a pass over the gradients, and nothing would read it.
+    """
     nonfinite: Tensor
     """The number of gradient entries that are NaN or Inf."""
     param_norm: Tensor | None = None
     update_norm: Tensor | None = None
+
+    @property
+    def without_gradient(self) -> Tensor:
+        """Whether each gradient is exactly 0."""
+        return (self.grad_norm if self.grad_largest is None else self.grad_largest) == 0
 
     @property
     def grad_to_param(self) -> Tensor | None:
@@ -74,8 +82,8 @@ class LayerStats:
 
     def weights(self) -> list[tuple[str, float]]:
         """Name and gradient norm of the weights (rank two and more) with a gradient, in order."""
-        rows = zip(self.names, self.ranks, self.grad_norm.tolist(), self.grad_largest.tolist(), strict=True)
-        return [(name, norm) for name, rank, norm, largest in rows if rank >= 2 and largest > 0]
+        rows = zip(self.names, self.ranks, self.grad_norm.tolist(), self.without_gradient.tolist(), strict=True)
+        return [(name, norm) for name, rank, norm, without in rows if rank >= 2 and not without]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dictionary per layer."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from surefoot import Signals
-from surefoot.detect.step_rules import Library, library_of
+from surefoot.detect.step_rules import Library, library_of, limited
 
 LIBRARIES = [Library(None), Library(torch.device("cpu"))]
 ROWS = [[3.0, float("nan"), 1.0], [2.0, 0.0, float("inf")]]
@@ -30,6 +30,14 @@ def test_both_libraries_give_the_same(library):
     assert np.array_equal(np.asarray(library.pick(ordered, places).tolist()), [[1.0], [2.0]])
     assert library.quarters().tolist() == [0.25, 0.5, 0.75]
     assert library.where(rows > 2, 1.0, 0.0).tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=["numpy", "torch"])
+def test_both_libraries_limit_values_as_clip_does(library):
+    values = made(library, [-1.0, 0.5, 7.0, float("nan")])
+    for limits in ((0.0,), (0.0, 2.0)):
+        expected = np.clip([-1.0, 0.5, 7.0, np.nan], *limits, *([None] * (2 - len(limits))))
+        np.testing.assert_array_equal(np.asarray(limited(values, *limits).tolist()), expected)
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=["numpy", "torch"])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from counted import Operations
 from surefoot.guard.context import build_guard
 from surefoot.guard.guarded_optimizer import GuardedOptimizer, StepFacts
 from surefoot.observe.parameters import Layout
@@ -104,3 +105,25 @@ def test_an_observer_changes_nothing_and_says_what_would_have_refused_the_step()
 def test_without_a_gradient_there_are_no_numbers():
     _, _, guard = guarded(plain)
     assert guard.end(guard.begin(facts())) is None
+
+
+@pytest.mark.parametrize("read_by", ["nothing", "log", "watch", "device"])
+def test_the_largest_values_are_measured_where_something_reads_them(read_by, tmp_path):
+    settings = {
+        "log": {"log": tmp_path / "log"},
+        "watch": {"watch": sf.LayerMetrics()},
+        "device": {"decide_on": "device"},
+    }
+    model, _, guard = guarded(plain, **settings.get(read_by, {}))
+    backward(model)
+    largest = float(model.weight.grad.abs().max())
+    with Operations() as run:
+        step = guard.begin(facts())
+    layers = guard.end(step).record().signals.layers
+    passes = sum("aminmax" in name for name in run.names)
+    if read_by == "nothing":
+        assert layers.grad_largest is None
+        assert passes == 0
+    else:
+        assert float(layers.grad_largest[0]) == largest
+        assert passes >= 2

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from counted import Operations
 from streams import INF, NAN
 from surefoot.observe.tensors import (
     _IN_CACHE,
@@ -104,6 +105,27 @@ def test_a_tensor_of_nothing_but_nan_has_no_largest(measure):
 def test_squares_beyond_fp32_do_not_overflow_the_norm(measure, value):
     tensors = [torch.full((9,), value), torch.ones(4)]
     assert_measured(measure(tensors), tensors)
+
+
+@both_ways
+@every_dtype
+def test_only_a_tensor_of_zeros_has_the_norm_0(measure, dtype):
+    tensors = [torch.full((9,), torch.finfo(dtype).tiny, dtype=dtype), torch.zeros(9, dtype=dtype), torch.ones(4)]
+    found = measure(tensors)
+    assert_measured(found, tensors, rtol=1e-3)
+    assert (found.norm == 0).tolist() == [False, True, False]
+
+
+def test_without_the_largest_value_one_operation_reads_the_tensors_and_the_rest_is_the_same():
+    tensors = [torch.randn(4, 5), torch.zeros(3), torch.tensor([1.0, NAN, INF]), torch.full((9,), 1e30)]
+    whole = TensorMeter().measure(tensors)
+    with Operations() as run:
+        found = TensorMeter().measure_views(tensors, needs_largest=False)
+    assert found.largest is None
+    assert torch.equal(found.norm.nan_to_num(-1.0), whole.norm.nan_to_num(-1.0))
+    assert torch.equal(found.nonfinite, whole.nonfinite)
+    assert not any("aminmax" in name for name in run.names)
+    assert found.rescaled(torch.tensor(2.0)).largest is None
 
 
 @both_ways

@@ -101,12 +101,12 @@ def build_guard(
     ranks = Ranks(together if acts else None, home)  # watching starts no collective
     shapers, clipper = split_clip(clip)
     run_log = open_log(log, every := Ranks(together, home), setup_of(optimizer, scheduler) if log is not None else None)
+    watch = watch or (LayerMetrics() if run_log is not None else None)  # a log records layers
     sampler = _sampler(models, watch or LayerMetrics()) if run_log is not None and samples_model else None
     rows = None if run_log is None else _rows(run_log, sampler, keeps_incidents, every)
     checker = checker or StabilityChecker()
     warn_of_unmatched(shapers, [name for name, _ in layout.parameters])
-    loss_scaler = as_scaler(scaler, precision, home)
-    policy = _policy(checker, recovery, clipper, loss_scaler, layout, on_device)
+    policy = _policy(checker, recovery, clipper, loss_scaler := as_scaler(scaler, precision, home), layout, on_device)
     decider = StepDecider(policy, ranks.group, replicas := replica_check(models, optimizer, layout, ranks))
     guarded = GuardedOptimizer(optimizer, layout, decider, shapers, watch, on_device, acts=acts, sampler=sampler)
     order = BackwardOrder(layout.parameters if acts else [])

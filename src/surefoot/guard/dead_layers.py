@@ -98,7 +98,7 @@ class DeadLayers:
 
     def _layers_without_gradient(self, layers: LayerStats) -> dict[str, str]:
         """The layers without any gradient whose successor gets only zeros, with that successor."""
-        without = layers.grad_largest == 0
+        without = layers.without_gradient
         if not bool(without.any()) or bool(layers.nonfinite.any()):
             return {}
         if layers.names is not self._names and layers.names != self._names:

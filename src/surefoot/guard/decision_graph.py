@@ -114,7 +114,7 @@ class _Recording:
 
 
 def _tensors_of(given: StepInput) -> list[Tensor]:
-    found = [*given.statistics, given.param_norm, torch.as_tensor(given.broken_setting)]
+    found = [*given.statistics.columns(), given.param_norm, torch.as_tensor(given.broken_setting)]
     if given.loss is not None:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):

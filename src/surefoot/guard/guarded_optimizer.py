@@ -105,8 +105,8 @@ class MeasuredGradients:
 class StepMeasurer:
     """Measures the gradients and, occasionally, the parameters of one optimizer."""
 
-    def __init__(self, layout: Layout, *, across_ranks: bool) -> None:
-        self.layout, self._across_ranks = layout, across_ranks
+    def __init__(self, layout: Layout, *, across_ranks: bool, needs_largest: bool) -> None:
+        self.layout, self._across_ranks, self._needs_largest = layout, across_ranks, needs_largest
         self._meter = TensorMeter()
         self.param_norm: Tensor | None = None
         """The last measured norm of the parameters. It is saved with the run, because rules use it."""
@@ -117,7 +117,7 @@ class StepMeasurer:
         if not gradients:
             return None
         if all_plain(gradients):
-            statistics = self._meter.measure_views(gradients)
+            statistics = self._meter.measure_views(gradients, self._needs_largest)
             return MeasuredGradients(named, gradients, gradients, statistics, self._meter.tables)
         statistics = self._meter.measure(gradients)
         return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
@@ -132,7 +132,9 @@ class StepMeasurer:
         """The norm of the parameters, measured every `PARAM_NORM_EVERY` steps."""
         if self.param_norm is None or step % PARAM_NORM_EVERY == 0:
             own = [parameter.detach() for _, parameter in gradients.named]
-            self.param_norm = total_norm(self._combined(self._meter.measure(own), own).norm)
+            plain = all_plain(own)
+            measured = self._meter.measure_views(own, False) if plain else self._combined(self._meter.measure(own), own)
+            self.param_norm = total_norm(measured.norm)
         return self.param_norm
 
     def _combined(self, statistics: TensorStatistics, tensors: list[Tensor]) -> TensorStatistics:
@@ -268,7 +270,8 @@ class GuardedOptimizer:
         self.layout, self.decider = layout, decider
         self._shapers, self._watch, self._on_device, self._acts = shapers, watch or LayerMetrics(), on_device, acts
         self._graphed = GraphedDecider(decider)
-        self.measurer = StepMeasurer(layout, across_ranks=acts)
+        needs_largest = watch is not None or on_device  # on a device, all columns are copied to the host
+        self.measurer = StepMeasurer(layout, across_ranks=acts, needs_largest=needs_largest)
         self._preparer = StepPreparer(optimizer, decider.policy, on_device=on_device, shapes=bool(shapers))
         self._updates = UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}

@@ -154,10 +154,10 @@ class Alarms:
 
     def _alarm(self, kind: str, verdict: Verdict, signals: Signals, note: Note) -> None:
         """Record an incident when an alarm starts, and when an info becomes a warning, but not while it lasts."""
-        known = f"{kind}/{verdict.severity}"
         if not verdict.anomalous:
-            self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
-        elif known not in self._active:
+            if self._active:
+                self._active -= {f"{kind}/{severity}" for severity in ("info", "warning", "error")}
+        elif (known := f"{kind}/{verdict.severity}") not in self._active:
             self._active.add(known)
             note(signals, kind, verdict.severity, verdict.summary, evidence=dict(verdict.evidence))
 

@@ -98,7 +98,8 @@ class StepDecision:
         scalars = [self.skip, self.overflow, *self.flags, *(getattr(self, name) for name in self.head)]
         device = self.statistics.norm.device
         numbers = [value if isinstance(value, Tensor) else torch.full((), value, device=device) for value in scalars]
-        return torch.cat([torch.stack([number.to(torch.float32) for number in numbers]), *self.statistics]).float()
+        parts = [torch.stack([number.to(torch.float32) for number in numbers]), *self.statistics.columns()]
+        return torch.cat(parts).float()
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -550,5 +551,5 @@ def _record(
     return StepRecord(signals, bool(skip), reasons, bool(overflow), raised, settings)
 
 
-def _layers(named: LayerNames, norm: Tensor, largest: Tensor, nonfinite: Tensor, **more: Any) -> LayerStats:
+def _layers(named: LayerNames, norm: Tensor, largest: Tensor | None, nonfinite: Tensor, **more: Any) -> LayerStats:
     return LayerStats(*named, norm, largest, nonfinite, **more)

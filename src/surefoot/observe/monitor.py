@@ -86,14 +86,11 @@ class GradientMonitor:
         """Measure the current gradients and parameters."""
         named = self._with_gradient()
         gradients = [parameter.grad for _, parameter in named]
-        statistics = self._meter.measure([gradient for gradient in gradients if gradient is not None])
+        measured = self._meter.measure([gradient for gradient in gradients if gradient is not None])
+        grad_norm, grad_largest, nonfinite = measured.columns()
         param_norm = TensorMeter().measure([parameter for _, parameter in named]).norm
         return self._report(
-            named,
-            grad_norm=statistics.norm,
-            grad_largest=statistics.largest,
-            nonfinite=statistics.nonfinite,
-            param_norm=param_norm,
+            named, grad_norm=grad_norm, grad_largest=grad_largest, nonfinite=nonfinite, param_norm=param_norm
         )
 
     @torch.no_grad()

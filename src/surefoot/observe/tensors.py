@@ -3,13 +3,14 @@
 Only this module reads gradients. Everything stays on the device; nothing here waits for it.
 
 - CUDA: one Triton pass over the memory (`observe/triton_pass.py`).
-- CPU: `torch._foreach_norm` and `torch.aminmax`, a few tensors at a time, so that the second one finds them in the
-  cache; entries are counted only in a tensor whose norm is not finite, because reading a CPU scalar costs nothing.
+- CPU: `torch._foreach_norm` and, if it is wanted, `torch.aminmax`, a few tensors at a time, so that the second one
+  finds them in the cache; entries are counted only in a tensor whose norm is not finite, because reading a CPU scalar
+  costs nothing.
 - Elsewhere: plain torch operations, three passes.
 
 Norms of bf16 and fp16 tensors are computed in fp32. A tensor with a NaN or an Inf gets the norm NaN; a finite tensor
 whose squares overflow fp32 is measured again in float64, so its norm is right as long as fp32 can hold it, and Inf
-beyond.
+beyond. On a CPU the same is done if all squares underflow: only a tensor of zeros has the norm 0.
 
 `combine_shards` makes statistics of whole gradients from those of shards (DTensor, FSDP2). `LayerMetrics` adds to
 gradients: `updates.py` measures parameter norms, and how far a step moved them.
@@ -48,12 +49,19 @@ class TensorStatistics(NamedTuple):
     """One entry per tensor, all on one device."""
 
     norm: Tensor
-    largest: Tensor
+    largest: Tensor | None
+    """`None` if it was not measured."""
     nonfinite: Tensor
 
     def rescaled(self, factor: Tensor) -> TensorStatistics:
         """The statistics of the same tensors multiplied by `factor`."""
-        return TensorStatistics(self.norm * factor, self.largest * factor, self.nonfinite)
+        largest = None if self.largest is None else self.largest * factor
+        return TensorStatistics(self.norm * factor, largest, self.nonfinite)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All three, where the largest value was measured."""
+        assert self.largest is not None
+        return self.norm, self.largest, self.nonfinite
 
 
 def dense_views(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -98,7 +106,7 @@ def total_norm(norms: Tensor) -> Tensor:
     If that overflows although every part is finite, they are combined in float64.
     """
     total: Tensor = torch.linalg.vector_norm(norms)
-    if norms.dtype != torch.float32 or norms.device.type == "mps":
+    if norms.dtype != torch.float32 or norms.device.type == "mps" or (norms.is_cpu and math.isfinite(total)):
         return total
     wide = torch.linalg.vector_norm(norms, dtype=torch.float64).to(torch.float32)
     return torch.where(torch.isinf(total), wide, total)
@@ -131,16 +139,16 @@ class TensorMeter:
         return self.measure_views(list(tensors) if all_plain(tensors) else measurable(tensors))
 
     @without_gradients
-    def measure_views(self, views: list[Tensor]) -> TensorStatistics:
-        """Measure tensors that are all plain."""
+    def measure_views(self, views: list[Tensor], needs_largest: bool = True) -> TensorStatistics:
+        """Measure tensors that are all plain. On a CPU, the largest value takes another pass, if it is needed."""
         home, self.tables = views[0].device, None
         if len(set(map(_device, views))) == 1:
-            return self._measure_on(home, views)
+            return self._measure_on(home, views, needs_largest)
         return self._measure_across(home, views)
 
-    def _measure_on(self, device: torch.device, views: list[Tensor]) -> TensorStatistics:
+    def _measure_on(self, device: torch.device, views: list[Tensor], needs_largest: bool = True) -> TensorStatistics:
         if device.type == "cpu":
-            return _measure_cpu(views)
+            return _measure_cpu(views, needs_largest)
         if runs_triton(device):
             if self._triton is None:
                 self._triton = _load_triton_pass()
@@ -159,7 +167,7 @@ class TensorMeter:
         parts = [TensorMeter()._measure_on(device, [views[i] for i in m]) for device, m in by_device.items()]
         # Plain copies: one that does not wait could be read on the host before it has arrived.
         back = torch.argsort(order).to(home)
-        columns = zip(*parts, strict=True)
+        columns = zip(*(part.columns() for part in parts), strict=True)
         return TensorStatistics(*(torch.cat([part.to(home) for part in column])[back] for column in columns))
 
 
@@ -204,26 +212,33 @@ def _few_at_a_time(views: list[Tensor]) -> Iterator[list[Tensor]]:
             start, count = end, 0
 
 
-def _measure_cpu(views: list[Tensor]) -> TensorStatistics:
+def _measure_cpu(views: list[Tensor], needs_largest: bool = True) -> TensorStatistics:
     dtype = _measure_dtype(views)
     norms: list[Tensor] = []
     ends: list[tuple[Tensor, ...]] = []
-    for few in _few_at_a_time(views):
+    for few in _few_at_a_time(views) if needs_largest else [views]:
         norms.extend(_norms(few, dtype))
-        ends.extend(map(_ends, few))
-    norm, largest = torch.stack(norms), _largest(ends, dtype)
-    nonfinite = torch.zeros_like(norm)
+        ends.extend(map(_ends, few) if needs_largest else ())
+    norm = torch.stack(norms)
+    measured = TensorStatistics(norm, _largest(ends, dtype) if needs_largest else None, torch.zeros_like(norm))
     for i, value in enumerate(norm.tolist()):
-        if not math.isfinite(value):
-            _look_closer(views[i], i, norm, largest, nonfinite)
-    return TensorStatistics(norm, largest, nonfinite)
+        if not 0 < value < math.inf:
+            _look_closer(views[i], i, measured)
+    return measured
 
 
-def _look_closer(view: Tensor, i: int, norm: Tensor, largest: Tensor, nonfinite: Tensor) -> None:
-    """For a non-finite norm: count the non-finite entries, or compute the norm if it only overflowed."""
+def _look_closer(view: Tensor, i: int, measured: TensorStatistics) -> None:
+    """For a norm that is 0 or not finite: count the non-finite entries, or compute the norm without its range limit."""
+    norm, largest, nonfinite = measured
+    if norm[i] == 0:
+        unit = torch.linalg.vector_norm(view, math.inf, dtype=norm.dtype) if view.numel() else 0.0
+        if unit > 0:
+            norm[i] = torch.linalg.vector_norm(view / unit) * unit
+        return
     finite = torch.isfinite(view)
     nonfinite[i] = (~finite).sum()
-    largest[i] = torch.where(finite, view, 0).abs().amax()
+    if largest is not None:
+        largest[i] = torch.where(finite, view, 0).abs().amax()
     norm[i] = torch.where(nonfinite[i] > 0, math.nan, torch.linalg.vector_norm(view, dtype=torch.float64))
 
 
@@ -292,12 +307,13 @@ def combine_shards(local: TensorStatistics, gradients: Sequence[Tensor]) -> Tens
 
 
 def _combine(local: TensorStatistics, group: dist.ProcessGroup, members: Tensor) -> TensorStatistics:
-    sums = torch.stack([local.norm[members].double() ** 2, local.nonfinite[members].double()])
+    norm, largest, nonfinite = local.columns()
+    sums = torch.stack([norm[members].double() ** 2, nonfinite[members].double()])
     dist.all_reduce(sums, group=group)
-    largest = local.largest[members]
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    highest = largest[members]
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
     return TensorStatistics(
-        local.norm.index_copy(0, members, sums[0].sqrt().to(local.norm.dtype)),
-        local.largest.index_copy(0, members, largest),
-        local.nonfinite.index_copy(0, members, sums[1].to(local.nonfinite.dtype)),
+        norm.index_copy(0, members, sums[0].sqrt().to(norm.dtype)),
+        largest.index_copy(0, members, highest),
+        nonfinite.index_copy(0, members, sums[1].to(nonfinite.dtype)),
     )

@@ -236,17 +236,17 @@ def _largest(values: Tensor) -> float:
 
 def _measure_gradients(grads: list[Tensor]) -> list[_GradientFacts]:
     """Measure gradients on one device: one pass over all of them, and a sample of each to count zeros."""
-    measured = TensorMeter().measure(grads)
+    norm, largest, nonfinite = TensorMeter().measure(grads).columns()
     samples = [sampled(grad, SAMPLE_SIZE) for grad in grads]
-    columns = [numbers(measured.norm), norms(samples, 0), numbers(measured.nonfinite), numbers(measured.largest)]
+    columns = [numbers(norm), norms(samples, 0), numbers(nonfinite), numbers(largest)]
     return [
         {
-            "grad": norm,
+            "grad": size,
             "zeros": later(_rest, kept, some.numel()) if some.numel() else 0.0,
             "nonfinite": later(int, broken),
-            "largest": later(_unless_broken, largest, broken),
+            "largest": later(_unless_broken, most, broken),
         }
-        for some, norm, kept, broken, largest in zip(samples, *columns, strict=True)
+        for some, size, kept, broken, most in zip(samples, *columns, strict=True)
     ]
 
 
