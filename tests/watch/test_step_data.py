@@ -50,3 +50,11 @@ def test_the_largest_numbers_tell_what_is_not_finite():
         assert not broken.are_finite()
         assert broken.as_fields()["input_largest"] == 1.0
     assert LargestNumbers(None, None).are_finite()
+
+
+def test_a_graph_whose_tensors_are_freed_has_no_data():
+    data = StepData(MeasuringBudget())
+    loss = nn.functional.cross_entropy(nn.Linear(3, 2)(torch.randn(4, 3)), torch.tensor([0, 1, 1, 1]))
+    loss.backward()
+    data.note(2 * loss, "line 1", 0, 2)
+    assert all(each.labels is None for each in data.as_facts().batches)
