@@ -99,3 +99,11 @@ def test_data_that_pass_through_the_same_layer_twice_are_still_data():
     data.note(loss, "line 1", 0, 1)
     (batch,) = data.as_facts().batches
     assert batch.input_largest == inputs.abs().max()
+
+
+def test_a_graph_whose_tensors_are_freed_has_no_data():
+    data = StepData(MeasuringBudget())
+    loss = nn.functional.cross_entropy(nn.Linear(3, 2)(torch.randn(4, 3)), torch.tensor([0, 1, 1, 1]))
+    loss.backward()
+    data.note(2 * loss, "line 1", 0, 2)
+    assert all(each.labels is None for each in data.as_facts().batches)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.crash_advice import crash_advice
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
 from surefoot.diagnose.rules.not_learning import why_unjudged
 from surefoot.diagnose.rules.policy import raises_unlikely
@@ -30,12 +31,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:
     """The reason in one sentence; empty if the run was judged. `failed` are rules that raised, with their errors."""
     ended, steps = _how_it_ended(run), f"{run.steps:,} step{'s' if run.steps != 1 else ''}"
+    advice = f" {said}" if (said := crash_advice(run)) else ""
     unwatched = {probe: why for probe, why in run.facts.problems.items() if probe not in _NO_EVIDENCE}
     if not run.steps:
         why = ended or next(iter(unwatched.values()), "")
-        return f"No training step was seen{f': {why}' if why else ''}.{_advice(run)}"
+        return f"No training step was seen{f': {why}' if why else ''}.{advice}"
     if ended:
-        return f"After {steps} {ended}; no fault was found until then.{_advice(run)}"
+        return f"After {steps} {ended}; no fault was found until then.{advice}"
     losses = run.curve.count
     if not losses:
         return f"No loss was seen in {steps}: nothing that was trained on went through `backward`."
@@ -117,22 +119,6 @@ def _saw_inside(look: SampledStep) -> bool:
     return bool(look.operations and look.backward_calls)
 
 
-def _advice(run: RecordedRun) -> str:
-    """How to find out more about a device error: its traceback may name another line than the one that failed."""
-    message = run.facts.crash.message if run.facts.crash is not None else ""
-    if "NCCL" in message or "nccl" in message:
-        return (
-            " The first rank that failed says why: look at its output, and run with `NCCL_DEBUG=INFO`. The other ranks "
-            "only saw it leave."
-        )
-    if "CUDA error" in message or "CUBLAS_STATUS" in message or "CUDNN_STATUS" in message:
-        return (
-            " A device reports errors late: run once with the environment variable `CUDA_LAUNCH_BLOCKING=1`, and the "
-            "traceback names the call that failed."
-        )
-    return ""
-
-
 def _how_it_ended(run: RecordedRun) -> str:
     """What ended the run early; empty if it ended by itself."""
     if run.facts.experiment is not None and run.facts.experiment.ended:  # `surefoot bisect` ended it on purpose
@@ -151,7 +137,7 @@ def _how_it_ended(run: RecordedRun) -> str:
 
 
 def _first_line(message: str) -> str:
-    """The first line of an error's message without colours, cut at a word if it is long."""
+    """The first line of an error's message without colours and final period, cut at a word if it is long."""
     lines = _COLOURS.sub("", message).strip().splitlines()
-    line = lines[0] if lines else ""
+    line = lines[0].rstrip(". ") if lines else ""
     return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."

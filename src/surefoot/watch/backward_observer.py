@@ -23,6 +23,7 @@ from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.measuring_budget import SPIKES_FOLLOWED
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.optimizer_record import left_share
+from surefoot.watch.optimizer_updates import keep_gradient
 from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.retained_graphs import RetainedGraphCounter
 from surefoot.watch.step_recording import BackwardPlace, StepRecording
@@ -192,6 +193,8 @@ class BackwardObserver:
             self.series.rows[-1]["grad_norm"] = norm
         if self.series.rows and not self.series.waits:
             self._context.events.log_step(0, self.series.rows[-1])
+        if state.sampled is not None and state.backwards <= MANUAL_STEPS:  # the next step is sampled, too
+            self._safely("parameters", self.manual.keep_gradients, self._context.registry)
         self._sampler.end()
         if state.backwards <= MANUAL_STEPS:
             self._sampler.begin()
@@ -290,6 +293,12 @@ class ManualLoop:
     def left_share(self) -> float:
         """The share of the parameters that still has a nonzero gradient."""
         return float(left_share(self.tensors()))
+
+    def keep_gradients(self, registry: ParameterRegistry) -> None:
+        """Keep some of the accumulated gradients until the next sampled step shows where the parameters went."""
+        for tensor in self.tensors():
+            if (record := registry.get(tensor)) is not None and record.sample is not None:
+                keep_gradient(record)
 
     def gradient_norm(self, gradients: Any) -> float | None:
         """The norm of the gradients that `autograd.grad` returned, or else of those that were accumulated."""

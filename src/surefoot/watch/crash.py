@@ -60,8 +60,10 @@ def describe_crash(error: BaseException) -> CrashFacts:
         own = [frame for frame, _ in frames if is_users(frame.f_code.co_filename)]
         if own:
             variables = list(own[-1].f_locals.items())[:60]
-            tensors = {name: describe(value) for name, value in variables if isinstance(value, Tensor)}
-            return replace(facts, locals=tensors)
+            tensors = {name: value for name, value in variables if isinstance(value, Tensor)}
+            computed = [name for name, value in tensors.items() if value.grad_fn is not None]
+            described = {name: describe(value) for name, value in tensors.items()}
+            return replace(facts, locals=described, computed=computed)
     return facts
 
 

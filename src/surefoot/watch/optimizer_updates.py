@@ -341,10 +341,19 @@ def note_if_moved(record: Parameter) -> None:
     if record.sample is not None and record.sample.shape == sample.shape and record.sample.device == sample.device:
         record.moved_alone.add(number((record.sample != sample).any()))
         if len(record.moves) < MOST_MOVES:
-            before = torch.linalg.vector_norm(record.sample.float())
-            moved = torch.linalg.vector_norm(sample.float() - record.sample.float())
+            change = sample.float() - record.sample.float()
+            before, moved = torch.linalg.vector_norm(record.sample.float()), torch.linalg.vector_norm(change)
             record.moves.append(number(moved / before.clamp_min(torch.finfo(torch.float32).tiny)))
-    record.sample = sample.clone()
+            if record.gradient is not None and record.gradient.shape == change.shape:
+                record.along.append(number(torch.cosine_similarity(change, record.gradient, dim=0)))
+    record.sample, record.gradient = sample.clone(), None
+
+
+def keep_gradient(record: Parameter) -> None:
+    """Keep the gradient of the values that `note_if_moved` compares next."""
+    tensor = record.tensor()
+    gradient = None if tensor is None or tensor.grad is None else thin(tensor.grad)
+    record.gradient = None if gradient is None else gradient.float().clone()
 
 
 def thin(tensor: Tensor) -> Tensor | None:

@@ -65,8 +65,12 @@ class Parameter:
     """The number of sampled steps between which it changed although no optimizer holds it."""
     moves: list[float] = field(default_factory=list)
     """The size of each change as a share of its norm; the numbers may be read later."""
+    along: list[float] = field(default_factory=list)
+    """The cosine between each change and the gradient before it, where that is known; read later, too."""
     sample: Tensor | None = None
     """Some of its values in the last sampled step, kept only while no optimizer holds it."""
+    gradient: Tensor | None = None
+    """The gradient of the same values after that step's backward, in a loop without an optimizer."""
 
     def as_facts(self, label: str) -> ParameterFacts:
         """All facts; `label` is its name, prefixed with its model where needed."""
@@ -94,6 +98,7 @@ class Parameter:
             unchanged=self.unchanged.value,
             moved_alone=self.moved_alone.value,
             moves=_known(self.moves),
+            along=_known(self.along),
             label=label,
         )
 

@@ -221,7 +221,7 @@ def _candidates(root: Any, kind: str) -> list[tuple[int, tuple[int, ...], str, s
         node, path = waiting[position]
         position += 1
         op = graph.op(node)
-        name = _INPUTS.get(op) if kind == "inputs" else "target" if hasattr(node, "_saved_target") else None
+        name = _INPUTS.get(op) if kind == "inputs" else "target" if hasattr(type(node), "_saved_target") else None
         if name is not None:
             tensor = _data(node, name)
             if tensor is not None:

@@ -224,3 +224,41 @@ def test_labels_in_another_order_than_the_outputs_are_named(watch: Nursery) -> N
 )
 def test_labels_in_the_order_of_the_outputs_are_fine(watch: Nursery, outputs: str, labels: str) -> None:
     assert watch(TEXT.replace("OUTPUTS", outputs).replace("LABELS", labels)).causes == []
+
+
+def test_a_class_below_one_half_in_rows_that_are_distinguished_is_only_mentioned() -> None:
+    def severity(value: float) -> str:
+        notes = [class_loss(s, {"0": 52, "1": 12}, {"0": 64}, value) for s in (10, 40, 60, 90)]
+        held = run(sampled_steps=[look(n["step"], notes={"losses": [n]}) for n in notes])
+        claim = data_labels.class_collapse(held)
+        assert claim is not None
+        return claim.severity
+
+    assert severity(0.48) == "error", "the entropy of the labels is 0.483: rows are not distinguished"
+    assert severity(0.43) == "info"
+
+
+RATINGS = """
+import torch, torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+users, items = torch.randint(60, (2000,)), torch.randint(50, (2000,))
+taste, kind = torch.randn(60, 4), torch.randn(50, 4)
+liked = ((taste[users] * kind[items]).sum(1) > 0).float()
+rated = torch.stack([users, items], 1)
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(60, 16), nn.Embedding(50, 16)
+    def forward(self, ids): return (self.user(ids[:, 0]) * self.item(ids[:, 1])).sum(1) / 4
+model = Factors()
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+for step in range(150):
+    rows = torch.randint(2000, (64,))
+    loss = F.binary_cross_entropy_with_logits(model(rated[rows]), liked[rows])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_ids_that_are_close_to_each_other_need_not_share_a_label(watch: Nursery) -> None:
+    assert "data.labels-uninformative" not in watch(RATINGS).causes

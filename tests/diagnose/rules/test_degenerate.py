@@ -121,3 +121,10 @@ def test_workers_that_share_a_generator_are_named(watch: Nursery) -> None:
 
 def test_workers_with_seeds_of_their_own_are_not(watch: Nursery) -> None:
     assert watch(WORKERS.replace("DRAWN", "np.random.normal(size=4)")).causes == []
+
+
+def test_labels_of_a_binary_loss_that_are_all_equal_are_named(watch: Nursery) -> None:
+    loop = LOOP.replace("cross_entropy(model(given), goals)", "binary_cross_entropy(score(given), torch.ones(40))")
+    score = "def change(step, given, goals): pass\ndef score(given): return model(given)[:, 0].sigmoid()\n"
+    first = watch(START, score, loop).first
+    assert (first.cause, first.evidence["label"]) == ("data.degenerate-batch", "1")

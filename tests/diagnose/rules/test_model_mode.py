@@ -180,3 +180,17 @@ def test_an_evaluation_in_training_mode_is_named_where_two_models_are_trained_si
 """
     loop = LOOP + both + VALIDATE.replace("MODE", "pass").replace("AFTER", "pass")
     assert watch(START, DROPOUT, second, loop).causes == ["model.train-mode-eval"]
+
+
+def test_an_evaluation_with_gradients_inside_the_loop_is_no_training_step(watch: Nursery) -> None:
+    loop = LOOP.replace("    optimizer.zero_grad()\n", "    model.train()\n    optimizer.zero_grad()\n")
+    loop = loop.replace("range(60)", "range(36)")  # the step after the last one would be sampled
+    evaluate = """
+    if step % 3 == 0:
+        model.eval()
+        held_out = F.cross_entropy(model(x[:64]), y[:64]).item()
+model.eval()
+for start in range(0, 256, 8):
+    right = model(x[start:start + 8]).argmax(1) == y[start:start + 8]
+"""
+    assert "model.eval-mode-training" not in watch(START, DROPOUT, loop + evaluate).causes

@@ -661,3 +661,9 @@ NOT_MADE = {
 def test_weights_that_are_computed_or_drawn_are_no_layer_that_is_created(watch: Nursery, name: str) -> None:
     run = watch(START, MADE.replace("MIDDLE", NOT_MADE[name]), LOOP)
     assert "model.unregistered-parameters" not in run.causes
+
+
+def test_a_schedule_that_is_only_plotted_is_no_training(watch: Nursery) -> None:
+    plot = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)\nfor step in range(60):\n    optimizer.step()\n"
+    run = watch(START, NET, plot + "    schedule.step()\n")
+    assert (run.diagnosis.verdict, run.causes) == ("unknown", [])

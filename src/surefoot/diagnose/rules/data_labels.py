@@ -67,9 +67,21 @@ def class_collapse(run: RecordedRun) -> Claim | None:
             "prediction_entropy": entropy(predicted),
             "label_entropy": entropy(labels),
         },
-        severity="error" if shown > 0.998 else "warning",
+        severity="info" if share < 0.9 and _beat_frequencies(late) else "error" if shown > 0.998 else "warning",
         fixes=(f"Weight the rare class about {share / max(1e-9, 1 - share):.0f} times as high in the loss.",),
     )
+
+
+def _beat_frequencies(notes: list[LossCall]) -> bool:
+    """Whether the losses are below those of the class frequencies: rows are distinguished, but none is likely enough.
+
+    So it is with clicks and purchases, where nothing is certain and scores are only compared with each other.
+    """
+    known = [
+        n for n in notes if n.value is not None and n.reduction == "mean" and not n.weighted and n.smoothing is None
+    ]
+    ratios = [(n.value or 0.0) / level for n in known if (level := entropy(n.labels or {})) > 0]
+    return bool(ratios) and median(ratios) < 0.95
 
 
 def _predictions(note: LossCall) -> dict[str, int]:
@@ -99,7 +111,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if (claim := _unrelated_tokens(run, stuck, moved)) is not None:
         return claim
     pairs = known_pairs(run)
-    if len(pairs) < 60:
+    if len(pairs) < 60 or _are_ids(run):
         return None
     verdict = predictability(pairs, stuck.kind == "variance")
     if verdict is None or verdict.score > 3.0:
@@ -241,6 +253,12 @@ def _are_predicted(run: RecordedRun) -> bool:
     late = notes[-5:]
     frequent = [max((n.labels or {}).values()) / sum((n.labels or {}).values()) for n in late]
     return bool(late) and median(n.accuracy or 0.0 for n in late) > max(0.5, 1.5 * median(frequent))
+
+
+def _are_ids(run: RecordedRun) -> bool:
+    """Whether models are given whole numbers, such as users and items: rows with similar ids are not alike."""
+    given = [call.inputs[0].dtype for call in run.sampled.trained_model_calls if call.inputs]
+    return bool(given) and all(dtype in ("int64", "int32") for dtype in given)
 
 
 def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:

@@ -60,10 +60,12 @@ def constant_labels(run: RecordedRun) -> Claim | None:
     layer. If each row is compared with every row of the batch, the partner of each is another column.
     """
     losses = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES)
-    labels = {label for loss in losses for label in loss.labels or {"": 1}}
-    labels |= {label for note in stream(run) for label in note.labels or {}}
+    if not all(loss.labels for loss in losses):
+        return None
+    held = [*(loss.labels for loss in losses), *(note.labels for note in stream(run))]
+    labels = {f"{float(label):g}" for counts in held for label in counts or {}}
     count = sum(sum((loss.labels or {}).values()) for loss in losses)
-    if run.adversarial or len(labels) != 1 or "" in labels or len({loss.step for loss in losses}) < 3:
+    if run.adversarial or len(labels) != 1 or len({loss.step for loss in losses}) < 3:
         return None
     if count < _FEWEST_LABELS or not all(_is_of_layer(run, loss) or _compares_all(loss) for loss in losses):
         return None
@@ -149,6 +151,6 @@ RULES: tuple[Rule, ...] = (
                    "data.repeated-batches", "data.unscaled-input")),
     Rule("data.degenerate-batch", "value", constant_labels,
          explains=("data.class-collapse", "data.labels-uninformative", "optim.not-learning", "model.dead-units",
-                   "data.unshuffled")),
+                   "data.unshuffled", "lr.*")),
     Rule("data.degenerate-batch", "value", degenerate_batch, explains=("data.bad-batch",), dated=True),
 )  # fmt: skip

@@ -19,6 +19,7 @@ def eval_mode_training(run: RecordedRun) -> Claim | None:
     groups: dict[str, list[ModelCall]] = {}
     for note in run.sampled.trained_model_calls:
         groups.setdefault(note.model, []).append(note)
+    groups = {model: [n for n in notes if n.reached] or notes for model, notes in groups.items()}
     trained = trained_models(run)
     for model, notes in groups.items():
         if model not in trained:

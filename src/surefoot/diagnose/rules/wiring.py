@@ -39,6 +39,7 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
                 step=1,
                 where=(site, held.site if held else ""),
                 evidence={"share_left": median(left), "steps_looked_at": len(left), "norms": norms[:8]},
+                fixes=() if held else ("Clear each gradient after it was used: `p.grad.zero_()` or `p.grad = None`.",),
             )
     return None
 
@@ -93,8 +94,6 @@ def no_update(run: RecordedRun) -> Claim | None:
             evidence={"backwards": run.facts.backwards, "steps": 0},
             fixes=("Call `optimizer.step()` after backward.",),
         )
-    if not made:
-        return _never_moved(run)
     for held in run.optimizers:
         if held.zeroed_before_step >= max(2, 0.5 * held.steps):
             return Claim(
@@ -120,6 +119,8 @@ def no_update(run: RecordedRun) -> Claim | None:
             return _silent(held, trainable, "they had no gradient left when the step ran", 0.9)
         if not any(p.in_graph or p.with_grad for p in trainable):
             never = _never_differentiated(run)
+            if never and not any(p.used for p in run.parameters.values()):
+                continue  # nothing was computed: the script plots a schedule, say
             why = "no `backward` was called" if never else "the loss does not depend on any of them"
             return _silent(held, trainable, why, 0.9)
         if all(p.zero_grad < p.with_grad for p in trainable):
@@ -137,27 +138,6 @@ def is_far_too_low(held: OptimizerFacts) -> bool:
     """Whether the learning rate is 0, or so low that no weight of ordinary size would change by a bit."""
     rates = present(held.series.lr)
     return bool(rates) and 0 <= max(rates) < 1e-9
-
-
-def _never_moved(run: RecordedRun) -> Claim | None:
-    """A loop without an optimizer, whose parameters do not change."""
-    mine = [run.parameters[n] for n in run.facts.updated_by_hand if n is not None]
-    looked = [p for p in mine if p.in_graph >= 3]
-    norms = run.grad_norms
-    if run.facts.backwards < 20 or not looked or any(p.moved_alone for p in mine):
-        return None
-    if not norms or median(norms) == 0 or not run.curve.count:
-        return None
-    site = next((root.site for root in run.sampled.backward_calls), "")
-    return Claim(
-        0.85,
-        f"backward ran {run.facts.backwards} times at {site}, with gradients (norm {median(norms):.3g}), and "
-        f"{', '.join(p.label for p in looked[:4])} never changed: the updates do not reach them.",
-        step=0,
-        where=(site, *[p.label for p in looked[:4]]),
-        evidence={"backwards": run.facts.backwards, "parameters": [p.label for p in looked], "changed": 0},
-        fixes=("Update in place: `p -= lr * p.grad` under no_grad; `p = p - …` only binds a new name.",),
-    )
 
 
 def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confidence: float) -> Claim:

@@ -89,5 +89,7 @@ class ParameterFacts(Facts):
     """How often it changed between sampled steps although no optimizer holds it."""
     moves: list[float] = item(factory=list)
     """By how much, as a share of its norm, from one sampled step to the next."""
+    along: list[float] = item(factory=list)
+    """The cosine between such a change and the gradient before it; only of loops without an optimizer."""
     label: str
     """Its name, with its model's in front where there are several models."""

@@ -153,6 +153,8 @@ class CrashFacts(Facts):
     """Its arguments."""
     locals: dict[str, TensorSummary] | None = None
     """The tensors among the local variables, if the arguments are not known."""
+    computed: list[str] = item(factory=list)
+    """Those among them that are results of recorded operations: they have no `.grad`."""
     step: int | None = None
     """The step of the call that failed, where it is known from before: that of an error of a device."""
     reported_at: str | None = None
