@@ -119,10 +119,11 @@ def test_the_verdict_is_that_of_the_worst_finding_and_remarks_never_raise_it(
 
 def test_no_finding_is_certain_and_places_are_named_once() -> None:
     claim = Claim(1.0, "Sure.", where=("train.py:3", "", "train.py:3", "model.0"), fixes=("Do this.",))
-    (finding,) = Diagnosis(*_judge(recorded(), [(Rule("lr.too-high", "curve", lambda run: claim), claim)])).findings
+    rule = Rule("optim.no-update", "wiring", lambda run: claim)
+    (finding,) = Diagnosis(*_judge(recorded(), [(rule, claim)])).findings
     assert finding.confidence == 0.99
     assert finding.where == ("train.py:3", "model.0")
-    assert finding.fixes == ("Do this.", *CATALOGUE["lr.too-high"].fixes)
+    assert finding.fixes == ("Do this.", *CATALOGUE["optim.no-update"].fixes)
 
 
 def test_every_rule_names_a_cause_of_the_catalogue_and_explains_only_such() -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from surefoot.core.files import read_file
 from surefoot.core.formats import FACTS, RUN
 from surefoot.core.user_code import LINES_AROUND
+from surefoot.diagnose.calibration import calibrated
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
@@ -283,9 +284,14 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         rank = (severity != "info", severity == "error", EVIDENCE_RANK[rule.kind], confidence)
         fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
         judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
-        ranked.append((rank, _finding(rule.code, judged, run.facts.source_lines)))
+        ranked.append((rank, rule, _finding(rule.code, judged, run.facts.source_lines)))
     ranked.sort(key=lambda item: item[0], reverse=True)
-    findings = tuple(finding for _, finding in ranked)
+    findings = tuple(
+        finding
+        if finding.severity == "info"
+        else replace(finding, confidence=calibrated(rule.code, rule.kind, finding.confidence, place == 0))
+        for place, (_, rule, finding) in enumerate(ranked)
+    )
     worst = {finding.severity for finding in findings}
     verdict: Outlook = "broken" if "error" in worst else "unstable" if "warning" in worst else "healthy"
     return verdict, run.steps, findings

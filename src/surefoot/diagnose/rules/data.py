@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _CONSEQUENCES = (
     "loss.undefined-op", "lr.too-high", "lr.no-warmup", "init.too-large", "model.exploding-gradient",
     "precision.fp16-overflow", "optim.no-update", "data.unscaled-input", "data.class-collapse", "data.bad-batch",
+    "loss.sum-reduction",
 )  # fmt: skip
 
 

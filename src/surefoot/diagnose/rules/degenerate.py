@@ -148,7 +148,8 @@ def _claim(found: list[StepBatch], of: int, words: str, evidence: dict[str, obje
 RULES: tuple[Rule, ...] = (
     Rule("data.degenerate-batch", "value", constant_inputs,
          explains=("model.dead-units", "lr.*", "data.class-collapse", "data.labels-uninformative", "optim.not-learning",
-                   "data.repeated-batches", "data.unscaled-input")),
+                   "data.repeated-batches", "data.unscaled-input", "data.split-mismatch", "model.vanishing-gradient",
+                   "init.too-small")),
     Rule("data.degenerate-batch", "value", constant_labels,
          explains=("data.class-collapse", "data.labels-uninformative", "optim.not-learning", "model.dead-units",
                    "data.unshuffled", "lr.*")),

@@ -184,5 +184,6 @@ def _worse_after(run: RecordedRun, step: int) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule("lr.schedule-broken", "value", schedule_broken, dated=True, from_steps=True,
-         explains=("lr.too-low", "lr.too-high", "lr.no-warmup", "optim.no-update", "model.dead-units")),
+         explains=("lr.too-low", "lr.too-high", "lr.no-warmup", "optim.no-update", "model.dead-units",
+                   "loss.sum-reduction")),
 )  # fmt: skip

@@ -220,5 +220,6 @@ def _learned_target(note: LossCall | DifferenceCall) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule("loss.bounded-output", "wiring", bounded_output,
-         explains=("lr.*", "model.*", "init.*", "data.unscaled-input", "data.labels-uninformative")),
+         explains=("lr.*", "model.*", "init.*", "data.unscaled-input", "data.unscaled-target",
+                   "data.labels-uninformative")),
 )  # fmt: skip

@@ -1,0 +1,39 @@
+"""The confidence that is shown follows from what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from recorded import run
+from surefoot.diagnose.calibration import FIRST, calibrated
+from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.engine import _judge
+from surefoot.diagnose.rule import Claim, Rule
+
+
+def test_a_cause_that_was_always_true_keeps_its_confidence_and_one_that_was_not_loses_some() -> None:
+    assert calibrated("optim.no-update", "wiring", 0.97, is_first=True) == 0.97
+    assert calibrated("optim.not-learning", "value", 0.8, is_first=True) == pytest.approx(8 / 12)
+    assert calibrated("rl.kl-blowup", "value", 0.8, is_first=True) == 0.8  # not measured
+
+
+def test_what_is_read_off_the_course_of_a_run_is_less_certain_than_what_was_observed() -> None:
+    assert calibrated("model.saturated-units", "dynamics", 0.85, is_first=True) == pytest.approx(0.765)
+
+
+def test_a_further_finding_is_less_certain_and_less_so_if_it_was_observed_directly() -> None:
+    seen = [
+        (Rule(code, kind, lambda run: None), Claim(0.9, code))
+        for code, kind in (
+            ("optim.no-update", "wiring"),
+            ("mask.leaks-future", "wiring"),
+            ("data.unscaled-target", "value"),
+        )
+    ]
+    found = _judge(run(), seen)[2]
+    assert [round(finding.confidence, 3) for finding in found] == [0.9, 0.54, 0.225]
+
+
+def test_the_counts_are_of_causes_of_the_catalogue() -> None:
+    assert FIRST.keys() <= CATALOGUE.keys()
+    assert all(0 <= true <= count for true, count in FIRST.values())
