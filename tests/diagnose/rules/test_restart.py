@@ -234,6 +234,10 @@ for step in range(40):
 """
 
 
+AGAIN = """first = globals().get("first") or [each.detach().clone() for each in model.parameters()]
+        for each, value in zip(model.parameters(), first): each.data.copy_(value)"""
+
+
 def remade_by(make: str, every: int = 4, reset: str = "pass") -> str:
     return REMADE.replace("MAKE", make).replace("EVERY", str(every)).replace("RESET", reset)
 
@@ -254,8 +258,9 @@ def test_an_optimizer_that_is_created_in_the_loop_is_named(watch) -> None:  # ty
         remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", every=20),
         remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", reset="model.load_state_dict(model.state_dict())"),
         remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", reset="model = nn.Linear(8, 3)"),
+        remade_by("torch.optim.AdamW(model.parameters(), lr=0.1)", reset=AGAIN, every=5),
     ],
-    ids=["no moments", "seldom", "another task each time", "another model each time"],
+    ids=["no moments", "seldom", "loaded each time", "another model each time", "the same beginning each time"],
 )
 def test_new_optimizers_that_lose_nothing_are_fine(watch, script: str) -> None:  # type: ignore[no-untyped-def]
     assert "optim.stale-state" not in watch(CLASSES, script).causes

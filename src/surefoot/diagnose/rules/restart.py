@@ -314,7 +314,7 @@ def _claim_rate(restart: Restart, jump: tuple[float, float]) -> Claim:
 def remade(run: RecordedRun) -> Claim | None:
     """The optimizer is created again every few steps for the same parameters, so that its moments never build up.
 
-    Where weights are loaded in between, every optimizer begins another training.
+    Where weights are loaded in between, or losses begin high again, every optimizer begins another training.
     """
     made = [held for held in run.optimizers if held.site and held.steps and has_memory(held) and held.type != "LBFGS"]
     if not made:
@@ -325,7 +325,14 @@ def remade(run: RecordedRun) -> Claim | None:
     loads = sum(isinstance(event, ModelLoadedEvent) for event in run.facts.events)
     if len(lives) < MANY_LIVES or few > FEW_STEPS or not shared or loads > 0.25 * len(lives):
         return None
-    losses = present(loss for held in lives for loss in held.series.loss)
+    known = [losses for held in lives if (losses := present(held.series.loss))]
+    if (
+        few > 1
+        and len(known) > 1
+        and median(each[0] for each in known[1:]) > 1.2 * median(each[-1] for each in known[:-1])
+    ):
+        return None
+    losses = [loss for each in known for loss in each]
     course = f"; the loss goes from {losses[0]:.4g} to {losses[-1]:.4g}" if len(losses) > 1 else ""
     return Claim(
         0.9,
