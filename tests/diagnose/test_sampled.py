@@ -22,6 +22,13 @@ def test_the_ratio_of_a_step_is_the_median_over_its_matrices() -> None:
     assert held.update_ratios(before=4) == [0.1]
 
 
+def test_matrices_that_begin_at_zero_count_only_if_there_are_no_others() -> None:
+    adapter = parameter(1) | {"first": {"norm": 0.0}}
+    rows = [{"id": 0, "grad": 1.0, "ratio": 0.1}, {"id": 1, "grad": 1.0, "ratio": 9.0}]
+    looks = [look(0, steps=[{"optimizer": 0, "rows": rows}]), look(4, steps=[{"optimizer": 0, "rows": rows[1:]}])]
+    assert run(sampled_steps=looks, parameters=[parameter(0), adapter]).sampled.update_ratios() == [0.1, 9.0]
+
+
 def test_a_ratio_that_is_not_finite_or_without_a_gradient_does_not_count() -> None:
     rows = [{"id": 0, "grad": 1.0, "ratio": "inf"}, {"id": 0, "grad": 0.0, "ratio": 0.5}, {"id": 0, "ratio": None}]
     assert run(sampled_steps=[look(0, steps=[{"optimizer": 0, "rows": rows}])]).sampled.update_ratios() == []

@@ -148,7 +148,8 @@ class SampledData:
     def update_ratios(self, before: int | None = None) -> list[float]:
         """The median ratio of update to weight of the matrices at each step; without an optimizer, at the first steps.
 
-        A loop that updates its parameters itself is sampled at its first steps only.
+        A loop that updates its parameters itself is sampled at its first steps only. Matrices that begin at 0, as those
+        of adapters do, have no scale of their own at first, and count only if there are no others.
         """
         if not self._has_optimizer:
             return moves_by_hand(self._parameters.values())
@@ -156,14 +157,15 @@ class SampledData:
         for step in self.steps:
             if before is not None and step.step >= before:
                 continue
-            ratios = [
-                row.ratio
+            rows = [
+                row
                 for update in step.updates
                 for row in update.rows
                 if self.is_matrix(row.parameter) and row.ratio is not None and math.isfinite(row.ratio) and row.grad
             ]
-            if ratios:
-                found.append(median(ratios))
+            rows = [row for row in rows if self._parameters[row.parameter].first.norm != 0.0] or rows
+            if rows:
+                found.append(median(row.ratio for row in rows if row.ratio is not None))
         return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from recorded import falling, optimizer, parameter, run
 from surefoot.diagnose.rules import restart
 from watched import CLASSES
@@ -217,3 +219,48 @@ def test_a_restart_without_the_state_of_the_scaler_is_named(watch) -> None:  # t
     )
     assert found.evidence["not_loaded"] == ["scaler"]
     assert watch(CLASSES, SCALER.replace("COUNT", "3")).causes == []
+
+
+REMADE = """
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+for step in range(40):
+    if step % EVERY == 0:
+        RESET
+        optimizer = MAKE
+    rows = torch.randint(0, len(x), (16,))
+    optimizer.zero_grad()
+    F.cross_entropy(model(x[rows]), y[rows]).backward()
+    optimizer.step()
+"""
+
+
+AGAIN = """first = globals().get("first") or [each.detach().clone() for each in model.parameters()]
+        for each, value in zip(model.parameters(), first): each.data.copy_(value)"""
+
+
+def remade_by(make: str, every: int = 4, reset: str = "pass") -> str:
+    return REMADE.replace("MAKE", make).replace("EVERY", str(every)).replace("RESET", reset)
+
+
+def test_an_optimizer_that_is_created_in_the_loop_is_named(watch) -> None:  # type: ignore[no-untyped-def]
+    run = watch(CLASSES, remade_by("torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)"))
+    found = run.names_first(
+        "optim.stale-state", step=4, at="|optimizer = ", evidence={"optimizers", "steps_each", "parameters"}
+    )
+    assert (found.evidence["optimizers"], found.evidence["steps_each"]) == (10, 4)
+    assert found.fixes[0] == "Create the optimizer once, before the loop."
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        remade_by("torch.optim.SGD(model.parameters(), lr=0.01)"),  # keeps nothing
+        remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", every=20),
+        remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", reset="model.load_state_dict(model.state_dict())"),
+        remade_by("torch.optim.AdamW(model.parameters(), lr=0.01)", reset="model = nn.Linear(8, 3)"),
+        remade_by("torch.optim.AdamW(model.parameters(), lr=0.1)", reset=AGAIN, every=5),
+    ],
+    ids=["no moments", "seldom", "loaded each time", "another model each time", "the same beginning each time"],
+)
+def test_new_optimizers_that_lose_nothing_are_fine(watch, script: str) -> None:  # type: ignore[no-untyped-def]
+    assert "optim.stale-state" not in watch(CLASSES, script).causes

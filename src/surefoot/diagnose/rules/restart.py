@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from surefoot.record.facts import Event, OptimizerFacts
 
 
+MANY_LIVES, FEW_STEPS = 8, 10
+"""An optimizer that is created at least this often, and makes at most this many steps each time, never has moments."""
+
+
 @dataclass(frozen=True)
 class Restart:
     """A checkpoint that was read from a file and put into a model that was then trained on."""
@@ -307,6 +311,41 @@ def _claim_rate(restart: Restart, jump: tuple[float, float]) -> Claim:
     )
 
 
+def remade(run: RecordedRun) -> Claim | None:
+    """The optimizer is created again every few steps for the same parameters, so that its moments never build up.
+
+    Where weights are loaded in between, or losses begin high again, every optimizer begins another training.
+    """
+    made = [held for held in run.optimizers if held.site and held.steps and has_memory(held) and held.type != "LBFGS"]
+    if not made:
+        return None
+    lives = [held for held in made if (held.site, held.type) == (made[-1].site, made[-1].type)]
+    numbers, few = {held.number for held in lives}, median(held.steps for held in lives)
+    shared = [p for p in run.facts.parameters if len(numbers & set(p.optimizers)) > 0.5 * len(lives)]
+    loads = sum(isinstance(event, ModelLoadedEvent) for event in run.facts.events)
+    if len(lives) < MANY_LIVES or few > FEW_STEPS or not shared or loads > 0.25 * len(lives):
+        return None
+    known = [losses for held in lives if (losses := present(held.series.loss))]
+    if (
+        few > 1
+        and len(known) > 1
+        and median(each[0] for each in known[1:]) > 1.2 * median(each[-1] for each in known[:-1])
+    ):
+        return None
+    losses = [loss for each in known for loss in each]
+    course = f"; the loss goes from {losses[0]:.4g} to {losses[-1]:.4g}" if len(losses) > 1 else ""
+    return Claim(
+        0.9,
+        f"{lives[0].type} is created {len(lives)} times at {lives[0].site} for the same {len(shared)} parameters, and "
+        f"each makes {few:g} step{'s' if few > 1 else ''}: its moments begin at 0 each time{course}.",
+        step=lives[1].created_at_step,
+        where=(lives[0].site,),
+        evidence={"optimizers": len(lives), "steps_each": few, "parameters": len(shared)},
+        severity="warning",
+        fixes=("Create the optimizer once, before the loop.",),
+    )
+
+
 def data_replayed(run: RecordedRun) -> Claim | None:
     """After a restart in the middle of an epoch, the batches of that epoch start from its beginning again."""
     for restart in restarts(run):
@@ -397,6 +436,7 @@ RULES: tuple[Rule, ...] = (
         explains=("optim.stale-state", "lr.schedule-broken", "lr.too-high", "data.bad-batch"),
     ),
     Rule("optim.stale-state", "wiring", moments_of_another_step, explains=("lr.too-high", "data.bad-batch")),
+    Rule("optim.stale-state", "wiring", remade, explains=("lr.too-low", "optim.not-learning")),
     Rule("resume.data-replayed", "wiring", data_replayed, explains=("data.repeated-batches",)),
     Rule("repro.unseeded", "remark", unseeded),
 )
