@@ -29,7 +29,7 @@ from surefoot.report.page.html import write_report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BUILD_SECONDS, OPEN_SECONDS = 10.0, 2.0
+BUILD_SECONDS, OPEN_SECONDS = 2.0, 1.0
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 

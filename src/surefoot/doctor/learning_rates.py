@@ -110,4 +110,4 @@ def _update_ratio(trial: ModelCopy, before: list[torch.Tensor]) -> float:
 
 
 def _arrow(probe: RateProbe) -> str:
-    return f"{probe.start:.3g} to {probe.end:.3g}"
+    return f"from {probe.start:.3g} to {probe.end:.3g}"

@@ -318,7 +318,11 @@ def _rate_claim(words: str, own: RateProbe, severity: Severity) -> Claim:
 def _tried(preflight: PreflightFacts) -> str:
     own, low, high = (preflight.rate(factor) for factor in (1.0, 0.1, 10.0))
     assert own is not None
-    others = [f"at {words} {_ends(probe)}" for words, probe in (("a tenth", low), ("ten times", high)) if probe]
+    others = [
+        f"at {words} {_ends(probe)}"
+        for words, probe in (("a tenth of the rate", low), ("ten times the rate", high))
+        if probe
+    ]
     return (
         f"The loss goes {_ends(own)} in {own.steps} steps, {', '.join(others)}; the first update is "
         f"{own.update_ratio:.2g} of the weights"
@@ -326,7 +330,7 @@ def _tried(preflight: PreflightFacts) -> str:
 
 
 def _ends(probe: RateProbe) -> str:
-    return f"{probe.start:.3g} to {probe.end:.3g}"
+    return f"from {probe.start:.3g} to {probe.end:.3g}"
 
 
 RULES = (

@@ -182,9 +182,9 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
     names = [p.label for p in lost]
     return Claim(
         0.95,
-        f"{count_of(len(lost), 'parameter')} ({share:.0%} of all weights) {'get' if len(lost) > 1 else 'gets'} a "
-        f"gradient but {'are' if len(lost) > 1 else 'is'} in no optimizer, and will never change: "
-        f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}.",
+        f"{count_of(len(lost), 'parameter')} ({share:.0%} of the trainable weights) "
+        f"{'get' if len(lost) > 1 else 'gets'} a gradient but {'are' if len(lost) > 1 else 'is'} in no optimizer, and "
+        f"will never change: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}.",
         step=0,
         where=(site, *names[:6]),
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
