@@ -147,8 +147,11 @@ def unusual_gradients(records: Sequence[StepRecord]) -> int | None:
 
 
 def _is_same(state: RepeatState, onset: int) -> bool:
-    """Whether a problem that begins at `onset` is the one whose steps were repeated last."""
-    return state.tries > 0 and onset <= state.until + SAME_PROBLEM_STEPS
+    """Whether a problem that begins at `onset` is the one whose steps were repeated last.
+
+    After a test, only a problem that began in the repeated steps has been shown to recur.
+    """
+    return state.tries > 0 and onset < state.until + (0 if state.is_test else SAME_PROBLEM_STEPS + 1)
 
 
 def plan_test(state: RepeatState, onset: int, reached: int, attempts: int) -> RepeatState | None:
