@@ -164,6 +164,11 @@ def test_after_a_test_the_step_that_it_began_with_is_left_out():
     assert (state.left_out, state.troubles, state.is_test) == ((70,), 1, False)
 
 
+def test_a_problem_that_begins_after_a_test_is_repeated_unchanged():
+    state = plan(plan_test(RepeatState(), 70, 80, ATTEMPTS), 81, 90, 91, ATTEMPTS)
+    assert (state.tries, state.left_out) == (1, ())
+
+
 def test_a_series_of_bad_batches_is_left_out_at_once_unless_it_is_long():
     state = plan_without(RepeatState(), 70, 77, 82, ATTEMPTS)
     assert (state.tries, state.left_out) == (MOST_TRIES, tuple(range(70, 78)))

@@ -15,7 +15,7 @@ from surefoot.errors import require
 from surefoot.types import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from surefoot.types import Action, StepRecord
 
@@ -393,26 +393,32 @@ def _steps_to_confirm(state: RecoveryState) -> int:
     return min(math.ceil(math.log(BY_CHANCE) / math.log(chance)), TRIAL_MOST_STEPS)
 
 
-def burst_end(records: Iterable[StepRecord], onset: int, now: int) -> int | None:
-    """The last step of a series of bad batches that began at `onset` and whose end the steps up to `now` show.
+def burst_end(records: Sequence[StepRecord], onset: int | None, agreed: Callable[[bool], bool]) -> int | None:
+    """The last step of a series of bad batches that began at `onset`, if the records show that it has just ended.
 
     While a model learns other data, its loss falls little by little. If it falls at once and then stays, still above
-    its level before `onset`, the data is as before, and the weights are not.
+    its level before `onset`, the data is as before, and the weights are not. `agreed` returns whether a flag is set on
+    any rank. All ranks call it at the same steps: they share the onset.
     """
+    now = records[-1].signals.step
     last = now - AFTER_BURST_STEPS
-    if last - onset + 1 < BURST_STEPS:
+    if onset is None or last - onset + 1 < BURST_STEPS:
         return None
     losses = {each.signals.step: each.signals.loss for each in records if each.signals.step >= onset - USUAL_STEPS}
     known = {step: float(loss) for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
-    usual = sorted(loss for step, loss in known.items() if step < onset)
+    usual = [loss for step, loss in known.items() if step < onset]
     during = [loss for step, loss in known.items() if onset <= step <= last]
-    after = [loss for step, loss in known.items() if last < step <= now]
+    after = [loss for step, loss in known.items() if step > last]
+    return last if agreed(_has_fallen(usual, during, after)) else None
+
+
+def _has_fallen(usual: list[float], during: list[float], after: list[float]) -> bool:
     if len(usual) < USUAL_STEPS // 2 or len(during) < BURST_STEPS or len(after) < AFTER_BURST_STEPS:
-        return None
-    level, half = usual[len(usual) // 2], AFTER_BURST_STEPS // 2
+        return False
+    level, half = sorted(usual)[len(usual) // 2], AFTER_BURST_STEPS // 2
     fell = min(during) - level > BURST_FALL * (max(after) - level)
     stays = sum(after[half:]) - half * level > STILL_FALLING * (sum(after[:half]) - half * level) > 0
-    return last if fell and stays else None
+    return fell and stays
 
 
 def is_new_level(before: StepRecord | None, now: StepRecord, agreed: Callable[[bool], bool]) -> bool:

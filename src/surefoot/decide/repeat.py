@@ -147,8 +147,11 @@ def unusual_gradients(records: Sequence[StepRecord]) -> int | None:
 
 
 def _is_same(state: RepeatState, onset: int) -> bool:
-    """Whether a problem that begins at `onset` is the one whose steps were repeated last."""
-    return state.tries > 0 and onset <= state.until + SAME_PROBLEM_STEPS
+    """Whether a problem that begins at `onset` is the one whose steps were repeated last.
+
+    After a test, only a problem that began in the repeated steps has been shown to recur.
+    """
+    return state.tries > 0 and onset < state.until + (0 if state.is_test else SAME_PROBLEM_STEPS + 1)
 
 
 def plan_test(state: RepeatState, onset: int, reached: int, attempts: int) -> RepeatState | None:
@@ -217,6 +220,19 @@ class RepeatPlanner:
         self._recovery = recovery
         self.state = RepeatState() if recovery is not None and recovery.repeat else None
         """The state of the repeats; `None` if a return repeats no steps."""
+
+    def suspicion(self, records: Sequence[StepRecord], refused: bool, alone: bool) -> tuple[int, str] | None:
+        """The step and the reason why the last steps are worth repeating: what happened may be an accident.
+
+        `refused` says whether the last one was refused, which all ranks know; gradients are judged only if it is
+        `alone`, without other ranks.
+        """
+        if self.state is None:
+            return None
+        if refused:
+            return records[-1].signals.step, "the step was refused"
+        first = unusual_gradients(records) if alone else None
+        return None if first is None else (first, f"gradients from step {first} on were far above all before them")
 
     def advise(
         self, step: int, unhealthy: bool, advice: Decision, suspicion: tuple[int, str] | None = None

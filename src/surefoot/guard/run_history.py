@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
-from surefoot.decide.recovery import AFTER_BURST_STEPS, BURST_STEPS, burst_end, is_new_level
-from surefoot.decide.repeat import RepeatPlanner, RepeatState, unusual_gradients
+from surefoot.decide.recovery import burst_end, is_new_level
+from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
 from surefoot.detect.step_rules import Spike
 from surefoot.guard.changed_settings import log_changed_parts
@@ -260,9 +260,10 @@ class Budgets:
             broken=broken,
             level=level,
             jumped_after=jump,
-            burst_through=self._burst_through(history, setback),
+            burst_through=burst_end(history, self.onset, self.agreed) if setback else None,
         )
-        advice = self.repeats.advise(step, unhealthy, advice, self._suspicion(history, refused))
+        suspicion = self.repeats.suspicion(history, refused, self._alone)
+        advice = self.repeats.advise(step, unhealthy, advice, suspicion)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))
@@ -272,22 +273,6 @@ class Budgets:
         if advice.action != "halt" and not advice.is_test and self._escalation_state is not None:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
-
-    def _burst_through(self, history: deque[StepRecord], setback: bool) -> int | None:
-        """The last step of a series of bad batches that has just ended, on any rank."""
-        onset, step = self.onset, history[-1].signals.step
-        if onset is None or not setback or step - onset < BURST_STEPS + AFTER_BURST_STEPS - 1:
-            return None
-        return step - AFTER_BURST_STEPS if self.agreed(burst_end(history, onset, step) is not None) else None
-
-    def _suspicion(self, history: deque[StepRecord], refused: bool) -> tuple[int, str] | None:
-        """The step and the reason why the last steps are worth repeating: each may be an accident."""
-        if self.repeats.state is None:
-            return None
-        if refused:
-            return history[-1].signals.step, "the step was refused"
-        first = unusual_gradients(history) if self._alone else None
-        return None if first is None else (first, f"gradients from step {first} on were far above all before them")
 
     def decline_return(self) -> None:
         """The return that was just decided was not carried out."""

@@ -197,7 +197,7 @@ class WatchLog:
     def notice(self, event: LoggedEvent) -> None:
         """Write an event that another thread has found. Before the first step there is no log: the event is lost."""
         if self._log is not None:
-            self._log.take(replace(event, step=self._in_run(event.step)))
+            self._log.take(replace(event, step=_later(event.step, self._began)))
 
     def kept(self, step: int, folder: Path, command: str) -> None:
         """Write that a bad step was captured in a folder; `command` replays it."""
@@ -219,12 +219,8 @@ class WatchLog:
         if log is not None:
             action = "skip" if name == "skip" else ""
             evidence = {"parameters": parameters} if parameters else {}
-            step = self._in_run(step)
+            step = _later(step, self._began)
             log.event(name, step, summary, severity=severity, cause=cause, action=action, evidence=evidence)
-
-    def _in_run(self, step: int | None) -> int | None:
-        """A step of this process as a step of the whole run."""
-        return None if step is None else self._began + step
 
     def end(self, diagnosis: Diagnosis, code: int | None) -> None:
         """Write the end of the run, with its diagnosis."""
@@ -236,7 +232,7 @@ class WatchLog:
             evidence = {"confidence": finding.confidence, "where": list(finding.where)}
             log.event(
                 "finding",
-                self._in_run(finding.step),
+                _later(finding.step, self._began),
                 finding.summary,
                 severity=finding.severity,
                 cause=finding.cause,
@@ -250,6 +246,11 @@ class WatchLog:
         }
         log.event("end", self._began + diagnosis.steps, summary, evidence=evidence)
         log.close()
+
+
+def _later(step: int | None, began: int) -> int | None:
+    """A step of this process as a step of the whole run."""
+    return None if step is None else began + step
 
 
 def _activations(facts: SampledStep) -> tuple[list[str], dict[str, list[Any]]]:
