@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from surefoot.watch.nonfinite_origin import find_origin
 from surefoot.watch.parameter_registry import ParameterRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from surefoot.record.facts import NonFiniteLoss
     from watched import Nursery
@@ -131,6 +135,35 @@ def test_a_weight_that_already_is_nan_is_named() -> None:
     book.add_model(layer)
     found = origin(layer(torch.randn(8, 4)).log().sum(), book)
     assert (found.kind, found.parameters) == ("parameter", ["weight"])
+
+
+@pytest.fixture
+def gathered(tmp_path: Path) -> Iterator[tuple[torch.nn.Module, ParameterRegistry]]:
+    """A model whose first weight is NaN, and whose gathered parameters FSDP frees after the forward."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model, book = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), ParameterRegistry()
+    torch.nn.init.constant_(model[0].weight, torch.nan)
+    for layer in model:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+    book.add_model(model)
+    for layer in model:
+        layer.register_forward_pre_hook(lambda module, _: book.note_gathered(module))
+    yield model, book
+    dist.destroy_process_group()
+
+
+def test_a_weight_that_fsdp_has_freed_again_is_named_by_its_shard(gathered) -> None:
+    model, book = gathered
+    found = origin(model(torch.randn(8, 4)).square().mean(), book)
+    assert (found.kind, found.parameters) == ("parameter", ["0.weight"])
+
+
+def test_a_weight_that_is_nan_in_the_shard_of_another_rank_is_not_taken_for_data(gathered) -> None:
+    model, book = gathered
+    loss = model(torch.randn(8, 4)).square().mean()
+    with torch.no_grad():
+        model[0].weight.to_local().fill_(1.0)  # this rank holds no NaN
+    assert origin(loss, book).kind == "unknown"
 
 
 def test_a_finite_additive_mask_of_minus_infinity_is_no_bad_data() -> None:

@@ -33,6 +33,10 @@ _CLOSED = {"Add", "Sub", "Mul", "Neg", "View", "Reshape", "Mean", "Sum", "Select
 """Operations whose results are finite for finite inputs, except for overflow."""
 
 
+_OTHER_OPERAND = "the other operand"
+"""The tensor of a finding that is concluded from the input and the result of an operation."""
+
+
 class UndefinedValues(TypedDict, total=False):
     """Fields of `NonFiniteLoss` about an operation that was given values it is not defined for."""
 
@@ -87,9 +91,9 @@ def find_origin(
     """
     with WithoutHooks():
         order = graph.leaves_first(root.grad_fn)
-        bad_leaves = [
-            variable for node in order if (variable := graph.leaf(node)) is not None and not _finite(variable)
-        ]
+        leaves = [variable for node in order if (variable := graph.leaf(node)) is not None]
+        bad_leaves = [each for each in leaves if not _finite(_held(each, registry))]
+        are_known = all(readable(each) is not None for each in leaves)
         found = _first_bad_node(order, value)
     if bad_leaves:
         records = [registry.get(tensor) for tensor in bad_leaves]
@@ -98,12 +102,28 @@ def find_origin(
             return NonFiniteLoss(value=value, kind="parameter", parameters=names[:20], count=len(names))
         shape = list(bad_leaves[0].shape)
         return NonFiniteLoss(value=value, kind="data", tensor="a leaf that needs a gradient", shape=shape)
-    if found is None:
+    if found is None or (not are_known and _is_concluded(found[1])):
         op = graph.op(root.grad_fn) if root.grad_fn is not None else None
         return NonFiniteLoss(value=value, kind="unknown", op=op)
     node, facts = found
     facts = replace(facts, **_call_sites(node, order, origins))
     return follow(facts, graph.saved(node).get(facts.tensor or "")) if facts.kind == "data" else facts
+
+
+def _held(leaf: Tensor, registry: ParameterRegistry) -> Tensor:
+    """What can be read of a leaf: for a gathered parameter that FSDP has freed again, this rank's shard."""
+    record = registry.get(leaf) if readable(leaf) is None else None
+    sharded = record.tensor() if record is not None else None
+    return leaf if sharded is None else sharded
+
+
+def _is_concluded(facts: NonFiniteLoss) -> bool:
+    """Whether the origin is only concluded from finite inputs and a result that is not.
+
+    A parameter that FSDP has freed may have been the other input, with its NaN in the shard of another rank.
+    """
+    is_operation = facts.kind == "operation" and facts.undefined_at is None and facts.dtype in ("float32", "float64")
+    return is_operation or facts.tensor == _OTHER_OPERAND
 
 
 def _first_bad_node(order: list[Any], loss: float) -> tuple[Any, NonFiniteLoss] | None:
@@ -150,9 +170,8 @@ def _made_by(node: Any, value: Tensor, loss: float) -> NonFiniteLoss:
     low = dtype in ("float16", "bfloat16")
     if op in _CLOSED and not low and not _range_is_huge(held):
         # The input is finite and the output is not: the other operand, which is not in the graph, was not finite.
-        other = "the other operand"
         return NonFiniteLoss(
-            value=loss, kind="data", op=op, tensor=other, inputs=ranges, dtype=dtype, **bad_rows(value)
+            value=loss, kind="data", op=op, tensor=_OTHER_OPERAND, inputs=ranges, dtype=dtype, **bad_rows(value)
         )
     return NonFiniteLoss(value=loss, kind="operation", op=op, inputs=ranges, dtype=dtype, **_count(value))
 

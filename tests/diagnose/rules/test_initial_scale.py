@@ -27,6 +27,12 @@ def test_weights_drawn_too_large_are_named_with_their_gain(watch: Nursery) -> No
     assert found.evidence["spread_in"] == pytest.approx(1, rel=0.2)
 
 
+def test_weights_that_were_never_initialised_are_named(watch: Nursery) -> None:
+    run = watch(START, NET, "model[0].weight.data.fill_(float('nan'))\n", LOOP)
+    found = run.names_first("init.too-large", step=0, at="0.weight", evidence={"parameters", "count"})
+    assert "never initialised" in found.summary
+
+
 def test_large_weights_that_do_no_harm_are_mentioned(watch: Nursery) -> None:
     run = watch(START, NET, drawn("0.9"), LOOP.replace("range(60)", "range(300)"))
     assert run.causes == []

@@ -50,7 +50,9 @@ def _gains(run: RecordedRun, chain: list[LayerCall]) -> list[float]:
 
 
 def init_too_large(run: RecordedRun) -> Claim | None:
-    """Activations grow with depth before the first update."""
+    """Activations grow with depth before the first update, or weights are not even finite."""
+    if (claim := _never_initialised(run)) is not None:
+        return claim
     chain = _chain(run)
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains:
@@ -76,6 +78,27 @@ def init_too_large(run: RecordedRun) -> Claim | None:
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
         severity="error" if harms else "info",
+    )
+
+
+def _never_initialised(run: RecordedRun) -> Claim | None:
+    """Parameters were not finite when the first loss was computed, before any update."""
+    bad = run.nonfinite.loss
+    if bad is None or bad.kind != "parameter" or bad.step != 0:
+        return None
+    names, count = bad.parameters or [], bad.count or 1
+    more = f" and {count_of(count - len(names[:3]), 'more parameter')}" if count > len(names[:3]) else ""
+    return Claim(
+        0.95,
+        f"{', '.join(names[:3])}{more} {'hold' if count > 1 else 'holds'} values that are not finite before the first "
+        "step: memory that was never initialised, or a state that was loaded like this.",
+        step=0,
+        where=tuple(names[:4]),
+        evidence={"parameters": names, "count": count},
+        fixes=(
+            "Initialise every parameter: after `to_empty()` or `torch.empty()`, call `reset_parameters()` of every "
+            "submodule, not only that of the model; check a loaded state with `torch.isfinite`.",
+        ),
     )
 
 

@@ -159,8 +159,8 @@ def _had_bad_gradient(run: RecordedRun) -> bool:
 def broken_weights(run: RecordedRun) -> Claim | None:
     """Weights were not finite, although no gradient before had been."""
     bad = run.nonfinite.loss
-    if not _ended_badly(run) or bad is None or bad.kind != "parameter":
-        return None
+    if not _ended_badly(run) or bad is None or bad.kind != "parameter" or bad.step == 0:
+        return None  # before the first step, nothing was updated: see `init_too_large`
     if _had_bad_gradient(run):
         return None
     named = ", ".join((bad.parameters or [])[:_NAMED])
