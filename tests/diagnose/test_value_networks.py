@@ -84,6 +84,11 @@ def test_a_target_network_that_never_changes_is_doubtful(watch: Nursery, made: s
     assert "has not changed in 150 steps: copy the trained weights" in run.diagnosis.summary
 
 
+def test_the_target_network_of_a_critic_beside_an_actor_is_recognised(watch: Nursery) -> None:
+    run = watch(CRITIC.replace("target.load_state_dict(critic.state_dict())", "pass"))
+    assert "`target`, which computes the targets" in run.diagnosis.summary
+
+
 def test_a_teacher_of_the_same_shape_that_was_trained_before_may_stay(watch: Nursery) -> None:
     teach = "made = {k: v * 1.1 for k, v in target.state_dict().items()}\ntarget.load_state_dict(made)\n"
     script = ALONE.replace("optimizer = torch", teach + "optimizer = torch").replace(COPY, "pass")

@@ -72,9 +72,10 @@ def _stale_targets(run: RecordedRun) -> str:
         if p.model:
             models.setdefault(p.model, []).append(p)
     trained = [p for p in run.parameters.values() if p.optimizers and p.changed]
+    sets = [trained, *([p for p in mine if p.optimizers and p.changed] for mine in models.values())]
     for name, mine in models.items():
         still = all(not p.optimizers and not p.moved_alone and len(p.moves) >= _FEWEST_SEEN for p in mine)
-        if still and _is_copy(mine, trained):
+        if still and any(_is_copy(mine, others) for others in sets):
             return (
                 f"No fault was found, but `{name}`, which computes the targets of the loss at {losses[0].site}, has "
                 f"not changed in {run.steps:,} steps: copy the trained weights to it every few hundred steps, as in "
