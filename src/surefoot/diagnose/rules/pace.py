@@ -25,7 +25,7 @@ _FEWEST = 40
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
 _UNMOVED = 1e-5
-"""Weights that move by less than this share of their norm in a whole run have learned nothing, whatever the loss did."""
+"""Weights that move by less than this share of their norm in a whole run have not learned, whatever the loss did."""
 
 
 def too_high(run: RecordedRun) -> Claim | None:
