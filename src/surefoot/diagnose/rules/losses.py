@@ -160,7 +160,8 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
 def sigmoid_twice(run: RecordedRun) -> Claim | None:
     """Everything that reaches BCE lies between sigmoid(0) and sigmoid(1), where a sigmoid of a sigmoid ends."""
     for site, notes in by_site(run.sampled.training_losses("binary_cross_entropy")).items():
-        low, high = min(present(n.input.min for n in notes)), max(present(n.input.max for n in notes))
+        low = min(present(n.input.min for n in notes), default=0.0)
+        high = max(present(n.input.max for n in notes), default=1.0)
         both = [n for n in notes if len(n.labels or {}) == 2]
         made = notes[0].producer.op if notes[0].producer is not None else None
         if len(both) < 5 or made not in ("sigmoid", "sigmoid_") or low < 0.4999 or high > 0.7312:
