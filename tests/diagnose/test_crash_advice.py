@@ -84,7 +84,11 @@ CASES = {
     ),
     "doubles of NumPy": (
         (CLASSES, "x = torch.from_numpy(x.numpy().astype('float64'))\n", LOSS, NET, LOOP),
-        "convert the data with `.float()`",
+        "was given values of type double, and its weights are of type float: convert the values with `.float()`",
+    ),
+    "weights of doubles": (
+        (CLASSES, LOSS, NET.replace("nn.Linear(32, 3))", "nn.Linear(32, 3)).double()"), LOOP),
+        "convert the values with `.double()`",
     ),
     "a layer for other features": (
         (CLASSES, LOSS, NET.replace("nn.Linear(32, 3)", "nn.Linear(16, 3)"), LOOP),

@@ -38,10 +38,6 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         "forward pass again for the second one.",
     ),
     (
-        r"Found dtype Double but expected Float|expected .*\bfloat != double|Double and Float|Float and Double",
-        "Arrays of NumPy are float64 and weights float32: convert the data with `.float()`.",
-    ),
-    (
         r"[Oo]ptimizer got an empty parameter list",
         "The model registers no parameter: keep layers as attributes or in `nn.ModuleList`, not in a plain list, and "
         "tensors in `nn.Parameter`.",
@@ -51,6 +47,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
 _OVERWRITTEN = re.compile(
     r"modified by an inplace operation: \[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of (\w+))?"
 )
+_TYPES = re.compile(r"same dtype, but got:? (\w+) (?:and|!=) (\w+)")
 _FEATURES = re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 
 
@@ -68,6 +65,12 @@ def _by_message(message: str) -> str:
         return (
             f"The layer expects {expected} features in the last dimension and was given {given}: use {given} for its "
             "`in_features`, or change the shape of its input."
+        )
+    if (types := _TYPES.search(message)) is not None:
+        given, expected = types[1].lower(), types[2].lower()
+        return (
+            f"The layer was given values of type {given}, and its weights are of type {expected}: convert the values "
+            f"with `.{expected}()`. Arrays of NumPy are float64."
         )
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, message)), "")
 

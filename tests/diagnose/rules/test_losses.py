@@ -472,3 +472,19 @@ def test_a_softmax_over_the_rows_of_a_batch_is_named(watch: Nursery, op: str) ->
 def test_a_log_softmax_over_the_classes_before_cross_entropy_changes_nothing(watch: Nursery) -> None:
     twice = "def loss_of(given, target):\n    return F.cross_entropy(F.log_softmax(given, 1), target)\n"
     assert watch(CLASSES, twice, NET, LOOP).causes == []
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_sigmoid_of_a_sigmoid_is_named_by_its_range(watch: Nursery, again: bool) -> None:
+    model = "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())\n"
+    net = model + "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)\n"
+    score = "torch.sigmoid(model(x[rows]))" if again else "model(x[rows])"
+    loop = LOOP.replace(
+        "loss_of(model(x[rows]), y[rows])", f"F.binary_cross_entropy({score}, (y[rows] > 0).float()[:, None])"
+    )
+    run = watch(CLASSES, net, loop)
+    if not again:
+        assert run.diagnosis.verdict == "healthy"
+        return
+    found = run.names_first("loss.sigmoid-before-bce-logits", step=0, at="|sigmoid", evidence={"lowest", "highest"})
+    assert 0.4999 < found.evidence["lowest"] < found.evidence["highest"] < 0.7312

@@ -276,3 +276,11 @@ def test_a_distribution_that_refuses_nan_after_a_huge_step_has_a_rate_too_high(w
     )
     assert "found invalid values" in run.facts["crash"]["message"]
     assert run.first.cause == "lr.too-high"
+
+
+@pytest.mark.parametrize(("ratio", "named"), [(1e-8, True), (1e-6, False)])
+def test_weights_that_do_not_move_have_not_lowered_the_loss(ratio: float, named: bool) -> None:
+    held = run(falling(), sampled_steps=[look(step, steps=moves(ratio)) for step in range(8)])
+    assert held.curve.learned
+    claim = pace.too_low(held)
+    assert (claim is not None and claim.severity == "error") == named

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import SITE, look, optimizer, run
+from recorded import SITE, look, moves, optimizer, run
 from surefoot.diagnose.rules import policy
 
 if TYPE_CHECKING:
@@ -79,6 +79,17 @@ def test_a_policy_certain_after_a_few_steps_has_collapsed() -> None:
     claim = policy.entropy_collapse(run(policy=entropies([1.0] * 8 + [0.01] * 92)))
     assert claim is not None
     assert claim.severity == "error"
+
+
+@pytest.mark.parametrize(("ratio", "named"), [(0.5, True), (0.01, False)])
+def test_a_policy_certain_after_a_few_huge_steps_has_a_rate_too_high(ratio: float, named: bool) -> None:
+    steps = [look(step, steps=moves(ratio)) for step in range(5)]
+    held = run(policy=entropies([1.0] * 8 + [0.01] * 92), sampled_steps=steps)
+    claim = policy.rate_of_policy(held)
+    assert (claim is not None) == named
+    assert policy.entropy_collapse(held) is not None
+    slow = run(policy=entropies([1.0] * 40 + [0.01] * 60), sampled_steps=steps)
+    assert policy.rate_of_policy(slow) is None, "it was still exploring long after the first steps"
 
 
 def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on() -> None:

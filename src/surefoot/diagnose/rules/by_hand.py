@@ -57,7 +57,7 @@ def left_out(run: RecordedRun) -> Claim | None:
         where=(_site(run), *names[:6]),
         evidence={"parameters": names[:50]},
         fixes=(
-            f"Update {', '.join(f'`{name}`' for name in names[:3])} as the others: `p -= lr * p.grad` under no_grad.",
+            f"Update {', '.join(f'`{name}`' for name in names[:3])} like the others: `p -= lr * p.grad` under no_grad.",
         ),
     )
 

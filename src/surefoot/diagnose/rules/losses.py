@@ -157,6 +157,28 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
     return None
 
 
+def sigmoid_twice(run: RecordedRun) -> Claim | None:
+    """Everything that reaches BCE lies between sigmoid(0) and sigmoid(1), where a sigmoid of a sigmoid ends."""
+    for site, notes in by_site(run.sampled.training_losses("binary_cross_entropy")).items():
+        low = min(present(n.input.min for n in notes), default=0.0)
+        high = max(present(n.input.max for n in notes), default=1.0)
+        both = [n for n in notes if len(n.labels or {}) == 2]
+        made = notes[0].producer.op if notes[0].producer is not None else None
+        if len(both) < 5 or made not in ("sigmoid", "sigmoid_") or low < 0.4999 or high > 0.7312:
+            continue
+        return Claim(
+            0.93,
+            f"All probabilities that binary_cross_entropy gets at {site} lie between {low:.3g} and {high:.3g}, never "
+            f"below 0.5 nor above 0.731: the sigmoid at {source_of(notes[0])} is given values between 0 and 1, as "
+            "after another sigmoid.",
+            step=notes[0].step,
+            where=(site, source_of(notes[0])),
+            evidence={"lowest": low, "highest": high, "calls": len(notes), "loss": run.curve.end},
+            fixes=(f"Remove one of the two: the sigmoid at {source_of(notes[0])}, or the one in the model.",),
+        )
+    return None
+
+
 def scores_crash(run: RecordedRun) -> Claim | None:
     """`binary_cross_entropy` raised, or failed on a device, because its input was not probabilities."""
     crash = run.facts.crash
@@ -363,6 +385,9 @@ RULES = (
                    "loss.bounded-output")),
     Rule("loss.sigmoid-before-bce-logits", "wiring", sigmoid_before_bce_logits,
          explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse")),
+    Rule("loss.sigmoid-before-bce-logits", "wiring", sigmoid_twice,
+         explains=("lr.*", "model.*", "data.labels-uninformative", "data.class-collapse", "loss.bounded-output",
+                   "optim.not-learning")),
     Rule("loss.logits-into-probability-loss", "crash", scores_crash,
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.logits-into-probability-loss", "wiring", logits_into_probability_loss,

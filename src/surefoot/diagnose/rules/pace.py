@@ -25,6 +25,8 @@ _FEWEST = 40
 """With fewer losses, a loss that has fallen may still be falling."""
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
+_UNMOVED = 1e-5
+"""Weights that move by less than this share of their norm in a whole run have not learned, whatever the loss did."""
 
 
 def too_high(run: RecordedRun) -> Claim | None:
@@ -161,7 +163,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         return None
     typical = median(ratios)
     travelled = typical * curve.count
-    is_stuck = not curve.learned and typical <= 3e-4 and travelled <= 0.1
+    is_stuck = (not curve.learned and typical <= 3e-4 and travelled <= 0.1) or travelled <= _UNMOVED
     is_slow = typical <= 1e-3 and travelled <= 0.5 and _falls_to_the_end(run)
     straight = straight_fall(run)
     if typical <= 0 or not (is_stuck or is_slow or straight):

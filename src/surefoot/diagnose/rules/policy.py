@@ -15,6 +15,7 @@ from surefoot.diagnose.policy_signals import (
     logged_zero_advantage,
 )
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.pace import ADAPTIVE
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -238,6 +239,31 @@ def entropy_collapse(run: RecordedRun) -> Claim | None:
     )
 
 
+def rate_of_policy(run: RecordedRun) -> Claim | None:
+    """A policy that fails while the first steps change its weights by a large part of their norm.
+
+    Steps of an adaptive optimizer do not depend on the scale of rewards: steps that large are those of the rate.
+    """
+    ratios, held = run.sampled.update_ratios(), run.main
+    if held is None or held.type not in ADAPTIVE or not ratios or max(ratios[:8]) < 0.3 or not run.lr:
+        return None
+    early, rate = max(ratios[:8]), max(run.lr)
+    claims = [claim for rule in (entropy_collapse, reward_scale) if (claim := rule(run)) is not None]
+    failures = [claim for claim in claims if claim.severity == "error" and (claim.step or 0) <= 0.1 * run.steps]
+    if not failures:
+        return None
+    moved = f"{early:.0%} of" if early < 10 else f"{early:.2g} times"
+    return Claim(
+        0.85,
+        f"At a learning rate of {rate:.3g} one step of {held.type} changes the weights by up to {moved} their norm in "
+        f"the first sampled steps (1% is large). {failures[0].summary}",
+        step=0,
+        where=(held.site,),
+        evidence={"update_to_weight": early, "lr": rate},
+        fixes=(f"Divide the rate by 30 to 100: {rate / 100:.1g} to {rate / 30:.1g}.",),
+    )
+
+
 def _starts_certain(run: RecordedRun, values: list[float]) -> Claim | None:
     """A policy that never explored at all."""
     rise = gain(run)
@@ -406,6 +432,7 @@ def _seen_or_logged(seen: Callable[[RecordedRun], Claim | None], logged: Callabl
 
 RULES: tuple[Rule, ...] = (
     Rule("loss.sign-flipped", "wiring", surrogate_flipped, explains=("rl.*", "lr.*", "optim.not-learning")),
+    Rule("lr.too-high", "value", rate_of_policy, explains=("rl.*", "model.*")),
     Rule(
         "rl.zero-advantage",
         "value",
