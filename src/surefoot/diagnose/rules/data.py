@@ -345,7 +345,9 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     small = size < 1
     stuck = at_chance(run)
     curve = run.curve
-    bad = run.failing or stuck is not None or _blown_start(run)
+    failing = run.failing or stuck is not None
+    bad = failing or _blown_start(run)
+    is_learned = not failing and _ends_below_chance(run)  # the first losses were high, and that did no harm
     thrown = max(run.sampled.update_ratios()[:8], default=0.0) > 1.0  # small inputs do not make steps this large
     if small and (thrown or not (curve.flat or stuck is not None)):
         bad = False
@@ -374,7 +376,7 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
             "last_loss": curve.end,
             "chance": stuck.level if stuck is not None else None,
         },
-        severity="warning" if run.facts.preflight is not None and size < 100 else "error",
+        severity="info" if is_learned else "warning" if run.facts.preflight is not None and size < 100 else "error",
         fixes=(f"Divide the images by 255 before they reach `{note.model}`.",) if is_bytes else (),
     )
 
@@ -391,6 +393,12 @@ def _blown_start(run: RecordedRun) -> bool:
     """Whether the first losses are many times above those of an untrained model."""
     level = chance(run)
     return level is not None and level.kind != "variance" and max(run.curve.finite[:20], default=0) > 8 * level.level
+
+
+def _ends_below_chance(run: RecordedRun) -> bool:
+    """Whether the loss ends far below that of the best constant answer."""
+    level = chance(run)
+    return level is not None and run.curve.end < 0.5 * level.level
 
 
 def _normalised_first(run: RecordedRun) -> bool:

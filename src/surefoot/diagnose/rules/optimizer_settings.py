@@ -32,9 +32,8 @@ def epsilon(run: RecordedRun) -> Claim | None:
         if (value := row.root_second_moment) is not None and value > 0 and run.sampled.is_matrix(row.parameter)
     ]
     ratio = eps / median(roots) if roots else 0.0
-    slow = ratio > 10 and run.curve.drop < 0.7 and not run.blind
-    hinders = (ratio > 2 and not run.curve.learned) or (eps >= 1e-3 and (slow or ratio > 100))
-    hinders = hinders or (ratio > 2 and straight_fall(run) is not None)
+    slow = eps >= 1e-3 and ratio > 10 and run.curve.drop < 0.7 and not run.blind
+    hinders = ratio > 2 and (slow or not run.curve.learned or straight_fall(run) is not None)
     if (eps > 1e-7 and hinders) or (eps >= 1e-3 and ratio > 2 and not run.blind):
         return Claim(
             0.9,

@@ -23,6 +23,8 @@ _AT_ONCE = 3
 """Up to this step there is too little before a NaN to see anything grow."""
 _FEWEST = 40
 """With fewer losses, a loss that has fallen may still be falling."""
+_RECOVERED = 0.9
+"""A loss that was thrown far up at first and then lost this share of its first value has recovered."""
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
 _UNMOVED = 1e-5
@@ -70,7 +72,7 @@ def too_high(run: RecordedRun) -> Claim | None:
             "peak": curve.peak,
             "last": curve.end,
         },
-        severity="error" if blown or stalled else "warning",
+        severity="error" if blown or stalled else "warning" if consequence or curve.drop < _RECOVERED else "info",
         fixes=(f"Divide the rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
     )
 

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.data_summary import chance, where_of
+from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import known_pairs
 from surefoot.watch.operation_names import DISTANCE_LOSSES
@@ -118,14 +119,17 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
     calls = run.sampled.training_losses(*DISTANCE_LOSSES)
     late = [call for call in calls[len(calls) // 2 :] if not call.target_from_model]
     level = chance(run)
-    if len({call.site for call in calls}) != 1 or len(late) < 2 or level is None or run.curve.end < 0.9 * level.level:
+    if len({call.site for call in calls}) != 1 or len(late) < 2 or level is None:
         return None
     sizes, given = [_size(call, "target") for call in late], [_size(call, "input") for call in late]
     size, reached = median(sizes), median(given)
     outside = median((call.above or 0.0) + (call.below or 0.0) for call in late)
-    if size < _LARGE or size < _LARGE * reached or outside < 0.9:
-        return None
     first = calls[0]
+    is_beyond = size >= _LARGE * reached and outside >= 0.9 and run.curve.end >= 0.9 * level.level
+    # The outputs are on their way to the targets, at the speed that the rate allows.
+    is_far = size >= _LARGE * _size(first, "input") and run.curve.end > 0.1 * level.level and straight_fall(run)
+    if size < _LARGE or not (is_beyond or is_far):
+        return None
     return Claim(
         0.9,
         f"The targets of {first.op} at {first.site} have a typical size of {size:.3g}; after {late[-1].step:,} steps "
@@ -134,6 +138,7 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
         step=first.step,
         where=where_of(first.site),
         evidence={"targets": size, "predictions": reached, "outside": outside, "best_constant_answer": level.level},
+        severity="error" if is_beyond else "warning",
         fixes=(
             "Standardise the targets: subtract their mean over the training set and divide by their standard "
             "deviation; undo it for predictions.",
