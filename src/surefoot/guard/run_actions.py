@@ -73,12 +73,12 @@ class RunActions:
         had_moved = decision.only_if_moved and weights.weights_had_moved(typical, has_blown_up(self._history))
         if decision.only_if_moved and not self._ranks.any(had_moved):
             if not self._repeat(results, record, replace(decision, is_test=True)):
-                self._history.budgets.decline_return()
+                self._history.budgets.decline(decision)
             return
         if decision.action == "take_back" and self._ranks.any(
             has_raised_rate(self._history) and weights.moved_since_return(results.steps, typical)
         ):
-            self._history.budgets.keep_return()  # the rate damaged the weights again, so the data is not the cause
+            self._history.budgets.decline(decision)  # the rate damaged the weights again, so the data is not the cause
             return
         results.lr_factor = decision.lr_factor
         if decision.is_test:
