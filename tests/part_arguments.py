@@ -1,6 +1,7 @@
 """Arguments for the exported clippers, detectors and other parts that cannot be made without any.
 
-`tests/guard/test_contract.py` and `tests/act/test_clip.py` make every exported part with them.
+`tests/guard/test_contract.py`, `tests/act/test_clip.py` and `tests/gpu/test_guarded_step_on_cuda.py` make every
+exported part with them.
 """
 
 import inspect
@@ -16,6 +17,11 @@ ARGUMENTS = {
     "sustained": (sf.Spike(), 2),
 }
 """The positional arguments, by the exported name."""
+
+
+def exported_from(module):
+    """The exported names that a module defines."""
+    return [name for name in sf.__all__ if getattr(getattr(sf, name), "__module__", "") == module.__name__]
 
 
 def made(name):

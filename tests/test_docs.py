@@ -152,6 +152,13 @@ def test_every_trainer_has_a_page_that_is_listed_and_an_example(framework):
     assert f"`{example}`" in table, f"add {example} to the first table of docs/trainers/index.md"
 
 
+def test_the_table_of_tested_faults_has_a_column_for_every_trainer():
+    text = (ROOT / "docs" / "trainers" / "index.md").read_text()
+    listed = re.findall(r"^\| (.*?) \| `pip install", text, re.M)
+    columns = text.split("## What is tested")[1].split("\n| | ")[1].splitlines()[0]
+    assert columns.strip(" |").split(" | ") == listed
+
+
 def test_the_table_of_exit_codes_has_every_command():
     section = (ROOT / "docs" / "terminal.md").read_text().split("## Exit codes")[1].split("##")[0]
     listed = {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)", row)}

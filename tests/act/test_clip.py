@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot as sf
-from part_arguments import made
+from part_arguments import exported_from, made
 from streams import INF, NAN, factors, norm_streams, same, total
 from surefoot.act import clip
 from surefoot.act.clip import limit_factor
@@ -23,9 +23,7 @@ def shortened(clipper):
     return replace(clipper, **{each.name: SHORT[each.name] for each in fields(clipper) if each.name in SHORT})
 
 
-CLIPPERS = [
-    shortened(made(name)) for name in sf.__all__ if getattr(getattr(sf, name), "__module__", "") == clip.__name__
-]
+CLIPPERS = [shortened(made(name)) for name in exported_from(clip)]
 every_clipper = pytest.mark.parametrize("clipper", CLIPPERS, ids=lambda clipper: type(clipper).__name__)
 
 

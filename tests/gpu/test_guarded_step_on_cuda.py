@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from part_arguments import exported_from, made
+from surefoot.act import clip, shape
 from surefoot.observe.tensors import TensorMeter, _measure_cpu
 
 pytestmark = [
@@ -42,17 +44,8 @@ OPTIMIZERS = {
 }
 
 
-CLIPS = {
-    "none": None,
-    "norm": sf.ClipByNorm(0.5),
-    "adaptive": sf.AdaptiveGradientClipper(),
-    "z-score": sf.ClipByZScore(),
-    "quantile": sf.ClipByQuantile(window_steps=64),
-    "per tensor": sf.ClipPerTensor(),
-    "value": sf.ClipByValue(0.1),
-    "unit": sf.AdaptiveUnitClip(),
-    "centred": (sf.CentralizeGradients(), sf.ClipByNorm(0.5)),
-}
+CLIPS = {name: made(name) for module in (clip, shape) for name in exported_from(module)}
+CLIPS |= {"none": None, "centred": (sf.CentralizeGradients(), sf.ClipByNorm(0.5))}
 
 
 @pytest.mark.parametrize("clip", CLIPS)

@@ -9,7 +9,9 @@ import torch
 from running import python, rank_of, surefoot
 
 import forked
+from surefoot.detect.step_rules import NonFinite
 from surefoot.watch.context import WatchOptions
+from surefoot.watch.guard import RULES
 from surefoot.watch.watcher import Watcher
 
 SCRIPT = Path(__file__).with_name("guarded_steps.py")
@@ -20,6 +22,11 @@ def guarded(tmp_path_factory):
     """Every kind of optimizer with two bad steps each, under the guard."""
     folder = tmp_path_factory.mktemp("guarded")
     return folder, surefoot(folder, "--guard", str(SCRIPT), "cpu")
+
+
+def test_only_values_that_are_not_finite_are_refused():
+    assert (*RULES.step_rules, *RULES.look_back) == (NonFinite(),)
+    assert RULES.setback is RULES.lost_progress is None
 
 
 def test_a_bad_step_leaves_no_trace_in_any_optimizer(guarded):

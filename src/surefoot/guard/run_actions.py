@@ -73,12 +73,12 @@ class RunActions:
         had_moved = decision.only_if_moved and weights.weights_had_moved(typical, has_blown_up(self._history))
         if decision.only_if_moved and not self._ranks.any(had_moved):
             if not self._repeat(results, record, replace(decision, is_test=True)):
-                self._history.budgets.decline_return()
+                self._history.budgets.decline(decision)
             return
         if decision.action == "take_back" and self._ranks.any(
             has_raised_rate(self._history) and weights.moved_since_return(results.steps, typical)
         ):
-            self._history.budgets.keep_return()  # the rate damaged the weights again, so the data is not the cause
+            self._history.budgets.decline(decision)  # the rate damaged the weights again, so the data is not the cause
             return
         results.lr_factor = decision.lr_factor
         if decision.is_test:
@@ -157,25 +157,27 @@ def has_raised_rate(history: RunHistory) -> bool:
     onset, recovery = history.onset, history.budgets.recovery
     if onset is None or recovery is None:
         return False
-    begin = onset - recovery.margin_steps
-    rates = [(record.signals.step >= begin, float(record.signals.lr or 0.0)) for record in history.history]
-    now, before = (max((rate for is_late, rate in rates if is_late is late), default=0.0) for late in (True, False))
-    return now > RAISED_RATE * before > 0
+    before, now = _before_and_since(history, "lr", onset - recovery.margin_steps)
+    return max(now, default=0.0) > RAISED_RATE * max(before, default=0.0) > 0
 
 
 def has_blown_up(history: RunHistory) -> bool:
     """Whether losses or gradients of the current problem are larger than after any change of weights that is meant."""
-    onset = history.onset
-    if onset is None:
+    if history.onset is None:
         return False
     for name in ("loss", "grad_norm"):
-        known = [(each.signals.step, getattr(each.signals, name)) for each in history.history]
-        usual = [abs(float(value)) for step, value in known if step < onset and value is not None]
-        before = sorted(filter(math.isfinite, usual))
-        after = max((abs(float(value)) for step, value in known if step >= onset and value is not None), default=0.0)
-        if before and after > BLOWN_UP * before[len(before) // 2] > 0:
+        before, now = _before_and_since(history, name, history.onset)
+        usual = sorted(filter(math.isfinite, before))
+        if usual and max(now, default=0.0) > BLOWN_UP * usual[len(usual) // 2] > 0:
             return True
     return False
+
+
+def _before_and_since(history: RunHistory, name: str, step: int) -> tuple[list[float], list[float]]:
+    """The sizes of a signal before a step, and from it on, as far as the history has them."""
+    known = [(each.signals.step, getattr(each.signals, name)) for each in history.history]
+    sizes = [(at, abs(float(value))) for at, value in known if value is not None]
+    return [size for at, size in sizes if at < step], [size for at, size in sizes if at >= step]
 
 
 def stop_if_asked(results: StepResults, persistence: RunPersistence, ranks: Ranks) -> None:

@@ -274,22 +274,12 @@ class Budgets:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
 
-    def decline_return(self) -> None:
-        """The return that was just decided was not carried out."""
+    def decline(self, decision: Decision) -> None:
+        """The return that was just decided, or the undoing of one, was not carried out."""
         assert self.recovery is not None
         assert self._recovery_state is not None
-        self._recovery_state = self.recovery.decline(self._recovery_state)
-
-    def keep_return(self) -> None:
-        """The return that was to be undone stays: the weights were damaged again after it."""
-        assert self.recovery is not None
-        assert self._recovery_state is not None
-        self._recovery_state = self.recovery.keep_return(self._recovery_state)
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the last step was neither refused nor a setback."""
-        return self.onset is None
+        decline = self.recovery.keep_return if decision.action == "take_back" else self.recovery.decline
+        self._recovery_state = decline(self._recovery_state)
 
     @property
     def onset(self) -> int | None:
@@ -460,7 +450,7 @@ class RunHistory:
     @property
     def healthy(self) -> bool:
         """Whether the last step was neither refused nor a setback."""
-        return self.budgets.healthy
+        return self.onset is None
 
     @property
     def onset(self) -> int | None:

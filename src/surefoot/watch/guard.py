@@ -1,9 +1,9 @@
 """The guard under `surefoot run`: every optimizer of the script is attached to it (`surefoot.guard.attach`).
 
 By default it observes: it measures the gradients of a step and changes nothing; on a device, it does not measure every
-step (`measuring_budget`). With `--guard` it also skips steps
-whose loss or gradients are not finite; parameters, moments and step counts stay bitwise as they were. On a GPU a fused
-optimizer decides on the device, without a sync; any other one costs one scalar sync per step.
+step (`measuring_budget`). With `--guard` it also skips steps whose loss or gradients are not finite; parameters,
+moments and step counts stay bitwise as they were. On a GPU a fused optimizer decides on the device, without a sync; any
+other one costs one scalar sync per step.
 
 An overflow that a `GradScaler` has found is left to the scaler. Not guarded, with one line on stderr: optimizers under
 several ranks whose gradients are not known to be equal on all of them (all but `DistributedDataParallel`), since a step
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,18 +55,7 @@ MOST_WITHOUT_OPTIMIZER = 16
 REPORTS = "numbers of steps"
 """The probe that receives the numbers that the guard has measured. If it fails, steps are still guarded."""
 WHY_REPLICAS = "which models are replicas: their ranks must agree before a step is skipped"
-RULES = StabilityChecker(
-    explosion=None,
-    spike=None,
-    loss=None,
-    vanishing=None,
-    oscillation=None,
-    plateau=None,
-    no_learning=None,
-    clipping=None,
-    setback=None,
-    lost_progress=None,
-)
+RULES = StabilityChecker(**{each.name: None for each in fields(StabilityChecker) if each.name != "nonfinite"})
 """Only non-finite values are refused; the diagnosis handles everything else."""
 RULES_OF_RANKS = replace(RULES, nonfinite=NonFinite(judges_loss=False))
 """The gradients are equal on all ranks, so every rank makes the same decision. The loss differs between ranks."""

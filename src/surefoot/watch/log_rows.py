@@ -103,20 +103,16 @@ class WatchLog:
             self._clips[optimizer] = clipping["clip_factor"] is not None
         if optimizer not in self._writers:
             self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
+        # An optimizer that was made late may step twice in one step of the run; it still gets two rows.
+        step = self._steps[optimizer] = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
         self._writers[optimizer].numbers(
-            self._began + self._step(row, optimizer),
+            self._began + step,
             loss=row.get("loss"),
             lr=row.get("lr"),
             loss_scale=row.get("scale"),
             skipped=bool(row.get("skipped")),
             **clipping,
         )
-
-    def _step(self, row: dict[str, Any], optimizer: int) -> int:
-        """The step of the run. An optimizer that was made late may step twice in one step; it still gets two rows."""
-        step = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
-        self._steps[optimizer] = step
-        return step
 
     def _part(self, optimizer: int) -> str:
         """The name of an optimizer, fixed at its first step, because all rows of one part must have the same name."""

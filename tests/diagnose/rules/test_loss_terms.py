@@ -82,5 +82,6 @@ def test_a_code_that_is_cut_off_before_the_decoder_is_named(watch: Nursery) -> N
     run = watch(summed.replace("self.decoder(code)", "self.decoder(code.detach())"))
     assert run.first.cause == "optim.detached-graph"
     assert run.at("|code.detach()") in run.first.where
+    assert f" by `detach` at {run.at('|code.detach()')}: " in run.first.summary
     through = "code = code + (code.round() - code).detach()\n        return"  # a straight-through estimator
     assert watch(summed.replace("return", through)).causes == []

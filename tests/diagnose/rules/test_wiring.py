@@ -8,6 +8,7 @@ import pytest
 
 from recorded import SITE, falling, look, optimizer, parameter, run
 from surefoot.diagnose.rules import wiring
+from surefoot.record.facts import GraphBreak
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
@@ -356,6 +357,13 @@ def test_a_cut_graph_is_named_with_the_line_of_the_cut(watch: Nursery, cut: str)
         "optim.detached-graph", step=0, at="|hidden = " + cut, evidence={"parameters", "cut", "share"}
     )
     assert found.evidence["parameters"] == ["inner.weight", "inner.bias"]
+
+
+@pytest.mark.parametrize(("op", "words"), [("detach", "`detach`"), ("no_grad", "running without gradients (no_grad)")])
+def test_a_cut_is_named_in_words_with_its_line(op: str, words: str) -> None:
+    cut = GraphBreak(op=op, site=SITE, module="", reaches_loss=True, backward_calls=[0], parameters=[0])
+    assert wiring.words_of_cut(cut) == f"{words} at {SITE}"
+    assert SITE in wiring.fix_of_cut(cut)
 
 
 def test_a_backward_that_crashes_on_a_cut_graph_names_the_cut(watch: Nursery) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.wiring import fix_of_cut, words_of_cut
 from surefoot.diagnose.sampled import level_of
 from surefoot.watch.operation_names import BINARY_LOSSES, DISTANCE_LOSSES
 
@@ -144,13 +145,13 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
     names = [run.label(number) for number in cut.parameters]
     return Claim(
         0.9,
-        f"`{cut.op}` at {cut.site} cuts the code off from {count_of(len(names), 'parameter')} before it "
-        f"({', '.join(names[:3])}): the reconstruction gives them no gradient, only the other term of the loss "
-        f"does. {collapsed.summary}",
+        f"The code is cut off from {count_of(len(names), 'parameter')} before it ({', '.join(names[:3])}) by "
+        f"{words_of_cut(cut)}: the reconstruction gives them no gradient, only the other term of the loss does. "
+        f"{collapsed.summary}",
         step=step,
         where=(cut.site, *names[:3]),
         evidence={**collapsed.evidence, "cut": cut.to_json()},
-        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
+        fixes=(fix_of_cut(cut),),
     )
 
 

@@ -316,11 +316,11 @@ def detached_graph(run: RecordedRun) -> Claim | None:
     return Claim(
         0.95 if cut.reaches_loss else 0.85,
         f"The forward pass uses {count_of(len(dead), 'parameter')} without a gradient "
-        f"({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): {_cut_words(cut)} at {cut.site} cuts the graph.",
+        f"({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): {words_of_cut(cut)} cuts the graph.",
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
-        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
+        fixes=(fix_of_cut(cut),),
     )
 
 
@@ -363,12 +363,12 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     return Claim(
         0.9,
         f"`{loss.op}` at {loss.site} is part of the loss that backward runs on, and no gradient goes through it: "
-        f"{_cut_words(cut)} at {cut.site} cuts its predictions off from {count_of(len(names), 'parameter')} "
+        f"{words_of_cut(cut)} cuts its predictions off from {count_of(len(names), 'parameter')} "
         f"({', '.join(names[:4])}). Its value is {found[-1][0].value or 0.0:.3g} at step {found[-1][0].step}.",
         step=loss.step,
         where=(cut.site, loss.site),
         evidence={"cut": cut.to_json(), "loss": loss.op, "first": loss.value, "last": found[-1][0].value},
-        fixes=(f"Remove the cut at {cut.site}, so that gradients pass through it.",),
+        fixes=(fix_of_cut(cut),),
     )
 
 
@@ -399,8 +399,15 @@ def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
     return cuts or [b for look in run.sampled.steps for b in look.breaks]
 
 
-def _cut_words(cut: GraphBreak) -> str:
-    return "running without gradients (no_grad)" if cut.op == "no_grad" else f"`{cut.op}`"
+def words_of_cut(cut: GraphBreak) -> str:
+    """What cut a graph, and where."""
+    what = "running without gradients (no_grad)" if cut.op == "no_grad" else f"`{cut.op}`"
+    return f"{what} at {cut.site}"
+
+
+def fix_of_cut(cut: GraphBreak) -> str:
+    """The fix for a cut."""
+    return f"Remove the cut at {cut.site}, so that gradients pass through it."
 
 
 def unregistered_parameters(run: RecordedRun) -> Claim | None:
