@@ -73,8 +73,8 @@ def test_the_counters_of_the_script_are_left_alone_and_each_module_has_its_share
         assert "module_memory" not in facts
         return
     noted = {(each["step"], each["module"].split(".")[-1]): each for each in facts["module_memory"]}
-    assert {step for step, _ in noted} >= {0, 1, 2, 3}
-    for step in (1, 2, 3):
+    assert {step for step, _ in noted} >= {0, 1, 2}, "the steps that are always sampled"
+    for step in (1, 2):
         wide = noted[step, "wide"]
         assert 64 * MIB <= wide["held"] < 66 * MIB, "its output, and little of surefoot's own"
         assert wide["peak"] >= wide["held"]
