@@ -153,7 +153,8 @@ class GuardedTraining:
         loss_from: str = "",
     ) -> None:
         """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning."""
-        self._given = {weakref.ref(each) for each in optimizers}
+        self.given = {weakref.ref(each) for each in optimizers}
+        """The optimizers of the framework when training began; empty once it has others."""
         if options.mode == "guard":
             own = _of_the_models(optimizers, models, framework)
             others = [each for each in optimizers if any(group["params"] for group in each.param_groups)]
@@ -238,16 +239,6 @@ class GuardedTraining:
         if attachment.steps == self._counted[number]:  # its scale has been lowered since
             attachment.skipped_by_scaler(float(scaler.get_scale()) / float(scaler.get_backoff_factor()))
         self._counted[number] = attachment.steps
-
-    def notice_replaced(self, optimizers: Iterable[Optimizer]) -> None:
-        """Warn once if the framework steps with optimizers that it had not when training began."""
-        if self._given and not all(weakref.ref(each) in self._given for each in optimizers):
-            self._given.clear()
-            logger.warning(
-                "surefoot: %s has other optimizers since step %d than at the beginning: their steps are not guarded.",
-                self._framework,
-                self.steps,
-            )
 
     # ---- the framework's clipping -----------------------------------------------------------------------------------
 
@@ -371,6 +362,17 @@ class GuardedTraining:
         log.close()
         if diagnose and self._options.diagnose and log.folder.is_dir():  # otherwise the log has reported the reason
             report_diagnosis(log.folder)
+
+
+def notice_replaced(training: GuardedTraining, optimizers: Iterable[Optimizer], framework: str) -> None:
+    """Warn once if the framework steps with optimizers that it had not when training began."""
+    if training.given and not all(weakref.ref(each) in training.given for each in optimizers):
+        training.given.clear()
+        logger.warning(
+            "surefoot: %s has other optimizers since step %d than at the beginning: their steps are not guarded.",
+            framework,
+            training.steps,
+        )
 
 
 def report_diagnosis(folder: Path) -> None:

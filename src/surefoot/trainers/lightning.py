@@ -18,7 +18,7 @@ from lightning.pytorch.plugins import Precision
 
 from surefoot.errors import UsageError
 from surefoot.trainers.deep_probes import DeepProbes
-from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, warn_of_another_training
+from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, notice_replaced, warn_of_another_training
 from surefoot.trainers.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         if isinstance(training, WatchedEngine):
             training.stepped()
             return
-        training.notice_replaced(trainer.optimizers)
+        notice_replaced(training, trainer.optimizers, "Lightning")
         if len(training.attachments) == 1 and training.is_attached:
             training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
         numbers = training.numbers()

@@ -22,6 +22,7 @@ import logging
 import sys
 import weakref
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,9 +144,9 @@ def _has_compiled(models: Sequence[nn.Module]) -> bool:
 
 def _will_be_compiled(module: nn.Module) -> bool:
     is_compiled = type(module).__name__ == COMPILED or getattr(module, "_compiled_call_impl", None) is not None
+    own = [value for value in vars(module).values() if isinstance(value, FunctionType)]
     return is_compiled or any(  # Lightning replaces the methods of a compiled module
-        hasattr(value, "_torchdynamo_orig_callable") and not hasattr(value, "_torchdynamo_disable")
-        for value in vars(module).values()
+        hasattr(value, "_torchdynamo_orig_callable") and not hasattr(value, "_torchdynamo_disable") for value in own
     )
 
 
