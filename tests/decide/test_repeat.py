@@ -141,32 +141,31 @@ def test_trouble_that_comes_back_among_repeated_steps_calls_for_a_return_at_once
 
 
 def test_steps_are_tested_once_and_only_a_few_times():
-    state = plan_test(RepeatState(), 70, 71, ATTEMPTS)
+    state = plan_test(RepeatState(), 70, 70, 71, ATTEMPTS)
     assert (state.tries, state.until, state.left_out, state.is_test) == (1, 71, (), True)
-    assert plan_test(state, 70, 71, ATTEMPTS) is None
+    assert plan_test(state, 70, 70, 71, ATTEMPTS) is None
     for step in (75, 80):
-        state = plan_test(state, step, step + 1, ATTEMPTS)
-    assert plan_test(state, 85, 86, ATTEMPTS) is None
+        state = plan_test(state, step, step, step + 1, ATTEMPTS)
+    assert plan_test(state, 85, 85, 86, ATTEMPTS) is None
     for step in range(81, 81 + CALM):
         state, _ = observe(state, step, False, CALM)
-    assert plan_test(state, 200, 201, ATTEMPTS) is not None
+    assert plan_test(state, 200, 200, 201, ATTEMPTS) is not None
 
 
 def test_what_recurs_in_a_test_leaves_nothing_out():
-    state = plan_test(RepeatState(), 70, 80, ATTEMPTS)
+    state = plan_test(RepeatState(), 70, 70, 80, ATTEMPTS)
     for step in range(60, 80):
         state, again = observe(state, step, step >= 70, CALM)
         assert not again
 
 
-def test_after_a_test_the_step_that_it_began_with_is_left_out():
-    state = plan(plan_test(RepeatState(), 70, 80, ATTEMPTS), 70, 79, 80, ATTEMPTS)
-    assert (state.left_out, state.troubles, state.is_test) == ((70,), 1, False)
-
-
-def test_a_problem_that_begins_after_a_test_is_repeated_unchanged():
-    state = plan(plan_test(RepeatState(), 70, 80, ATTEMPTS), 81, 90, 91, ATTEMPTS)
-    assert (state.tries, state.left_out) == (1, ())
+@pytest.mark.parametrize(("tested", "onset", "left_out"), [(65, 70, (70,)), (70, 70, ()), (65, 81, ())])
+def test_after_a_test_the_first_step_is_left_out_only_if_the_test_has_shown_that_it_recurs(tested, onset, left_out):
+    """A test of step 70 may have returned to a moment, up to `margin_steps` before it, with damaged weights."""
+    planner = RepeatPlanner(TrainingRecovery(repeat=True))
+    planner.state = plan_test(RepeatState(), 70, tested, 80, ATTEMPTS)
+    found = planner.plan(Decision("roll_back", before=onset - 5), 90, 91, 60, ())
+    assert (found.left_out, found.troubles, found.is_test) == (left_out, 1, False)
 
 
 def test_a_series_of_bad_batches_is_left_out_at_once_unless_it_is_long():

@@ -11,16 +11,16 @@ or else the first unhealthy one.
 3. If it still recurs, the step before that and every step up to the last unhealthy one are left out: several bad
 batches, or one that looked like any other.
 
-After that the data are not the cause, and the caller proceeds without a repeat. A series of bad batches whose end is
-known (`Decision.through`) is left out at once.
+After that the data are not the cause, and the caller proceeds without a repeat. A problem that recurs is detected after
+a few unhealthy steps, because its place is known. Each problem takes one of `attempts`; healthy steps restore them. A
+series of bad batches whose end is known (`Decision.through`) is left out at once.
 
 Repeating steps unchanged does no harm to a healthy run: it is where it was, bit for bit. So a suspicion suffices for a
 test (`Decision.is_test`): a refused step, gradients far above all before, a high loss although the weights had moved as
-usual. An accident does not recur. What recurs belongs to the data, and nothing is left out because of a test.
+usual. An accident does not recur. What recurs belongs to the data or began before the moment returned to, and nothing
+is left out because of a test.
 
- A problem that recurs is detected after
-a few unhealthy steps, because its place is known. Each problem takes one of `attempts`; healthy steps restore them. The
-functions are pure and return the next state; `RepeatPlanner` holds the state of one run.
+The functions are pure and return the next state; `RepeatPlanner` holds the state of one run.
 """
 
 from __future__ import annotations
@@ -154,23 +154,24 @@ def _is_same(state: RepeatState, onset: int) -> bool:
     return state.tries > 0 and onset < state.until + (0 if state.is_test else SAME_PROBLEM_STEPS + 1)
 
 
-def plan_test(state: RepeatState, onset: int, reached: int, attempts: int) -> RepeatState | None:
-    """The state for repeating steps unchanged, to see whether a problem recurs; `None` if they were repeated before."""
+def plan_test(state: RepeatState, onset: int, begins: int, reached: int, attempts: int) -> RepeatState | None:
+    """The state for repeating steps unchanged, to see whether a problem recurs; `None` if they were repeated before.
+
+    The moment to return to is not newer than `begins`.
+    """
     if (state.tries > 0 and onset < state.until) or state.tests >= attempts:
         return None
     return RepeatState(
-        1, onset, onset, reached, 0, state.troubles, 0, state.left_out, onset, tests=state.tests + 1, is_test=True
+        1, onset, onset, reached, 0, state.troubles, 0, state.left_out, begins, tests=state.tests + 1, is_test=True
     )
 
 
 def plan_without(state: RepeatState, onset: int, last: int, reached: int, attempts: int) -> RepeatState | None:
     """The state for repeating the steps around a series of bad batches, from `onset` to `last`, without them."""
-    same = _is_same(state, onset)
-    troubles = state.troubles + (not same or state.is_test)
+    troubles = state.troubles + (not _is_same(state, onset) or state.is_test)
     if troubles > attempts or last - onset >= MOST_LEFT_OUT:
         return None
-    left_out = _left_out(state, range(onset, last + 1), reached)
-    until = max(reached, state.until) if same else reached
+    left_out, until = _left_out(state, range(onset, last + 1), reached), max(reached, state.until)
     return RepeatState(MOST_TRIES, onset, last, until, 0, troubles, 0, left_out, onset, tests=state.tests)
 
 
@@ -247,7 +248,7 @@ class RepeatPlanner:
         if advice.action != "none":
             return advice
         if not comes_back:
-            if suspicion is None or plan_test(self.state, suspicion[0], step, self._recovery.attempts) is None:
+            if suspicion is None or plan_test(self.state, suspicion[0], 0, step, self._recovery.attempts) is None:
                 return advice
             return replace(advice, action="roll_back", reason=suspicion[1], before=suspicion[0], is_test=True)
         reason = f"the problem of step {self.state.onset} occurred again when the steps were repeated"
@@ -265,13 +266,16 @@ class RepeatPlanner:
         if self.state is None or self._recovery is None or decision.before is None:
             return None
         attempts = self._recovery.attempts
-        if decision.is_test:
-            return plan_test(self.state, decision.before, reached, attempts)
         onset = decision.before + self._recovery.margin_steps
+        if decision.is_test:
+            onset = onset if decision.only_if_moved else decision.before  # a suspicion names its first step
+            return plan_test(self.state, onset, decision.before, reached, attempts)
         if decision.through is not None:
             return plan_without(self.state, onset, decision.through, reached, attempts)
-        suspect = first_outlier(records, oldest, onset)
-        return plan(self.state, onset, step, reached, attempts, suspect)
+        suspect, state = first_outlier(records, oldest, onset), self.state
+        if state.is_test and state.begins > decision.before:  # it may have returned to damaged weights
+            state = state._replace(tries=0)
+        return plan(state, onset, step, reached, attempts, suspect)
 
     def give_up(self) -> None:
         """The steps of the current problem cannot be repeated again."""

@@ -167,7 +167,8 @@ class Repeats:
         assert target is not None
         self._persistence.undo_saves(target.step)
         self._write_weights(target)
-        self._pending = PendingReturn(target, plan)
+        # Whether a test has shown anything about earlier steps depends on the moment.
+        self._pending = PendingReturn(target, plan._replace(begins=target.step) if plan.is_test else plan)
         without = f" without the batches of {_steps(plan.left_out)}" if plan.left_out else ""
         return f"{target.where}; steps {target.step} to {results.steps - 1} are repeated{without}"
 
