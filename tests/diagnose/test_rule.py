@@ -40,6 +40,7 @@ def test_a_rule_claims_nothing_of_a_run_that_learns(rule: Rule) -> None:
 
 def test_rules_for_steps_alone_are_few_and_chosen() -> None:
     assert {rule.code for rule in RULES if rule.from_steps} == {
+        "dist.collective-failed",  # an event of the log, like the next
         "dist.replicas-diverged",
         "lr.schedule-broken",
         "precision.fp16-overflow",

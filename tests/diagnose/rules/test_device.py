@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from surefoot.diagnose.engine import diagnose
-from surefoot.record.facts import CrashFacts, HeldMemory, ModuleMemory, RunFacts
+from surefoot.record.facts import STEPS_ONLY, CrashFacts, HeldMemory, IncidentEvent, ModuleMemory, RunFacts
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Finding
@@ -117,6 +117,14 @@ def test_a_failed_collective_is_named_with_its_kind_its_reason_and_what_that_mea
     found = diagnose(RunFacts(steps=30, crash=crash), strict=True).findings
     assert [each.cause for each in found] == ["dist.collective-failed"]
     assert words in found[0].summary
+
+
+def test_a_collective_that_failed_in_a_stabilizer_is_known_from_its_log() -> None:
+    words = "a collective failed: RuntimeError: [third_party/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]"
+    event = IncidentEvent(step=30, kind="dist.collective-failed", severity="error", action="", summary=words)
+    (found,) = diagnose(RunFacts(scope=STEPS_ONLY, steps=30, events=[event]), strict=True).findings
+    assert (found.cause, found.severity) == ("dist.collective-failed", "error")
+    assert "`Connection closed by peer [127.0.0.1]`: another rank has ended or cannot be reached" in found.summary
 
 
 def test_a_misfit_that_is_known_is_not_called_an_illegal_access() -> None:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.record.collectives import COLLECTIVE_WORDS
+from surefoot.record.collectives import COLLECTIVE_FAILED, COLLECTIVE_WORDS
+from surefoot.record.facts import IncidentEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.findings import Evidence
@@ -163,9 +164,13 @@ def _fitted(crash: CrashFacts) -> str:
 def collective_failed(run: RecordedRun) -> Claim | None:
     """A collective of several ranks has failed: NCCL reports the kind of error, and often the reason."""
     crash = run.facts.crash
-    if crash is None or not _is_collective(crash):
+    logged = next((event for event in run.events(IncidentEvent) if event.kind == COLLECTIVE_FAILED), None)
+    if crash is not None and _is_collective(crash):
+        message, place = crash.message, f" at {crash.site or 'no line of the script'}"
+    elif crash is None and logged is not None:  # a stabilizer records no crash
+        message, place = logged.summary.split(": ", 2)[-1], ""  # after "a collective failed" and the class
+    else:
         return None
-    message = crash.message
     kind = _NCCL_KIND.search(message)
     last = _LAST_ERROR.search(message)
     reason = last[1].strip()[:200] if last is not None and last[1].strip() else ""
@@ -175,9 +180,9 @@ def collective_failed(run: RecordedRun) -> Claim | None:
     known = next((each for each in _COLLECTIVE if each.pattern.search(message)), None)
     return Claim(
         0.8,
-        f"A collective{rank} failed at {crash.site or 'no line of the script'} after {run.steps:,} steps with {named}"
+        f"A collective{rank} failed{place} after {run.steps:,} steps with {named}"
         f"{'' if known is None else f': {known.meaning}'}.",
-        where=(crash.site or "",),
+        where=((crash.site if crash is not None else None) or "",),
         evidence={"message": message[:300], "error": error, "reason": reason},
         fixes=() if known is None else (known.fix,),
     )
@@ -307,5 +312,5 @@ RULES = (
     Rule("device.assert", "crash", compiled_misfit),
     Rule("device.illegal-access", "crash", illegal_access),
     Rule("device.out-of-memory", "crash", out_of_memory),
-    Rule("dist.collective-failed", "crash", collective_failed),
+    Rule("dist.collective-failed", "crash", collective_failed, from_steps=True),
 )
