@@ -10,7 +10,7 @@ import pytest
 from recorded import facts_of, falling
 from recorded import run as recorded
 from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.diagnose.engine import STRICT, _judge, diagnose, load
+from surefoot.diagnose.engine import STRICT, _judge, covers, diagnose, load
 from surefoot.diagnose.findings import Diagnosis, Severity
 from surefoot.diagnose.rule import Claim, Kind, Rule
 from surefoot.diagnose.rules import RULES
@@ -216,3 +216,20 @@ def test_of_several_ranks_the_first_is_read(tmp_path: Any) -> None:
         (folder / "facts.json").write_text(json.dumps({"steps": rank + 7}))
         (folder / "run.json").write_text("{}")
     assert load(tmp_path)[0].steps == 7
+
+
+@pytest.mark.parametrize(
+    ("cause", "consequence"),
+    [
+        ("data.degenerate-batch", "data.split-mismatch"),
+        ("data.degenerate-batch", "lr.too-high"),
+        ("loss.bounded-output", "data.unscaled-target"),
+        ("lr.schedule-broken", "loss.sum-reduction"),
+        ("data.nonfinite-input", "loss.sum-reduction"),
+    ],
+)
+def test_a_consequence_beside_its_cause_is_only_mentioned(cause: str, consequence: str) -> None:
+    rules = {code: [rule for rule in RULES if rule.code == code] for code in (cause, consequence)}
+    strongest = max(rules[cause], key=lambda rule: covers(rule.explains, consequence))
+    found = _judge(recorded(), [(strongest, Claim(0.9, "This.")), (rules[consequence][0], Claim(0.9, "That."))])[2]
+    assert [(each.cause, each.severity) for each in found] == [(cause, "error"), (consequence, "info")]

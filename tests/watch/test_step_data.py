@@ -41,17 +41,6 @@ def test_once_not_every_step_is_measured_no_batch_is_noted_and_the_rows_are_not_
     assert not facts.rows["0"].whole
 
 
-def test_the_first_state_of_a_recurrence_is_not_taken_for_the_input():
-    cell, embedding, head = nn.RNNCell(8, 64), nn.Embedding(10, 8), nn.Linear(64, 2)
-    state, ids = torch.zeros(4, 64), torch.tensor([[1, 2, 3]] * 4)
-    for step in range(3):
-        state = cell(embedding(ids[:, step]), state)
-    data = StepData(MeasuringBudget())
-    data.note(nn.functional.cross_entropy(head(state), torch.tensor([0, 1, 1, 1])), "line 1", 0, 1)
-    (batch,) = data.as_facts().batches
-    assert batch.input_largest is None  # ids
-
-
 def test_the_largest_numbers_tell_what_is_not_finite():
     fine = LargestNumbers(torch.tensor([1.0, -3.0]), torch.tensor([1, 2]))
     assert fine.has_arrived()

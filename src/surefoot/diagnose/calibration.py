@@ -1,14 +1,16 @@
 """The confidence of a finding: what its rule says, corrected by how often such findings were true.
 
-Measured on the tuning half of `surefoot zoo mutate`, where the true cause is known (2026-11-18, 297 mutants that are
-faulty and 97 that do no harm, 16 cores, torch 2.11; `benchmarks/calibration.py` prints the numbers):
+Measured on the tuning half of `surefoot zoo mutate`, where the true cause is known: 299 mutants that are faulty and 97
+that do no harm (2026-11-18, 16 cores, torch 2.11, without false findings that were mended that day;
+`benchmarks/calibration.py` prints the numbers):
 
 - The first finding is true in 246 of 260 mutants. Findings of one cause are corrected by their own count (`FIRST`).
 - A further finding beside it is true in 6 of 35 cases: the rest are consequences of the same fault that no rule
   connects with it. What was observed directly (the wiring, a crash) may be a second fault, and loses less.
 
-On public scripts with mistakes that others had listed, the first cause was true in 82 of 103 runs that got one
-(2026-11-16 and 17), and nearly all of the others were read off the course of the run: such evidence is indirect.
+On public scripts with planted mistakes the first cause was true in 82 of 103 runs that got one (first judgements,
+November 2026). How the wrong ones divide between kinds of evidence was not counted; what is read off the course of a
+run is taken to be less certain than what was observed.
 
 Only the confidence that is shown changes. Findings are ranked by what the rules say.
 """

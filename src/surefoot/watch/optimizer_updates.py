@@ -167,16 +167,22 @@ def _count_update(record: Parameter, update: float, number: int, is_whole: bool)
 def _gains(tensors: list[Tensor], moved: list[Tensor]) -> list[Any]:
     """By how much each change lowers the loss of its batch to first order; `None` without a gradient of its shape."""
     found: list[Any] = [None] * len(tensors)
-    products: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    products: dict[torch.device, list[tuple[int, float, Tensor]]] = {}
     for place, (tensor, change) in enumerate(zip(tensors, moved, strict=True)):
         grad = thin(tensor.grad) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
         if grad is not None and grad.shape == change.shape and grad.device == change.device and len(grad):
-            share = len(grad) / max(1, tensor.numel())
-            products.setdefault(grad.device, []).append((place, torch.dot(grad.float(), change.float()) / -share))
+            product = torch.dot(grad.float(), change.float())
+            products.setdefault(grad.device, []).append((place, tensor.numel() / len(grad), product))
     for held in products.values():
-        for (place, _), gain in zip(held, numbers(torch.stack([product for _, product in held])), strict=True):
-            found[place] = gain
+        values = numbers(torch.stack([product for _, _, product in held]))
+        for (place, rest, _), value in zip(held, values, strict=True):
+            found[place] = later(_gain, value, rest)
     return found
+
+
+def _gain(product: float, rest: float) -> float:
+    """The gain of a whole parameter from the product over a sample of it."""
+    return -product * rest
 
 
 def _is_zero(value: float) -> bool:

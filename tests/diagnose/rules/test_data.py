@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, described, falling, look, moves, run
 from surefoot.diagnose.rules import data
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def model_pass(step: int = 0, size: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -152,6 +156,13 @@ def test_small_inputs_are_not_why_steps_are_larger_than_the_weights() -> None:
 
 def test_large_inputs_are_fine_where_the_run_learns() -> None:
     assert data.unscaled_input(run(falling(), sampled_steps=[look(0, passes=[model_pass(size=800.0)])])) is None
+
+
+def test_large_inputs_that_only_make_the_first_losses_high_are_mentioned(watch: Nursery) -> None:
+    large = CLASSES.replace("torch.randn(256, 8)", "60 * torch.randn(256, 8)")
+    run = watch(large, NET, "loss_of = F.cross_entropy\n", LOOP.replace("range(60)", "range(200)"))
+    assert run.causes == []
+    assert run.finding("data.unscaled-input").severity == "info"
 
 
 def test_large_inputs_are_fine_before_a_normalising_layer() -> None:

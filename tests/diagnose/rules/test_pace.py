@@ -104,6 +104,14 @@ def test_small_steps_through_noise_that_lead_down_are_no_rate_too_high() -> None
     assert pace.too_high(run(flat, sampled_steps=looks)) is not None
 
 
+@pytest.mark.parametrize(("end", "severity"), [(0.5, "warning"), (0.05, "info")])
+def test_a_loss_thrown_far_up_at_first_that_has_recovered_is_mentioned(end: float, severity: str) -> None:
+    thrown = [1.0, 5.0, 100.0, 30.0, 8.0, *falling(100, 2.0, end)]
+    claim = pace.too_high(run(thrown, sampled_steps=[look(step, steps=moves(0.5)) for step in range(8)]))
+    assert claim is not None
+    assert claim.severity == severity
+
+
 def test_attention_logits_that_climb_under_very_large_steps_are_the_work_of_the_rate() -> None:
     def sharpened(ratio: float) -> Any:
         sharp = [(step, 2.0 * 1.5**step, 3.4 * 0.8**step) for step in range(16)]

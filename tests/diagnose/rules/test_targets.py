@@ -101,5 +101,13 @@ def test_large_targets_on_both_sides_of_0_are_named(watch: Nursery) -> None:
     run.names_first("data.unscaled-target", step=0, at="|loss = F.mse_loss", evidence={"targets", "predictions"})
 
 
+def test_targets_that_the_output_is_still_far_from_are_named_rather_than_the_rate(watch: Nursery) -> None:
+    longer = PRICES.replace("BASE", "0").replace("SPREAD", "100").replace("150", "600").replace("1e-2", "1e-3")
+    run = watch(longer)
+    assert run.causes == ["data.unscaled-target"]
+    assert run.first.severity == "warning"
+    assert run.finding("lr.too-low").severity == "info"
+
+
 def test_targets_that_the_output_reaches_may_be_large(watch: Nursery) -> None:
     assert "data.unscaled-target" not in watch(PRICES.replace("BASE", "20").replace("SPREAD", "5")).causes
