@@ -432,7 +432,7 @@ def _seen_or_logged(seen: Callable[[RecordedRun], Claim | None], logged: Callabl
 
 RULES: tuple[Rule, ...] = (
     Rule("loss.sign-flipped", "wiring", surrogate_flipped, explains=("rl.*", "lr.*", "optim.not-learning")),
-    Rule("lr.too-high", "value", rate_of_policy, explains=("rl.*", "model.*")),
+    Rule("lr.too-high", "dynamics", rate_of_policy, explains=("rl.*", "model.*")),
     Rule(
         "rl.zero-advantage",
         "value",
