@@ -168,7 +168,7 @@ WRITERS = {
     "record/thinning.py": "renames a new file of telemetry over an old one",
     "keep/checkpoint/tensor_file.py": "new files in a new folder",
     "keep/checkpoint/folders.py": "makes and renames new folders",
-    "keep/checkpoint/storage.py": "reads, and refuses links",
+    "keep/checkpoint/manifest.py": "reads, and refuses links",
     "build/standardize.py": "a file that the user names",
     "build/find_lr.py": "a file that the user names",
     "record/sinks/tensorboard.py": "a folder that the user names, for another program",

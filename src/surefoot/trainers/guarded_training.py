@@ -151,16 +151,28 @@ class GuardedTraining:
         optimizers: Sequence[Optimizer],
         framework: str,
         loss_from: str = "",
+        *,
+        observes_others: bool = False,
     ) -> None:
-        """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning."""
+        """Guard the optimizers of the models.
+
+        Args:
+            options: The settings of the guard.
+            models: What is trained.
+            optimizers: Those that train it; others among them are not guarded.
+            framework: Its name, for warnings.
+            loss_from: How the user passes losses to the guard, if that is needed, for a warning.
+            observes_others: Whether optimizers that train nothing of the models are observed if there are no others, so
+                that the diagnosis names the mistake.
+        """
         self.given = {weakref.ref(each) for each in optimizers}
         """The optimizers of the framework when training began; empty once it has others."""
         if options.mode == "guard":
             own = _of_the_models(optimizers, models, framework)
             others = [each for each in optimizers if any(group["params"] for group in each.param_groups)]
-            optimizers = own or others
-            if others and not own:  # nothing to protect: observed, so that the diagnosis names the mistake
-                options = replace(options, mode="watch", clip=None, recovery=None)
+            optimizers = own
+            if others and not own and observes_others:
+                optimizers, options = others, replace(options, mode="watch", clip=None, recovery=None)
         self._options, self._framework, self._loss_from = options, framework, loss_from
         self.probes = DeepProbes()
         """The observations at sampled steps, if an adapter sets them; they end with the training."""

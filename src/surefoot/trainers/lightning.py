@@ -84,7 +84,9 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
             return
         self._refuse_two_clippers(trainer)
         before = self.training if isinstance(self.training, GuardedTraining) else None
-        training = GuardedTraining(self._options, [trainer.strategy.model], trainer.optimizers, "Lightning", LOSS_FROM)
+        training = GuardedTraining(
+            self._options, [trainer.strategy.model], trainer.optimizers, "Lightning", LOSS_FROM, observes_others=True
+        )
         self.training, training.probes = training, self._probes
         self._follow_clipping(training, trainer.precision_plugin)
         if self._saved is not None:

@@ -132,7 +132,12 @@ class StabilizerCallback(TrainerCallback):  # type: ignore[misc]
         _refuse_clip_beside_max_grad_norm(self._options.clip, args.max_grad_norm)
         before = self.training if isinstance(self.training, GuardedTraining) else None
         training = GuardedTraining(
-            self._options, [trainer.model_wrapped], [trainer.optimizer], "transformers.Trainer", LOSS_FROM
+            self._options,
+            [trainer.model_wrapped],
+            [trainer.optimizer],
+            "transformers.Trainer",
+            LOSS_FROM,
+            observes_others=True,
         )
         self.training, self._trainer = training, trainer
         follow_losses(training, trainer.accelerator, is_share=True)
