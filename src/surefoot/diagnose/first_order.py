@@ -6,6 +6,9 @@ the step, and much of a single batch's gradient is noise (without momentum, all 
 Where it falls by most of what is predicted, and does so to the end of the run, neither curvature nor noise limits the
 steps, and several times larger ones would have reached the same loss earlier. With a step of a tenth of the stability
 limit 2 / L, 0.9 of the prediction comes true.
+
+The first part of a long training looks like that too, at a rate that is right for all of it. So this alone is worth a
+mention only; beside a clipped or badly scaled run it shows that the steps are held back.
 """
 
 from __future__ import annotations

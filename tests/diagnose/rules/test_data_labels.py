@@ -262,3 +262,28 @@ for step in range(150):
 
 def test_ids_that_are_close_to_each_other_need_not_share_a_label(watch: Nursery) -> None:
     assert "data.labels-uninformative" not in watch(RATINGS).causes
+
+
+COMPARED = """
+import torch, torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+kinds = torch.randint(4, (2, 2000))
+first, second = (3 * torch.eye(4)[each].repeat(1, 3) + torch.randn(2000, 12) for each in kinds)
+same = torch.where(torch.rand(2000) < 0.4, torch.randint(2, (2000,)).bool(), kinds[0] == kinds[1]).float()
+class Compare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.out = nn.Linear(12, 8), nn.Linear(8, 1)
+    def forward(self, one, other): return self.out((self.body(one) - self.body(other)).abs()).squeeze(1)
+model = Compare()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(100):
+    rows = torch.randint(2000, (64,))
+    loss = F.binary_cross_entropy_with_logits(model(first[rows], second[rows]), same[rows])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_labels_of_pairs_are_not_looked_for_in_one_of_the_two(watch: Nursery) -> None:
+    assert "data.labels-uninformative" not in watch(COMPARED).causes

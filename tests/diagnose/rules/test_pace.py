@@ -51,12 +51,12 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "rate", "usual"), [("Adam", "1e-4", "1e-2"), ("AdamW", "3e-4", "3e-2")])
-def test_a_loss_that_falls_as_its_gradients_predict_to_the_end_has_a_rate_too_low(
+def test_a_loss_that_falls_as_its_gradients_predict_to_the_end_has_a_rate_that_is_mentioned(
     watch: Nursery, optimizer: str, rate: str, usual: str
 ) -> None:
     long = LOOP.replace("range(60)", "range(400)")
     found = watch(START, paced(rate, optimizer), long).finding("lr.too-low")
-    assert found.severity == "warning"
+    assert found.severity == "info"  # it may be the beginning of a long training
     assert found.evidence["fall"] > 0.5 * found.evidence["predicted"]
     assert watch(START, paced(usual, optimizer), long).causes == []
 

@@ -102,7 +102,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     if stuck is None or run.nonfinite.seen or run.adversarial or run.steps < 30:
         return None
     moved = weights_moved(run)
-    if moved < 0.2 or _are_predicted(run) or reads_long_sequences(run):
+    if moved < 0.2 or _are_predicted(run) or reads_long_sequences(run) or _are_compared(run):
         return None
     if _are_positions(run):
         return _unrelated_pairs(run, stuck, moved)
@@ -253,6 +253,12 @@ def _are_predicted(run: RecordedRun) -> bool:
     late = notes[-5:]
     frequent = [max((n.labels or {}).values()) / sum((n.labels or {}).values()) for n in late]
     return bool(late) and median(n.accuracy or 0.0 for n in late) > max(0.5, 1.5 * median(frequent))
+
+
+def _are_compared(run: RecordedRun) -> bool:
+    """Whether models are given two inputs of one shape: labels belong to both, and neighbours of one are not alike."""
+    given = [call.inputs for call in run.sampled.trained_model_calls if call.inputs]
+    return bool(given) and all(len(each) > 1 and each[0].shape == each[1].shape for each in given)
 
 
 def _are_ids(run: RecordedRun) -> bool:

@@ -33,7 +33,7 @@ def epsilon(run: RecordedRun) -> Claim | None:
     ]
     ratio = eps / median(roots) if roots else 0.0
     slow = eps >= 1e-3 and ratio > 10 and run.curve.drop < 0.7 and not run.blind
-    hinders = ratio > 2 and (slow or not run.curve.learned or straight_fall(run) is not None)
+    hinders = ratio > 2 and (slow or not run.curve.learned)
     if (eps > 1e-7 and hinders) or (eps >= 1e-3 and ratio > 2 and not run.blind):
         return Claim(
             0.9,

@@ -186,7 +186,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "warning" if straight is not None else "info",
+        severity="error" if is_stuck else "info",
     )  # fmt: skip
 
 
