@@ -42,3 +42,11 @@ def test_a_rank_without_facts_is_reported(tmp_path, starts_forks):
     script.write_text("import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     trouble = rank_runs.run_ranks(script, 7, tmp_path / "run", patience.HANG_SECONDS)
     assert "ranks [1] left no facts" in trouble
+
+
+def test_a_rank_that_a_library_aborts_is_part_of_the_run(tmp_path, starts_forks):
+    script = tmp_path / "aborts.py"
+    script.write_text("import os\nif os.environ['RANK'] == '1':\n    os.abort()\n")
+    assert rank_runs.run_ranks(script, 7, tmp_path / "run", patience.HANG_SECONDS) == ""
+    script.write_text("import os\nos.abort()\n")
+    assert "ranks [0, 1] left no facts" in rank_runs.run_ranks(script, 7, tmp_path / "both", patience.HANG_SECONDS)
