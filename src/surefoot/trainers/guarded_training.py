@@ -154,25 +154,14 @@ class GuardedTraining:
         *,
         observes_others: bool = False,
     ) -> None:
-        """Guard the optimizers of the models.
+        """`loss_from` is how the user passes losses to the guard, if that is needed, for a warning.
 
-        Args:
-            options: The settings of the guard.
-            models: What is trained.
-            optimizers: Those that train it; others among them are not guarded.
-            framework: Its name, for warnings.
-            loss_from: How the user passes losses to the guard, if that is needed, for a warning.
-            observes_others: Whether optimizers that train nothing of the models are observed if there are no others, so
-                that the diagnosis names the mistake.
+        With `observes_others`, optimizers of other models are observed if there are no own: the diagnosis names them.
         """
         self.given = {weakref.ref(each) for each in optimizers}
         """The optimizers of the framework when training began; empty once it has others."""
         if options.mode == "guard":
-            own = _of_the_models(optimizers, models, framework)
-            others = [each for each in optimizers if any(group["params"] for group in each.param_groups)]
-            optimizers = own
-            if others and not own and observes_others:
-                optimizers, options = others, replace(options, mode="watch", clip=None, recovery=None)
+            options, optimizers = _what_to_guard(options, optimizers, models, framework, observes_others)
         self._options, self._framework, self._loss_from = options, framework, loss_from
         self.probes = DeepProbes()
         """The observations at sampled steps, if an adapter sets them; they end with the training."""
@@ -524,6 +513,21 @@ def _is_first_rank() -> bool:
 def _state_folder() -> str:
     rank, count = _rank()
     return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}-of-{count}"
+
+
+def _what_to_guard(
+    options: GuardOptions,
+    optimizers: Sequence[Optimizer],
+    models: Sequence[nn.Module],
+    framework: str,
+    observes_others: bool,
+) -> tuple[GuardOptions, Sequence[Optimizer]]:
+    """The optimizers of the models; if there are none and `observes_others`, the others with the options to observe."""
+    own = _of_the_models(optimizers, models, framework)
+    others = [each for each in optimizers if any(group["params"] for group in each.param_groups)]
+    if others and not own and observes_others:
+        return replace(options, mode="watch", clip=None, recovery=None), others
+    return options, own
 
 
 def _of_the_models(optimizers: Sequence[Optimizer], models: Sequence[nn.Module], framework: str) -> list[Optimizer]:
