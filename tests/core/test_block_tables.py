@@ -19,15 +19,17 @@ def test_every_element_of_every_tensor_is_in_exactly_one_block():
     assert tables.sizes_table.tolist() == sizes
 
 
-def test_addresses_are_uploaded_only_when_they_change():
+def test_addresses_are_overwritten_in_place_and_only_when_they_change():
     tables = BlockTables([4, 4], CPU, columns=2)
     tables.place([16, 32], [48, 64])
     first, second = tables.address_tables
+    written = first._version, second._version
     assert tables.aligned
     tables.place([16, 32], [48, 66])
     assert tables.address_tables[0] is first
-    assert tables.address_tables[1] is not second
-    assert tables.address_tables[1].tolist() == [48, 66]
+    assert tables.address_tables[1] is second
+    assert (first._version, second._version) == (written[0], written[1] + 1)
+    assert (first.tolist(), second.tolist()) == ([16, 32], [48, 66])
     assert not tables.aligned
 
 

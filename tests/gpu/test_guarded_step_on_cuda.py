@@ -235,3 +235,26 @@ def test_a_rule_for_a_signal_of_the_user_still_refuses_steps_after_the_warm_up_o
         stabilizer.step()
     stabilizer.flush()
     assert [incident.step for incident in stabilizer.incidents] == [35]
+
+
+def test_a_recorded_decision_measures_gradients_wherever_they_are():
+    parameters = [nn.Parameter(torch.zeros(shape, device="cuda")) for shape in ((40_000,), (3, 5), (7,))]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
+    attachment = sf.attach(None, optimizer, escalation=None)
+    memory = torch.randn(200_000, device="cuda")
+    expected = []
+    for step in range(40):
+        present = parameters if step % 5 else parameters[1:]
+        start = step % 4  # every other step starts at an address that is no multiple of 16 bytes
+        for parameter in parameters:
+            parameter.grad = None
+        for parameter in present:
+            parameter.grad = memory[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+        expected.append([float(each.grad.norm()) for each in present])
+        optimizer.step()
+    records = attachment.history
+    assert len(records) == 40
+    for record, norms in zip(records, expected, strict=True):
+        assert record.signals.layers.grad_norm.tolist() == pytest.approx(norms, rel=1e-5)
+        assert record.signals.grad_norm == pytest.approx(math.hypot(*norms), rel=1e-5)

@@ -66,7 +66,7 @@ def test_moments_that_were_forgotten_come_back_in_the_memory_layout_of_their_par
     optimizer.step()
     state = TrainedState([model], optimizer, list, lambda rules: None)
     expected = optimizer.state[model.weight]["exp_avg"].clone()
-    taken = stage(state.tree())
+    taken = stage(state.tree(state.live()))
     state.reset_moments()
     state.put_back(taken.tree)
     moment = optimizer.state[model.weight]["exp_avg"]

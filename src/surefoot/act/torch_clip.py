@@ -7,6 +7,7 @@ device. Clipping by value is torch's own: it makes an infinite entry finite, so 
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,14 @@ def norm_and_factor(
 
     The factor is `None` if nothing is clipped (`max_norm` is infinite, as for callers that only need the norm).
     """
-    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+    return _measured(_gradients(parameters), max_norm, norm_type)
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+
+
+def _measured(gradients: list[Tensor], max_norm: float, norm_type: float) -> tuple[Tensor, Tensor | None]:
     norm = torch.nn.utils.get_total_norm(gradients, norm_type)
     return norm, None if not gradients or math.isinf(max_norm) else _factor(norm, max_norm)
 
@@ -46,11 +54,11 @@ def clip_grad_norm(
 
     Returns the norm before clipping and the factor, like `norm_and_factor`.
     """
-    norm, factor = norm_and_factor(parameters, max_norm, norm_type)
+    gradients = _gradients(parameters)
+    norm, factor = _measured(gradients, max_norm, norm_type)
     if factor is not None:
-        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
-        kinds = {(type(gradient), gradient.device, gradient.dtype) for gradient in gradients}
-        if len(kinds) == 1 and type(gradients[0]) is Tensor:
+        same = [set(map(kind, gradients)) for kind in (type, Tensor.get_device, attrgetter("dtype"))]
+        if same[0] == {Tensor} and all(len(kinds) == 1 for kinds in same):
             torch._foreach_mul_(gradients, factor)  # as torch does, which would compute the factor again
         else:
             given = [parameter for parameter in parameters if parameter.grad is not None]

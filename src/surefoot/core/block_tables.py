@@ -2,8 +2,8 @@
 
 A program of the kernel processes one block: it reads the tensor of the block, its start in the tensor, the size of the
 tensor, and the tensor's address. The tables of sizes and blocks depend only on the sizes; those of
-addresses are uploaded again only when an address has changed. Uploading is an asynchronous copy from pinned memory, so
-nothing here waits for the device.
+addresses are overwritten only when an address has changed. They stay at the same place, so that a recorded CUDA graph
+reads the current addresses. Uploading is an asynchronous copy from pinned memory, so nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from surefoot.core.device_copies import upload
+from surefoot.core.device_copies import overwrite, upload
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class BlockTables:
         self.block_tensor = upload([i for i, blocks in enumerate(counts) for _ in range(blocks)], device)
         self.block_start = upload([b * BLOCK for blocks in counts for b in range(blocks)], device)
         self._addresses: list[list[int]] = [[] for _ in range(columns)]
-        self.address_tables: list[Tensor] = [self.sizes_table] * columns
+        self.address_tables: list[Tensor] = [upload([0] * len(sizes), device) for _ in range(columns)]
         """The addresses of the tensors, a table for each column."""
         self._aligned = [False] * columns
 
@@ -51,7 +51,8 @@ class BlockTables:
         """Update the addresses of the tensors, column by column."""
         for column, own in enumerate(addresses):
             if own != self._addresses[column]:
-                self._addresses[column], self.address_tables[column] = own, upload(own, self.device)
+                overwrite(self.address_tables[column], own)
+                self._addresses[column] = own
                 self._aligned[column] = reduce(or_, own, 0) % 16 == 0
 
     @property

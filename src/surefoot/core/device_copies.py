@@ -43,10 +43,11 @@ def permanent_host_memory(size: int, dtype: torch.dtype, device: torch.device) -
 class _Buffer:
     """Pinned memory, and the event that marks the end of the copy into it. Neither is ever freed."""
 
-    __slots__ = ("_views", "arrived", "is_busy", "memory")
+    __slots__ = ("_bytes", "_views", "arrived", "is_busy", "memory")
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.memory = permanent_host_memory(size, torch.uint8, device)
+        self._bytes = self.memory.numpy()
         self._views: dict[tuple[torch.dtype, int], Tensor] = {}
         self.arrived = new_event(device)
         keep_until_exit(self.arrived)
@@ -55,7 +56,7 @@ class _Buffer:
 
     def clear(self) -> None:
         """Mark every number as absent."""
-        self.memory.numpy().fill(_ABSENT)
+        self._bytes.fill(_ABSENT)
 
     def view(self, dtype: torch.dtype, count: int) -> Tensor:
         """The first `count` numbers of a type."""
@@ -171,7 +172,8 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
     if has_streams(device):
         buffer = _buffers.take(max(1, vector.nbytes), device)
         buffer.clear()
-        host = buffer.view(vector.dtype, vector.numel()).view(vector.shape)
+        host = buffer.view(vector.dtype, vector.numel())
+        host = host if vector.ndim == 1 else host.view(vector.shape)
         host.copy_(vector.detach(), non_blocking=True)
         buffer.arrived.record(current_stream(device))
         return AsyncCopy(host, buffer, device)
@@ -180,15 +182,24 @@ def begin_reading(vector: Tensor) -> AsyncCopy:
 
 def upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A table of numbers on a device, by default integers, copied without waiting."""
+    with torch._C._InferenceMode(False):  # a table made in inference mode could not be written to outside it
+        table = torch.empty(len(values), dtype=dtype, device=device)
+    overwrite(table, values)
+    return table
+
+
+def overwrite(table: Tensor, values: Sequence[float]) -> None:
+    """Replace the numbers of a table on a device, in order with its other work, without waiting."""
+    device, dtype = table.device, table.dtype
     if not has_streams(device):
-        return torch.tensor(values, dtype=dtype, device="cpu").to(device)
+        table.copy_(torch.tensor(values, dtype=dtype, device="cpu"))
+        return
     buffer = _buffers.take(max(1, len(values) * dtype.itemsize), device)
     host = buffer.view(dtype, len(values))
     host.numpy()[:] = values
-    uploaded = host.to(device, non_blocking=True)
+    table.copy_(host, non_blocking=True)
     buffer.arrived.record(current_stream(device))
     _buffers.give_back(buffer, device)
-    return uploaded
 
 
 # ---- single numbers -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from surefoot.core.settings import check_types
 from surefoot.errors import require
-from surefoot.types import Severity, Signals, Verdict
+from surefoot.types import LayerStats, Severity, Signals, Verdict
 
 Window = tuple[float, ...]
 
@@ -387,8 +387,7 @@ class Vanishing:
         healthy = Verdict("vanishing", False)
         if signals.layers is None or (host_float(signals.nonfinite) or 0) > 0:
             return state, healthy
-        weights = signals.layers.weights()
-        if len(weights) < 3:
+        if not self._may_have_vanished(signals.layers) or len(weights := signals.layers.weights()) < 3:
             return 0, healthy
         (first_name, first), (last_name, last) = weights[0], weights[-1]
         if last == 0.0 or first >= self.ratio * last:
@@ -403,6 +402,11 @@ class Vanishing:
             f"gradient of {first_name} is {first / last:.2g} of that of {last_name}, for {run} steps",
             {"first": first_name, "last": last_name, "first_norm": first, "last_norm": last, "steps": run},
         )
+
+    def _may_have_vanished(self, layers: LayerStats) -> bool:
+        """Whether a weight's gradient is tiny beside the largest one: asked first, because every step asks."""
+        norms = [norm for norm, rank in zip(layers.grad_norm.tolist(), layers.ranks, strict=True) if rank >= 2]
+        return bool(norms) and not min(norms) >= self.ratio * max(norms)
 
 
 class ClippingState(NamedTuple):

@@ -1,10 +1,11 @@
-"""Decides a step with one CUDA graph, which replaces about a hundred kernel launches by one.
+"""Measures and decides a step with one CUDA graph, which replaces about a hundred kernel launches by one.
 
 The rules are written as ordinary tensor operations, so that there is only one implementation. On a GPU their launches
 would cost the host milliseconds per step; recorded once into a CUDA graph and replayed, they cost a few microseconds.
-After `WARM_STEPS` ordinary steps, the decision is recorded with fixed inputs and states. A step whose shape differs
-from the recorded one (another set of gradients, no loss) is decided with ordinary operations, and so is every step if
-recording fails.
+After `WARM_STEPS` ordinary steps, the kernels that measure the gradients and the decision are recorded with fixed
+inputs and states. The kernels read the addresses of the gradients from tables, which are up to date when the graph is
+replayed. A step whose shape differs from the recorded one (another set of gradients, no loss) is decided with ordinary
+operations, and so is every step if recording fails.
 """
 
 from __future__ import annotations
@@ -80,14 +81,15 @@ class GraphedDecider:
 
     def _key(self, given: StepInput) -> tuple[Any, ...] | None:
         """The properties that must be equal for a recording to be used; `None` if the step cannot be recorded."""
-        norm = given.statistics.norm
-        if not self._usable or not can_record(norm.device):
+        measured = given.statistics
+        if not self._usable or not can_record(_device_of(given)):
             return None
         divisor = "tensor" if isinstance(given.divisor, Tensor) else given.divisor
         outer = tuple(each is None for each in given.outer[:2]), given.outer.is_loss_scale
         positions = given.positions is None or given.positions.data_ptr()
         clipped = given.clipped is None, given.was_broken is None
-        return norm.shape[0], given.loss is None, divisor, positions, outer, clipped
+        which = len(measured.norm) if isinstance(measured, TensorStatistics) else measured.key
+        return which, given.loss is None, divisor, positions, outer, clipped
 
 
 class _Recording:
@@ -99,7 +101,7 @@ class _Recording:
         states = leaves(decider.policy.states)
         before = decider.policy.states
         try:
-            with recorded_graph(given.statistics.norm.device) as self._graph:
+            with recorded_graph(_device_of(given)) as self._graph:
                 self.decision = decider.decide(fixed_given)
                 self.vector = self.decision.packed()
                 if states:  # a rule without memory has none
@@ -113,8 +115,15 @@ class _Recording:
         return self.decision, self.vector
 
 
+def _device_of(given: StepInput) -> torch.device:
+    measured = given.statistics
+    return measured.norm.device if isinstance(measured, TensorStatistics) else measured.tables.device
+
+
 def _tensors_of(given: StepInput) -> list[Tensor]:
-    found = [*given.statistics.columns(), given.param_norm, torch.as_tensor(given.broken_setting)]
+    """The tensors that are copied for a recording. Gradients that it measures itself are not among them."""
+    measured = given.statistics.columns() if isinstance(given.statistics, TensorStatistics) else ()
+    found = [given.param_norm, torch.as_tensor(given.broken_setting), *measured]
     if given.loss is not None:
         found.append(given.loss)
     if isinstance(given.divisor, Tensor):
@@ -123,12 +132,15 @@ def _tensors_of(given: StepInput) -> list[Tensor]:
 
 
 def _with_tensors(given: StepInput, tensors: list[Tensor]) -> StepInput:
-    norm, largest, nonfinite, param_norm, broken, *rest = tensors
+    param_norm, broken, *rest = tensors
+    statistics = given.statistics
+    if isinstance(statistics, TensorStatistics):
+        (norm, largest, nonfinite), rest = rest[:3], rest[3:]
+        statistics = TensorStatistics(norm, largest, nonfinite)
     loss = rest.pop(0) if given.loss is not None else None
     divisor = rest.pop(0) if isinstance(given.divisor, Tensor) else given.divisor
     optional = (*given.outer[:2], given.clipped, given.was_broken)
     scale, found_inf, clipped, was_broken = (None if each is None else rest.pop(0) for each in optional)
-    statistics = TensorStatistics(norm, largest, nonfinite)
     return replace(
         given,
         statistics=statistics,

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from surefoot.guard.model_sampling import ModelSampler
     from surefoot.guard.step_decision import StepPolicy
     from surefoot.observe.parameters import Layout
+    from surefoot.observe.triton_pass import PlacedTensors
     from surefoot.observe.updates import ColumnsAfterStep
     from surefoot.types import NamedParameter, Scalar, Shaper
 
@@ -97,9 +98,13 @@ class MeasuredGradients:
     named: list[NamedParameter]
     tensors: list[Tensor]
     views: list[Tensor]
-    statistics: TensorStatistics
-    tables: BlockTables | None = None
-    """The tables with which a kernel has measured the gradients, if it has read them where they are."""
+    statistics: TensorStatistics | PlacedTensors
+    """Their statistics, or on a GPU what is needed to measure them together with the decision."""
+
+    @property
+    def tables(self) -> BlockTables | None:
+        """The tables with which a kernel measures the gradients, if it reads them where they are."""
+        return None if isinstance(self.statistics, TensorStatistics) else self.statistics.tables
 
 
 class StepMeasurer:
@@ -107,7 +112,7 @@ class StepMeasurer:
 
     def __init__(self, layout: Layout, *, across_ranks: bool, needs_largest: bool) -> None:
         self.layout, self._across_ranks, self._needs_largest = layout, across_ranks, needs_largest
-        self._meter = TensorMeter()
+        self._meter, self._parameter_meter = TensorMeter(), TensorMeter()
         self.param_norm: Tensor | None = None
         """The last measured norm of the parameters. It is saved with the run, because rules use it."""
 
@@ -117,8 +122,9 @@ class StepMeasurer:
         if not gradients:
             return None
         if all_plain(gradients):
-            statistics = self._meter.measure_views(gradients, self._needs_largest)
-            return MeasuredGradients(named, gradients, gradients, statistics, self._meter.tables)
+            placed = self._meter.place(gradients)
+            measured = self._meter.measure_views(gradients, self._needs_largest) if placed is None else placed
+            return MeasuredGradients(named, gradients, gradients, measured)
         statistics = self._meter.measure(gradients)
         return MeasuredGradients(named, gradients, dense_views(gradients), self._combined(statistics, gradients))
 
@@ -131,9 +137,8 @@ class StepMeasurer:
     def parameters(self, step: int, gradients: MeasuredGradients) -> Tensor:
         """The norm of the parameters, measured every `PARAM_NORM_EVERY` steps."""
         if self.param_norm is None or step % PARAM_NORM_EVERY == 0:
-            own = [parameter.detach() for _, parameter in gradients.named]
-            plain = all_plain(own)
-            measured = self._meter.measure_views(own, False) if plain else self._combined(self._meter.measure(own), own)
+            own, meter = [parameter.detach() for _, parameter in gradients.named], self._parameter_meter
+            measured = meter.measure_views(own, False) if all_plain(own) else self._combined(meter.measure(own), own)
             self.param_norm = total_norm(measured.norm)
         return self.param_norm
 
@@ -146,7 +151,7 @@ class StepMeasurer:
         parameters = [parameter for _, parameter in self.layout.parameters]
         # They may include a frozen table of integers, as in a quantized layer.
         able = [each for each in parameters if each.is_floating_point() or each.is_complex()]
-        return bool(self._meter.measure(able).nonfinite.sum() > 0)
+        return bool(self._parameter_meter.measure(able).nonfinite.sum() > 0)
 
 
 @dataclass
@@ -223,7 +228,7 @@ class StepPreparer:
             elif factor is not None and self._on_device:
                 factor = self._left_to_fold(outer, optimizer, step.measured, decision)
             scales = self._policy.scaler is not None
-            skipped = skip if self._on_device else None
+            skipped = None if step.vector is None else step.vector[0]  # `skip` as the number that the kernel takes
             fold(step.undo, optimizer, outer, divide, factor, skipped, is_loss_scale=scales)
         elif bool(skip):  # the one scalar sync of an optimizer that is not fused
             step.refused = True

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from surefoot.core.state_tree import Packed
     from surefoot.detect.combine import Combined
     from surefoot.guard.replica_check import ReplicaCheck
+    from surefoot.observe.triton_pass import PlacedTensors
     from surefoot.types import Clipper, Detector, LossScaler, NamedParameter, OptimizerSetting
 
 log = logging.getLogger("surefoot")
@@ -52,8 +53,8 @@ class StepInput:
     """What is known about a step before it is decided."""
 
     step: int
-    statistics: TensorStatistics
-    """The statistics of the gradients in memory, which are still scaled."""
+    statistics: TensorStatistics | PlacedTensors
+    """The statistics of the gradients in memory, which are still scaled, or what is needed to measure them."""
     loss: Tensor | None
     divisor: Scalar
     """The divisor that accumulation leaves for the gradients."""
@@ -291,7 +292,11 @@ class StepDecider:
         """
         divide, outer_scale = self._divide_by(given.divisor), given.outer.scale
         unscale = outer_scale if divide is None else divide if outer_scale is None else divide * outer_scale
-        statistics = given.statistics if unscale is None else given.statistics.rescaled(1 / unscale)
+        statistics = given.statistics
+        if not isinstance(statistics, TensorStatistics):
+            statistics = statistics.measure()
+        if unscale is not None:
+            statistics = statistics.rescaled(1 / unscale)
         clipped = None if given.clipped is None else _known_factor(given.clipped)
         if clipped is not None:
             statistics = statistics.rescaled(1 / clipped)
@@ -524,15 +529,17 @@ class ArrivingNumbers:
         """Wait for the numbers and build the record."""
         vector = self._reading.wait()
         scalar_count = 2 + self._flag_count + len(self._head)
-        skip, overflow, *rest = vector[:scalar_count].tolist()
-        flags, numbers = rest[: self._flag_count], rest[self._flag_count :]
         columns, count = 3 + len(self._watched), len(self._named.names)
-        end = scalar_count + columns * count
-        table = vector[scalar_count:end].view(columns, count)
-        rest, own_count = vector[end:].tolist(), len(self._own_tensors)
-        own = self._own_floats | dict(zip(self._own_tensors, rest[:own_count], strict=True))
-        settings = self._settings.all_broken(rest[own_count:])
-        layers = _layers(self._named, *table[:3], **dict(zip(self._watched, table[3:], strict=True)))
+        sizes = scalar_count, columns * count, len(vector) - scalar_count - columns * count
+        scalars, table, rest = torch.split_with_sizes(vector, sizes)
+        skip, overflow, *known = scalars.tolist()
+        flags, numbers = known[: self._flag_count], known[self._flag_count :]
+        own, own_count, values = self._own_floats, len(self._own_tensors), rest.tolist() if len(rest) else []
+        if own_count:
+            own = own | dict(zip(self._own_tensors, values[:own_count], strict=True))
+        settings = self._settings.all_broken(values[own_count:])
+        norm, largest, nonfinite, *watched = table.view(columns, count).unbind(0)
+        layers = _layers(self._named, norm, largest, nonfinite, **dict(zip(self._watched, watched, strict=True)))
         signals = Signals(layers=layers, **dict(zip(self._head, numbers, strict=True)), extra=own, **self._facts)
         return _record(signals, skip > 0, overflow > 0, self._rules, self._notices, flags, settings)
 

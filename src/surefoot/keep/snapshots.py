@@ -52,6 +52,17 @@ class StateTree(TypedDict):
     """Weights that follow those of the models, such as an average of them."""
 
 
+class LiveTensors(NamedTuple):
+    """The tensors of a training run at one moment."""
+
+    tensors: list[Tensor]
+    """Parameters and buffers, each once."""
+    trained: list[Tensor]
+    """The parameters of the optimizer."""
+    outline: list[Any]
+    """The structure of the state: a copied tree fits while this is unchanged."""
+
+
 class TrainedState:
     """Everything that an optimizer step changes, read as one tree and written back in place.
 
@@ -93,23 +104,26 @@ class TrainedState:
         """The parameters of the optimizer."""
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
-    def _tensors(self) -> list[Tensor]:
-        """Parameters and buffers, each once."""
-        named = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
-        return list({id(tensor): tensor for tensor in (*named, *self.parameters())}.values())
+    def live(self) -> LiveTensors:
+        """The tensors as they are now. Walks all modules, which takes a while: pass the result on."""
+        found: dict[int, Tensor] = {}
+        outline: list[Any] = []
+        for model in self._models:
+            own = list(model.parameters())
+            buffers = dict(model.named_buffers())
+            found.update((id(tensor), tensor) for tensor in (*own, *buffers.values()))
+            outline += [*((id(parameter), parameter.shape) for parameter in own), *buffers]
+        trained = self.parameters()
+        found.update((id(parameter), parameter) for parameter in trained)
+        outline += [(id(parameter), parameter.shape) for parameter in trained]
+        return LiveTensors(list(found.values()), trained, outline)
 
-    def outline(self) -> list[Any]:
-        """The structure of the state: a copied tree fits while this is unchanged."""
-        own = [parameter for model in self._models for parameter in model.parameters()]
-        names = [name for model in self._models for name, _ in model.named_buffers()]
-        return [*((id(parameter), parameter.shape) for parameter in (*own, *self.parameters())), *names]
-
-    def tree(self) -> StateTree:
+    def tree(self, live: LiveTensors) -> StateTree:
         """The live tensors, nested as `put_back` expects."""
         states = self._optimizer.state
         return {
-            "tensors": self._tensors(),
-            "optimizer": [dict(states[p]) if p in states else None for p in self.parameters()],
+            "tensors": live.tensors,
+            "optimizer": [dict(states[p]) if p in states else None for p in live.trained],
             "rules": self._rules(),
             "beside": self._beside(),
         }
@@ -117,17 +131,15 @@ class TrainedState:
     @torch.no_grad()
     def put_back(self, tree: StateTree) -> None:
         """Write a copied tree back into the live tensors."""
+        now_live = self.live()
         pairs = [
             (local_part(now), then)
-            for now, then in zip(self._tensors(), tree["tensors"], strict=True)
+            for now, then in zip(now_live.tensors, tree["tensors"], strict=True)
             if _can_take(now, then)
         ]
-        live, saved = [now for now, _ in pairs], [then for _, then in pairs]
-        for parameter, state in zip(self.parameters(), tree["optimizer"], strict=True):
-            for now, then in self._moments_to_write(parameter, state):
-                live.append(now)
-                saved.append(then)
-        write_all(live, saved)
+        for parameter, state in zip(now_live.trained, tree["optimizer"], strict=True):
+            pairs += self._moments_to_write(parameter, state)
+        write_all([now for now, _ in pairs], [then for _, then in pairs])
         self._set_rules(tree["rules"])
         self._set_beside(tree["beside"])
 
@@ -147,13 +159,12 @@ class TrainedState:
                 state[key] = map_tensors(value, partial(_beside, parameter))
 
     @torch.no_grad()
-    def moved_since(self, tree: StateTree) -> Tensor:
+    def moved_since(self, tree: StateTree, live: LiveTensors) -> Tensor:
         """The distance of each trained parameter from a copied tree. Does not read from a device."""
-        trained = {id(parameter) for parameter in self.parameters()}
-        live = self._tensors()
+        trained = set(map(id, live.trained))
         pairs = [
             (local_part(now), then)
-            for now, then in zip(live, tree["tensors"], strict=True)
+            for now, then in zip(live.tensors, tree["tensors"], strict=True)
             if id(now) in trained and (then.is_floating_point() or then.is_complex())
         ]
         home = pairs[0][0].device
@@ -173,8 +184,9 @@ class TrainedState:
 
     def norm_of(self, tree: StateTree) -> float:
         """Norm of the parameters in a copied tree. Waits for the device."""
-        trained = {id(parameter) for parameter in self.parameters()}
-        kept = [then for now, then in zip(self._tensors(), tree["tensors"], strict=True) if id(now) in trained]
+        live = self.live()
+        trained = set(map(id, live.trained))
+        kept = [then for now, then in zip(live.tensors, tree["tensors"], strict=True) if id(now) in trained]
         real = (torch.view_as_real(each) if each.is_complex() else each for each in kept)
         return math.hypot(*(float(torch.linalg.vector_norm(each.double())) for each in real))
 
@@ -254,12 +266,13 @@ class AbandonedState:
 
     def keep(self) -> None:
         """Keep the current state."""
-        self._kept = stage(self._state.tree()), self._state.outline()
+        live = self._state.live()
+        self._kept = stage(self._state.tree(live)), live.outline
 
     def take_back(self) -> bool:
         """Restore it; `False` if there is none, or the model has different parameters or buffers now."""
         kept, self._kept = self._kept, None
-        if kept is None or kept[1] != self._state.outline():
+        if kept is None or kept[1] != self._state.live().outline:
             return False
         kept[0].hold_updates()
         self._state.put_back(kept[0].tree)
@@ -321,11 +334,12 @@ class SnapshotRing:
             )
 
     def _take(self, step: int, moment: Callable[[Place], Moment] | None) -> None:
-        self._drop_if_changed()
-        tree = self._state.tree()
+        live = self._state.live()
+        self._drop_if_changed(live)
+        tree = self._state.tree(live)
         if self._place is None:
             self._place = _choose_place(tree, self._keep, self._device_bytes)
-        moved = self.movement.to(step, self.newest, is_slow=self._place == "pinned")
+        moved = self.movement.to(step, self.newest, live, is_slow=self._place == "pinned")
         if moved is not None and self.newest is not None and self._place != "pinned":
             self.jumps.take(self.newest.step, step, moved, self._state.norm())
         if self._kept and self._kept[-1].step == step:  # the same state again, with the rest of the moment
@@ -356,7 +370,7 @@ class SnapshotRing:
 
     def _old_enough(self, before: int) -> list[Snapshot]:
         """The states that are not newer than `before`; if all are newer, the oldest."""
-        self._drop_if_changed()
+        self._drop_if_changed(self._state.live())
         return [snapshot for snapshot in self._kept if snapshot.step <= before] or self._kept[:1]
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> int | None:
@@ -381,7 +395,7 @@ class SnapshotRing:
 
     def moments_before(self, step: int) -> list[Snapshot]:
         """The snapshots that are complete moments, not newer than `step`, newest first."""
-        self._drop_if_changed()
+        self._drop_if_changed(self._state.live())
         return [each for each in reversed(self._kept) if each.step <= step and each.moment is not None]
 
     def write_back(self, snapshot: Snapshot) -> None:
@@ -394,12 +408,11 @@ class SnapshotRing:
         snapshot.staged.hold_updates()
         self._state.put_back(snapshot.staged.tree)
 
-    def _drop_if_changed(self) -> None:
+    def _drop_if_changed(self, live: LiveTensors) -> None:
         """Drop every state if the model has different parameters or buffers now."""
-        outline = self._state.outline()
-        if outline != self._outline:
+        if live.outline != self._outline:
             self.clear()
-            self._outline = outline
+            self._outline = live.outline
 
     def clear(self) -> None:
         """Drop every state."""

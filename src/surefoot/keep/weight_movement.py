@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from surefoot.keep.snapshots import Snapshot, TrainedState
+    from surefoot.keep.snapshots import LiveTensors, Snapshot, TrainedState
     from surefoot.types import StepRecord
 
 UNUSUAL = 2.0
@@ -222,7 +222,7 @@ class WeightMovement:
         self._onset: _Onset | None = None
         self._returned_at = 0
 
-    def to(self, step: int, last: Snapshot | None, is_slow: bool) -> Tensor | None:
+    def to(self, step: int, last: Snapshot | None, live: LiveTensors, is_slow: bool) -> Tensor | None:
         """The movement of each parameter per step since the last snapshot; `None` if there is none before `step`.
 
         If measuring is slow, the usual movement measured earlier is returned again.
@@ -233,7 +233,7 @@ class WeightMovement:
             if last.moved is not None:
                 return last.moved
             last.staged.wait()
-        return self._state.moved_since(last.staged.tree) / (step - last.step)
+        return self._state.moved_since(last.staged.tree, live) / (step - last.step)
 
     def note_onset(self, step: int, last: Snapshot) -> None:
         """The run is not healthy: if it was until now, record how far the weights have moved since `last`."""
@@ -241,9 +241,9 @@ class WeightMovement:
             self._onset = self._measured(step, last)
 
     def _measured(self, step: int, last: Snapshot) -> _Onset:
-        since = max(last.step, self._returned_at)
-        moved = self._state.moved_since(last.staged.tree) / max(step - since, 1)
-        return _Onset(last, since, step, moved, self._state.outline())
+        since, live = max(last.step, self._returned_at), self._state.live()
+        moved = self._state.moved_since(last.staged.tree, live) / max(step - since, 1)
+        return _Onset(last, since, step, moved, live.outline)
 
     def forget(self) -> None:
         """The run is healthy."""
@@ -268,7 +268,7 @@ class WeightMovement:
         alone does not prove damage, and the state to return to would be that of the restart. What the script wrote to
         the weights is usual, unless `allows_writes` is false.
         """
-        if self._onset is None or self._onset.outline != self._state.outline():
+        if self._onset is None or self._onset.outline != self._state.live().outline:
             return if_unknown
         return self._is_unusual(self._onset, typical_gradient, if_unknown, allows_writes)
 

@@ -35,11 +35,10 @@ from surefoot.errors import require
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from surefoot.core.block_tables import BlockTables
-    from surefoot.observe.triton_pass import TritonPass
+    from surefoot.observe.triton_pass import PlacedTensors, TritonPass
 
 
-_layout, _dtype, _device = map(attrgetter, ("layout", "dtype", "device"))
+_layout, _dtype = map(attrgetter, ("layout", "dtype"))
 _IN_CACHE = 1 << 18
 """The number of elements that the CPU measures in one go: 1 MiB of float32."""
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -130,8 +129,14 @@ class TensorMeter:
 
     def __init__(self) -> None:
         self._triton: TritonPass | None = None
-        self.tables: BlockTables | None = None
-        """The tables of the tensors measured last, if one kernel has read all of them where they are."""
+
+    def place(self, views: list[Tensor]) -> PlacedTensors | None:
+        """Prepare plain tensors to be measured later by one launch; `None` if they must be measured at once.
+
+        A second call makes the tensors of the first one unavailable.
+        """
+        triton_pass = self._triton_on(views[0].device) if _on_one_device(views) else None
+        return None if triton_pass is None else triton_pass.place(views)
 
     @without_gradients
     def measure(self, tensors: Sequence[Tensor]) -> TensorStatistics:
@@ -141,22 +146,25 @@ class TensorMeter:
     @without_gradients
     def measure_views(self, views: list[Tensor], needs_largest: bool = True) -> TensorStatistics:
         """Measure tensors that are all plain. On a CPU, the largest value takes another pass, if it is needed."""
-        home, self.tables = views[0].device, None
-        if len(set(map(_device, views))) == 1:
+        home = views[0].device
+        if _on_one_device(views):
             return self._measure_on(home, views, needs_largest)
         return self._measure_across(home, views)
 
     def _measure_on(self, device: torch.device, views: list[Tensor], needs_largest: bool = True) -> TensorStatistics:
         if device.type == "cpu":
             return _measure_cpu(views, needs_largest)
-        if runs_triton(device):
-            if self._triton is None:
-                self._triton = _load_triton_pass()
-            measured = None if self._triton is None else self._triton.measure(views)
-            if self._triton is not None and measured is not None:
-                self.tables = self._triton.tables
-                return TensorStatistics(*measured)
-        return _measure_anywhere(views)
+        triton_pass = self._triton_on(device)
+        measured = None if triton_pass is None else triton_pass.measure(views)
+        return _measure_anywhere(views) if measured is None else measured
+
+    def _triton_on(self, device: torch.device) -> TritonPass | None:
+        """The pass for tensors of a device; `None` if it does not run there."""
+        if not runs_triton(device):
+            return None
+        if self._triton is None:
+            self._triton = _load_triton_pass()
+        return self._triton
 
     def _measure_across(self, home: torch.device, views: list[Tensor]) -> TensorStatistics:
         """Tensors on several devices: each device measures its own, and the small results are gathered on `home`."""
@@ -169,6 +177,11 @@ class TensorMeter:
         back = torch.argsort(order).to(home)
         columns = zip(*(part.columns() for part in parts), strict=True)
         return TensorStatistics(*(torch.cat([part.to(home) for part in column])[back] for column in columns))
+
+
+def _on_one_device(tensors: list[Tensor]) -> bool:
+    """Whether all tensors are on one device, by the devices' numbers: asking for the devices takes longer."""
+    return len(set(map(Tensor.get_device, tensors))) == 1
 
 
 def _load_triton_pass() -> TritonPass | None:

@@ -11,7 +11,7 @@ asynchronous copy from pinned memory, so nothing here waits for the device.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,6 +21,7 @@ from torch import Tensor
 from surefoot.core.block_tables import LANES, LOOPS, BlockTables, all_dense, is_dense
 from surefoot.core.device import device_context
 from surefoot.core.device_copies import upload
+from surefoot.observe.tensors import TensorStatistics
 
 _dtype = attrgetter("dtype")
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -115,44 +116,72 @@ def _tensors_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + 2 * count + tensor, count_bad.to(tl.float32))
 
 
+MOST_TABLES = 8
+"""The number of lists of tensors whose tables are kept: some steps may have gradients for a part of a model only."""
+
+
+class PlacedTensors(NamedTuple):
+    """Dense tensors of one dtype whose addresses are known to the device. `measure` only launches kernels.
+
+    It can be recorded into a CUDA graph, which measures the tensors that are placed when it is replayed.
+    """
+
+    tables: BlockTables
+    dtype: torch.dtype
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for tensors that one recording can measure."""
+        return id(self.tables), self.dtype, self.tables.aligned
+
+    def measure(self) -> TensorStatistics:
+        """The statistics of each tensor, in their order."""
+        return TensorStatistics(*_launch(self.tables, self.dtype).unbind(0))
+
+
 class TritonPass:
-    """Measures lists of CUDA tensors, keeping the tables of the last list of each dtype."""
+    """Measures lists of CUDA tensors, keeping the tables of the last few lists."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[torch.device, torch.dtype], BlockTables] = {}
-        self.tables: BlockTables | None = None
-        """The tables of the tensors measured last, if all have one dtype and were read where they are."""
+        self._tables: dict[tuple[Any, ...], BlockTables] = {}
 
-    def measure(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Norm, largest and non-finite count, in the order given; `None` if a dtype is not supported."""
-        self.tables = None
+    def place(self, views: list[Tensor]) -> PlacedTensors | None:
+        """Prepare tensors to be measured where they are; `None` if they have gaps, or several or other dtypes."""
         dtypes = set(map(_dtype, views))
-        if not dtypes <= _DTYPES.keys():
+        if len(dtypes) > 1 or not dtypes <= _DTYPES.keys():
             return None
-        if len(dtypes) == 1:
-            norm, largest, nonfinite = self._measure_group(views[0].dtype, views).unbind(0)
-            return norm, largest, nonfinite
+        if not all(map(Tensor.is_contiguous, views)) and not all_dense(views):
+            return None
+        return self._placed(views)
+
+    def measure(self, views: list[Tensor]) -> TensorStatistics | None:
+        """The statistics of each tensor, in the order given; `None` if a dtype is not supported."""
+        if (placed := self.place(views)) is not None:
+            return placed.measure()
         groups: dict[torch.dtype, list[int]] = {}
         for i, view in enumerate(views):
             groups.setdefault(view.dtype, []).append(i)
-        results = [self._measure_group(dtype, [views[i] for i in members]) for dtype, members in groups.items()]
+        if not groups.keys() <= _DTYPES.keys():
+            return None
+        results = [self._measure_group([views[i] for i in members]) for members in groups.values()]
         order = [i for members in groups.values() for i in members]
-        self.tables, back = None, [order.index(i) for i in range(len(order))]
-        norm, largest, nonfinite = torch.cat(results, dim=1)[:, upload(back, views[0].device)].unbind(0)
-        return norm, largest, nonfinite
+        back = upload([order.index(i) for i in range(len(order))], views[0].device)
+        return TensorStatistics(*torch.cat(results, dim=1)[:, back].unbind(0))
 
-    def _measure_group(self, dtype: torch.dtype, views: list[Tensor]) -> Tensor:
-        in_place = all(map(Tensor.is_contiguous, views)) or all_dense(views)
-        if not in_place:
-            views = [view if is_dense(view) else view.contiguous() for view in views]
-        sizes = list(map(Tensor.numel, views))
-        key = (views[0].device, dtype)
+    def _measure_group(self, views: list[Tensor]) -> Tensor:
+        placed = self._placed([view if is_dense(view) else view.contiguous() for view in views])
+        return _launch(placed.tables, placed.dtype)
+
+    def _placed(self, views: list[Tensor]) -> PlacedTensors:
+        sizes, device, dtype = list(map(Tensor.numel, views)), views[0].device, views[0].dtype
+        key = device, dtype, *sizes
         tables = self._tables.get(key)
-        if tables is None or tables.sizes != sizes:
-            tables = self._tables[key] = BlockTables(sizes, views[0].device)
+        if tables is None:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            tables = self._tables[key] = BlockTables(sizes, device)
         tables.place(list(map(Tensor.data_ptr, views)))
-        self.tables = tables if in_place else None
-        return _launch(tables, dtype)
+        return PlacedTensors(tables, dtype)
 
 
 def _launch(tables: BlockTables, dtype: torch.dtype) -> Tensor:
