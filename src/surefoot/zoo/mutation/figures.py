@@ -1,11 +1,11 @@
 """Which mutants are faulty, and how often the diagnosis is right about them.
 
 A mutant is faulty if its operator is wrong by construction, or if it does harm: with three seeds or more, each of its
-runs ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the parent
-learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at the end.
-Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end is divided
-by its own start first. A loss that was not finite is higher than any other. Mutants that do no harm, and the parents,
-must get no finding above `info`: every one of those is counted as false, whatever it says.
+runs ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the
+parent learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at
+the end. Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end
+is divided by its own start first. A loss that was not finite is higher than any other. Mutants that do no harm, and the
+parents, must get no finding above `info`: every one of those is counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
 reverse; scripts whose loss does not measure progress, unless the operator is wrong by construction; operators that are
