@@ -18,8 +18,6 @@ MOST_POINTS = 4_000
 """Points of a series on the page, in addition to those kept for events."""
 SMOOTH_POINTS = 1_200
 """Points of a smoothed line."""
-SMOOTH_SHARE = 120
-"""The median is taken over a sixtieth of the line, because a longer one lags behind visibly, and the mean over half."""
 
 
 def kept(values: Numbers, most: int = MOST_POINTS) -> Numbers:
@@ -67,7 +65,8 @@ def smoothed(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     if width > 1:
         ends = np.minimum(np.arange(width - 1, len(values) + width - 1, width), len(values) - 1)
         steps, values = steps[ends], _medians(values, width)
-    last = 2 * max(1, len(values) // SMOOTH_SHARE) + 1
+    # A sixtieth of the line, of a short one up to seven values: a longer window lags visibly.
+    last = 2 * max(1, min(3, len(values) // 40), len(values) // 120) + 1
     return steps, _over_last(np.mean, _over_last(np.median, values, last), last // 2 + 1)
 
 
