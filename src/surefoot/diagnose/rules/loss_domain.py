@@ -77,7 +77,7 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
             f"values{low}. It runs outside of autograd, before {taken}{place} takes its result."
         )
     else:
-        names = named or "which one was not seen"
+        names = named or "which one was not observed"
         more = f"; or {', or '.join(others[:3])}" if others else ""
         words = (
             f"The input of {taken}{place} at step {step} contains {count}, and the data it was made from is finite: an "
