@@ -1,7 +1,7 @@
 """What the guarded step costs, beside what people do by hand, in one run.
 
 On a CUDA device: the whole step of a 124M GPT (eager and compiled, microbatch 8 and 32), the optimizer side alone for
-1.3B parameters (with a clip that never bites and one that always does), and the host syncs of 100 guarded steps.
+1.3B parameters (with a limit that is never exceeded and one that always is), and the host syncs of 100 guarded steps.
 Without one: the whole step of a small transformer on the CPU. Variants take turns within each round and the median over
 rounds is printed, so that the ratios hold on a noisy machine.
 """

@@ -1,7 +1,7 @@
 """surefoot keeps PyTorch training stable.
 
-It works inside or beside a training loop, detects problems before they reach the weights, recovers automatically, and
-explains the cause with evidence. The most common names are here; four namespaces contain the rest:
+It observes a training run, skips steps that would damage the weights, recovers from damage, and reports the cause with
+evidence. The most common names are here; four namespaces contain the rest:
 
 * `surefoot.build`: what a model, its data and its schedule need before the first step (blocks, masks, initialisation);
 * `surefoot.trainers`: the guard inside Transformers, TRL, Lightning, Accelerate and Ignite, in one line each;

@@ -66,7 +66,7 @@ CASES = {
     "trains inside a mode": (
         (START, "torch.device('cpu').__enter__()", NET, loop()),
         "No fault was found in 60 steps, but the script trains inside a torch mode, so what happens between data and "
-        "loss was not watched.",
+        "loss was not observed.",
     ),
 }  # fmt: skip
 

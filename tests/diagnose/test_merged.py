@@ -132,6 +132,15 @@ def test_the_folder_of_several_ranks_is_judged_as_one_run(tmp_path):
     assert diagnosis.verdict == "broken"
 
 
+def test_a_finding_of_the_comparison_has_the_lines_of_the_script(tmp_path):
+    for number, rate in enumerate((0.1, 0.1, 0.3)):
+        write_ranks(tmp_path, MadeRank(number, 3, looks={-1: {"lr": [rate]}}))
+        write_run(tmp_path / f"rank{number}", facts_of(source_lines={"train.py:9": "optimizer = AdamW(...)"}))
+    first = diagnose_folder(tmp_path).findings[0]
+    assert first.cause == "dist.config-disagrees"
+    assert first.evidence["source"] == {"train.py:9": "optimizer = AdamW(...)"}
+
+
 def test_a_rank_that_left_no_folder_is_missed(tmp_path):
     shutil.rmtree(run_of(tmp_path, 3) / "rank2")
     diagnosis = diagnose_folder(tmp_path)

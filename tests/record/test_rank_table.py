@@ -29,8 +29,19 @@ def test_each_rank_has_its_step_time_gradient_norm_and_memory(tmp_path):
     assert np.allclose(table.step_seconds[1], 2.0)
     assert table.grad_norm[1][25] == 7.0
     assert table.grad_norm[1].sum() == 46.0
-    assert np.nanmax(table.memory[0]) == 1e9
+    assert table.memory[0][0] == 1e9
     assert np.isnan(table.memory[1]).all()
+
+
+def test_between_two_readings_a_rank_has_the_memory_of_the_earlier_one(tmp_path):
+    write_rank(tmp_path, 0, 400)
+    with sf.RunLog(tmp_path / "rank1", device_seconds=None) as log:
+        for step in range(400):
+            log.take(StepRow(step, 1e9 + step, loss=1.0, grad_norm=1.0))
+            if step in (100, 300):
+                log.take(DeviceRow(1e9 + step, "cuda:0", step, {"allocated": 1e6 * step}))
+    memory = read_rank_table(rank_folders(tmp_path), most_columns=4).memory[1]
+    assert np.array_equal(memory, [math.nan, 1e8, 1e8, 3e8], equal_nan=True)
 
 
 def test_a_rank_that_is_behind_or_ahead_has_the_columns_of_the_first(tmp_path):

@@ -9,10 +9,7 @@ import os
 
 from surefoot.watch.run_script import Target
 
-USAGE = (
-    "usage: surefoot run [--out DIR] [--guard] [--progress] [--tensorboard DIR] [--webhook-env NAME] "
-    "[--heartbeat SECONDS] [--eager-looks] SCRIPT [ARGS...], or with -m MODULE instead of SCRIPT"
-)
+USAGE = "Use `surefoot run [OPTIONS] SCRIPT [ARGS...]`, or -m MODULE instead of SCRIPT; see `surefoot run --help`."
 
 OPTIONS = {
     "--out": "DIR",
@@ -23,7 +20,7 @@ OPTIONS = {
     "--heartbeat": "SECONDS",
     "--eager-looks": "",
 }
-"""The options except `-m`, in the order of the usage text, each with the value that it takes."""
+"""The options except `-m`, each with the value that it takes."""
 _WANTED = {"DIR": "a folder", "NAME": "the name of an environment variable", "SECONDS": "a number of seconds"}
 
 

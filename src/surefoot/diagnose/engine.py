@@ -284,7 +284,7 @@ def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, 
         rank = (severity != "info", severity == "error", EVIDENCE_RANK[rule.kind], confidence)
         fixes = (*trainer_fixes(run, rule.code), *claim.fixes)
         judged = replace(claim, severity=severity, confidence=confidence, fixes=fixes)
-        ranked.append((rank, rule, _finding(rule.code, judged, run.facts.source_lines)))
+        ranked.append((rank, rule, finding_from(rule.code, judged, run.facts.source_lines)))
     ranked.sort(key=lambda item: item[0], reverse=True)
     findings = tuple(
         finding
@@ -331,7 +331,8 @@ def covers(patterns: tuple[str, ...], code: str) -> bool:
     return any(code == p or (p.endswith("*") and code.startswith(p[:-1])) for p in patterns)
 
 
-def _finding(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Finding:
+def finding_from(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Finding:
+    """The finding of a claim, with the lines of the script at its places, and the fixes of its cause after its own."""
     source = _lines_around(claim.where, source_lines)
     return Finding(
         cause=code,

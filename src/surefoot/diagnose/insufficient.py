@@ -55,7 +55,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
     if run.sampled.steps and not run.facts.compiled and not any(_saw_inside(look) for look in run.sampled.steps):
         return (
             f"No fault was found in {steps}, but the script trains inside a torch mode, so what happens between data "
-            "and loss was not watched."
+            "and loss was not observed."
         )
     if raises_unlikely(run):
         return (

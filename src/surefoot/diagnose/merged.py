@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS
-from surefoot.diagnose.catalogue import CATALOGUE
-from surefoot.diagnose.engine import EVIDENCE_RANK, covers, diagnose, load_one
+from surefoot.diagnose.engine import EVIDENCE_RANK, covers, diagnose, finding_from, load_one
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.rank_comparison import RankComparison
 from surefoot.diagnose.rank_hangs import hang_claims
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.diagnose.findings import Outlook
-    from surefoot.diagnose.rule import Claim
 
 JUDGED_AGAIN = 8
 """Up to this many ranks, the facts are judged again, as for a single process."""
@@ -68,15 +68,21 @@ def diagnose_ranks(folders: Sequence[Path]) -> Diagnosis:
     hangs = hang_claims(folders, {each.rank: each.diagnosis for each in found}, _kinds())
     if not found and not hangs:
         raise UsageError(f"{folders[0].parent} holds {len(folders)} ranks, and none of them has been recorded yet.")
-    return merge(found, [*hangs, *rank_claims(comparison)], comparison.world_size)
+    claims = [*hangs, *rank_claims(comparison)]
+    return merge(found, claims, comparison.world_size, _source_lines(folders) if claims else {})
 
 
-def merge(ranks: Sequence[RankDiagnosis], claims: Sequence[Any], count: int) -> Diagnosis:
+def merge(
+    ranks: Sequence[RankDiagnosis],
+    claims: Sequence[Any],
+    count: int,
+    source_lines: Mapping[str, str] = MappingProxyType({}),
+) -> Diagnosis:
     """One diagnosis from those of the ranks, and from the claims of their comparison."""
     located = _with_consequences(_by_cause(ranks), ranks)
     explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
     located = [_as_remark(each) if each.finding.cause in explained else each for each in located]
-    compared = _compared(claims)
+    compared = _compared(claims, source_lines)
     serious = {finding.cause for finding in compared if finding.severity != "info"}
     if serious & _BREAKS_RANKS:  # then the findings of single ranks are about models that do not belong together
         located = [_as_remark(each) if each.kind <= EVIDENCE_RANK["dynamics"] else each for each in located]
@@ -110,6 +116,15 @@ def _diagnosis_of(folder: Path, again: bool) -> RankDiagnosis | None:
     except UsageError:
         return None
     return RankDiagnosis(rank, diagnose(facts, description))
+
+
+def _source_lines(folders: Sequence[Path]) -> Mapping[str, str]:
+    """The recorded lines of the script, from the first rank that has any: all ranks run the same one."""
+    for folder in folders:
+        with suppress(UsageError):
+            if lines := load_one(folder)[0].source_lines:
+                return lines
+    return {}
 
 
 def _written(folder: Path) -> Diagnosis | None:
@@ -228,23 +243,14 @@ def _on_ranks(finding: Finding, ranks: tuple[int, ...], count: int) -> Finding:
     return replace(finding, summary=f"{said}: {finding.summary}", where=where, evidence=evidence)
 
 
-def _compared(claims: Sequence[Any]) -> list[Finding]:
+def _compared(claims: Sequence[Any], source_lines: Mapping[str, str]) -> list[Finding]:
     """Findings from the claims of a comparison; a cause that another one explains is an info."""
     explained = {code for rule, claim in claims if claim.severity != "info" for code in rule.explains}
-    return [_finding(rule.code, claim, rule.code in explained) for rule, claim in claims]
-
-
-def _finding(code: str, claim: Claim, is_explained: bool) -> Finding:
-    return Finding(
-        cause=code,
-        severity="info" if is_explained else claim.severity,
-        confidence=claim.confidence * (0.5 if is_explained else 1.0),
-        summary=claim.summary,
-        step=claim.step,
-        where=tuple(dict.fromkeys(place for place in claim.where if place)),
-        evidence=claim.evidence,
-        fixes=(*claim.fixes, *(fix for fix in CATALOGUE[code].fixes if fix not in claim.fixes)),
-    )
+    found = [finding_from(rule.code, claim, source_lines) for rule, claim in claims]
+    return [
+        replace(each, severity="info", confidence=each.confidence * 0.5) if each.cause in explained else each
+        for each in found
+    ]
 
 
 def _explained() -> dict[str, tuple[str, ...]]:

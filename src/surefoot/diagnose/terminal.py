@@ -49,7 +49,7 @@ def as_full_text(diagnosis: Diagnosis, folder: str = "", colour: bool = False) -
         lines.append("")
         lines.extend(_head(finding, colour))
         evidence = {  # the source is shown below the place
-            key: value for key, value in finding.evidence.items() if key != "source" and value is not None
+            key: value for key, value in finding.evidence.items() if key != "source" and value not in (None, "")
         }
         if evidence:
             shown = "; ".join(f"{key.replace('_', ' ')} {_shown(value)}" for key, value in evidence.items())
@@ -67,6 +67,8 @@ def printable(text: str) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):

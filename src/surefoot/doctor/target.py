@@ -65,7 +65,7 @@ def load_function(target: str) -> Any:
     """The function that `module:function` or `file.py:function` names."""
     place, _, name = target.rpartition(":")
     if not place or not name:
-        raise UsageError(f"got {target!r}. {_WAY_OUT}")
+        raise UsageError(f"got {target!r}, which is not a script. {_WAY_OUT}")
     found: Any = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     for part in name.split("."):
         if not hasattr(found, part):

@@ -22,7 +22,7 @@ NEARLY_FULL, NO_LONGER_FULL = 0.97, 0.90
 THROTTLING = {
     0x20: "the driver lowers the clocks because the card is hot",
     0x40: "the hardware halves the clocks because the card is too hot",
-    0x80: "the power supply asks the card to brake",
+    0x80: "the power supply makes the hardware lower the clocks",
 }
 """NVML's reasons that are reported. Not included: idle, clock settings, power caps, sync boost, and the general
 hardware slowdown, which also appears briefly whenever clocks change."""

@@ -45,7 +45,7 @@ class RankTable:
     grad_norm: list[Numbers] = field(default_factory=list)
     """The largest gradient norm; Inf where one is not finite."""
     memory: list[Numbers] = field(default_factory=list)
-    """The most bytes."""
+    """The most bytes; between two readings, those of the earlier one."""
     last_steps: list[int] = field(default_factory=list)
     """The last step of each rank."""
 
@@ -125,5 +125,13 @@ def _memory(folder: Path, edges: npt.NDArray[np.int64]) -> Numbers:
     for name in _MEMORY:
         if name in device.column_names and device.column(name).null_count < device.num_rows:
             known = ~np.isnan(steps)
-            return _largest(steps[known].astype(np.int64), _column(device, name)[known], edges)
+            return _held(_largest(steps[known].astype(np.int64), _column(device, name)[known], edges))
     return nothing
+
+
+def _held(values: Numbers) -> Numbers:
+    """The values, in which a gap between two readings has the earlier one: the device is read every few seconds."""
+    read = np.flatnonzero(~np.isnan(values))
+    if len(read):
+        values[read[0] : read[-1]] = np.repeat(values[read[:-1]], np.diff(read))
+    return values

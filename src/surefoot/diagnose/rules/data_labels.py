@@ -120,9 +120,9 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     what = "loss of the best constant answer" if stuck.kind == "variance" else "entropy of the labels"
     return Claim(
         0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
-        f"The loss ends at {curve.end:.3g}, where chance is {stuck.level:.3g} (the {what}), although the weights moved "
-        f"by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no more "
-        f"often than after shuffling the labels ({verdict.found:.3f} against {verdict.shuffled:.3f}).",
+        f"The loss ends at {curve.end:.3g}; the chance level is {stuck.level:.3g} (the {what}), although the weights "
+        f"moved by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no "
+        f"more often than after shuffling the labels ({verdict.found:.3f} against {verdict.shuffled:.3f}).",
         step=0,
         where=where_of(stuck.site),
         evidence={
@@ -148,7 +148,7 @@ def _unrelated_tokens(run: RecordedRun, stuck: Chance, moved: float) -> Claim | 
     agreement, shuffled = median(each.agreement or 0.0 for each in known), median(_shuffled(each) for each in known)
     return Claim(
         0.8,
-        f"The loss ends at {run.curve.end:.3g}, where chance is {stuck.level:.3g} (the entropy of the labels), "
+        f"The loss ends at {run.curve.end:.3g}; the chance level is {stuck.level:.3g} (the entropy of the labels), "
         f"although the weights moved by about {moved:.1f} times their size; two labels at {stuck.site} whose own and "
         f"previous ids are the same agree in {agreement:.1%} of the cases, and in {shuffled:.1%} after shuffling: the "
         "labels do not belong to these sequences, or are in another order.",
@@ -201,8 +201,8 @@ def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | N
         return None
     return Claim(
         0.65,
-        f"The loss at {stuck.site} ends at {run.curve.end:.4g}, where chance is {stuck.level:.4g} (each row is matched "
-        f"at random), although the weights moved by about {moved:.1f} times their size and scores reach "
+        f"The loss at {stuck.site} ends at {run.curve.end:.4g}; the chance level is {stuck.level:.4g} (each row is "
+        f"matched at random), although the weights moved by about {moved:.1f} times their size and scores reach "
         f"{largest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
         "chance: the two sides of a pair do not belong together.",
         step=0,

@@ -29,6 +29,7 @@ def undefined_op(run: RecordedRun) -> Claim | None:
         if not special and (bad.undefined_at or op.lower() in _DOMAIN) and not _blown_up(run, bad):
             at = bad.undefined_at or "values it is not defined for"
             ranges = "; ".join(f"{k} from {v[0]:.3g} to {v[1]:.3g}" for k, v in (bad.inputs or {}).items())
+            ranges = ranges.removeprefix("self ")  # the name of the first argument in the graph says nothing
             place, count = bad.site or "the loss", (bad.nan or 0) if bad.bad is None else bad.bad
             return Claim(
                 0.93,
@@ -76,7 +77,7 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
             f"values{low}. It runs outside of autograd, before {taken}{place} takes its result."
         )
     else:
-        names = named or "which one was not seen"
+        names = named or "which one was not observed"
         more = f"; or {', or '.join(others[:3])}" if others else ""
         words = (
             f"The input of {taken}{place} at step {step} contains {count}, and the data it was made from is finite: an "

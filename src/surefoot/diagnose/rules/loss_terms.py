@@ -121,7 +121,7 @@ def unused_code(run: RecordedRun) -> Claim | None:
         evidence={"reconstruction": reached, "best_constant_answer": level, "other_first": other.value}
         | {"other_last": rest, "terms": [term.to_json() for term in looked[0].terms or []]},
         fixes=(
-            f"Add both terms up over the same elements, or multiply the term at {other.site} by a weight that grows "
+            f"Sum both terms over the same elements, or multiply the term at {other.site} by a weight that grows "
             "from 0 during training.",
         ),
     )

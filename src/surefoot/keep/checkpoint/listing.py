@@ -244,6 +244,9 @@ def to_discard(
     return discarded
 
 
+_WAY_OUT = "Pass the run folder, which contains `checkpoints/`."
+
+
 def checkpoints_in(folder: Path) -> Path:
     """The folder of checkpoints, given that folder or its run folder. Raises `UsageError`."""
     inside = folder / "checkpoints"
@@ -252,5 +255,5 @@ def checkpoints_in(folder: Path) -> Path:
         if list_checkpoints(place):
             return place
     except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}.") from error
-    raise UsageError(f"there is no checkpoint in {folder}. Pass the run folder, which contains `checkpoints/`.")
+        raise UsageError(f"{folder} cannot be read: {error.strerror}. {_WAY_OUT}") from error
+    raise UsageError(f"no checkpoint in the folder {folder}/. {_WAY_OUT}")

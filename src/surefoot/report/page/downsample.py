@@ -65,7 +65,8 @@ def smoothed(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     if width > 1:
         ends = np.minimum(np.arange(width - 1, len(values) + width - 1, width), len(values) - 1)
         steps, values = steps[ends], _medians(values, width)
-    last = 2 * max(1, min(25, len(values) // 60)) + 1
+    # A sixtieth of the line, of a short one up to seven values: a longer window lags visibly.
+    last = 2 * max(1, min(3, len(values) // 40), len(values) // 120) + 1
     return steps, _over_last(np.mean, _over_last(np.median, values, last), last // 2 + 1)
 
 

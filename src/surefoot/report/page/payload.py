@@ -46,7 +46,7 @@ _BUILDERS: dict[str, tuple[Callable[[RunFolder], Any], frozenset[str]]] = {
     ),
     "histograms": (lambda source: layer_histograms(source.histograms), frozenset({"histograms"})),
     "device": (lambda source: device_charts(source.device, source.scalars), frozenset({"device"})),
-    "facts": (lambda source: description_rows(source.run), frozenset({"run"})),
+    "facts": (lambda source: _facts(source.run), frozenset({"run"})),
 }
 """How each section is built, and the fields of a source that it depends on."""
 _TEXTS = frozenset({"head", "findings", "experiments", "event_cards", "events", "facts"})
@@ -100,6 +100,12 @@ def _event(event: Event) -> EventRow:
     if event.evidence:
         row["evidence"] = dict(event.evidence)
     return row
+
+
+def _facts(run: Mapping[str, object]) -> list[list[object]]:
+    """The description of one run, without options that were off and without the rank of a single process."""
+    alone = {"rank", "world_size"} if run.get("world_size") == 1 else set()
+    return [row for row in description_rows(run) if row[1] is not False and row[0] not in alone]
 
 
 def description_rows(run: Mapping[str, object], before: str = "") -> list[list[object]]:

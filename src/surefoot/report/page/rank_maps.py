@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from surefoot.report.page.sections import LayerMap
 
 _MAPS = (
-    ("step_seconds", "Step time by rank", "Seconds per step, the longest of each interval."),
-    ("grad_norm", "Gradient norm by rank", "The largest of each interval. Averaged gradients are equal on all ranks."),
-    ("memory", "Memory by rank", "Bytes, the largest of each interval."),
+    ("step_seconds", 1, "Step time by rank", "Seconds per step, the longest of each interval."),
+    (
+        "grad_norm",
+        1,
+        "Gradient norm by rank",
+        "The largest of each interval. Averaged gradients are equal on all ranks.",
+    ),
+    ("memory", 2**20, "Memory by rank", "MiB, the largest of each interval."),
 )
+"""The columns of the table: name, unit, title and caption."""
 
 
 def rank_maps(table: RankTable | None) -> list[LayerMap]:
@@ -25,8 +31,8 @@ def rank_maps(table: RankTable | None) -> list[LayerMap]:
         return []
     names = [f"rank {rank}" for rank in table.ranks]
     found: list[LayerMap] = []
-    for kind, title, caption in _MAPS:
-        values = np.stack(getattr(table, kind))
+    for kind, unit, title, caption in _MAPS:
+        values = np.stack(getattr(table, kind)) / unit
         broken = np.isinf(values)
         shown = np.where(np.isfinite(values), values, -np.inf)
         cells = np.asarray(table.starts), shown, broken, np.zeros_like(broken)

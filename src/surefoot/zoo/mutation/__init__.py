@@ -23,7 +23,7 @@ from surefoot.zoo.mutation.source import Edit, Script
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-Proof = Literal["by construction", "must bite", "harmless"]
+Proof = Literal["by construction", "if harmful", "harmless"]
 """When a mutant is faulty: always; if it does worse than its parent; never (it tests for false alarms)."""
 
 
@@ -41,7 +41,7 @@ class Operator:
     """The codes that are true of the mutant, the most exact one first. Any of them counts as right."""
     edits: Callable[[Script, float], Iterable[Edit]]
     """The edits of a script at a strength; none if it has no place for them."""
-    proof: Proof = "must bite"
+    proof: Proof = "if harmful"
     strengths: tuple[float, ...] = field(default=())
     """Empty for a change that has no strength; `edits` is then given 0."""
     crashes: bool = False

@@ -1,11 +1,11 @@
 """Which mutants are faulty, and how often the diagnosis is right about them.
 
-A mutant is faulty if its operator is wrong by construction, or if it bites: with three seeds or more, each of its runs
-ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the parent
-learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at the end.
-Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end is divided
-by its own start first. A loss that was not finite is higher than any other. Mutants that do not bite, and the parents,
-must get no finding above `info`: every one of those is counted as false, whatever it says.
+A mutant is faulty if its operator is wrong by construction, or if it does harm: with three seeds or more, each of its
+runs ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the
+parent learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at
+the end. Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end
+is divided by its own start first. A loss that was not finite is higher than any other. Mutants that do no harm, and the
+parents, must get no finding above `info`: every one of those is counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
 reverse; scripts whose loss does not measure progress, unless the operator is wrong by construction; operators that are
@@ -123,16 +123,16 @@ def _judged(runs: tuple[MutantRun, ...], parents: list[MutantRun], operator: Ope
         return "left out", f"fewer than {FEWEST_SEEDS} seeds"
     if not all(run.losses.comparable for run in parents) or any(run.crashed for run in parents):
         return "left out", "the loss does not measure progress"
-    if not bites(runs, parents, operator.rescales_loss):
+    if not does_harm(runs, parents, operator.rescales_loss):
         return "quiet", ""
-    return ("faulty", "") if operator.proof == "must bite" else ("left out", "harmful although it is meant not to be")
+    return ("faulty", "") if operator.proof == "if harmful" else ("left out", "harmful although it is meant not to be")
 
 
-def bites(runs: Iterable[MutantRun], parents: Iterable[MutantRun], rescaled: bool) -> bool:
+def does_harm(runs: Iterable[MutantRun], parents: Iterable[MutantRun], rescaled: bool) -> bool:
     """Whether every run is worse than every run of the parent, and by a tenth of what the parent learned."""
     mutants, parents = list(runs), list(parents)
     if not rescaled and _starts(mutants) < 0.5 * _starts(parents):
-        return bites(mutants, parents, rescaled=True)
+        return does_harm(mutants, parents, rescaled=True)
     evaluated = not rescaled and all(run.losses.held_out is not None for run in (*mutants, *parents))
     ours = [_level(run, evaluated, rescaled) for run in mutants]
     theirs = [_level(run, evaluated, rescaled) for run in parents]
@@ -166,7 +166,7 @@ class OperatorRow:
     top3: Share
     mentioned: Share
     quiet: int
-    """Mutants that do not bite."""
+    """Mutants that do no harm."""
     left_out: int
 
 
@@ -191,7 +191,7 @@ class Figures:
     mentioned: Share
     """Runs without a finding whose first mention is a true cause: counted as missed in `top1` and `top3`."""
     false_quiet: Share
-    """Runs of mutants that do not bite, with a finding."""
+    """Runs of mutants that do no harm, with a finding."""
     planted: int
     """Of these, the runs whose findings name the planted cause alone."""
     false_parents: Share

@@ -40,7 +40,7 @@ def _show_totals(half: str, judged: list[JudgedMutant], held: Figures, console: 
     quiet, parents = held.false_quiet, held.false_parents
     _line(
         console,
-        f"  false findings: in {quiet.hits} of {count_of(quiet.runs, 'run')} of mutants that do not bite, of which "
+        f"  false findings: in {quiet.hits} of {count_of(quiet.runs, 'run')} of mutants that do no harm, of which "
         f"there are {quiet.mutants} ({held.planted} of them name the planted cause alone); in {parents.hits} of "
         f"{count_of(parents.runs, 'run')} of healthy parents, of which there are {parents.mutants}",
     )
