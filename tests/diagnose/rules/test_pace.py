@@ -50,14 +50,17 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
     assert found.evidence["grad_norm"] > 0.01
 
 
-@pytest.mark.parametrize(("optimizer", "rate", "usual"), [("Adam", "1e-4", "1e-2"), ("AdamW", "3e-4", "3e-2")])
-def test_a_loss_that_falls_as_its_gradients_predict_to_the_end_has_a_rate_that_is_mentioned(
-    watch: Nursery, optimizer: str, rate: str, usual: str
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "severity", "usual"),
+    [("Adam", "1e-4", "warning", "1e-2"), ("AdamW", "3e-4", "info", "3e-2")],
+)
+def test_a_rate_whose_steps_lead_straight_down_to_the_end_is_named_if_the_weights_hardly_move(
+    watch: Nursery, optimizer: str, rate: str, severity: str, usual: str
 ) -> None:
     long = LOOP.replace("range(60)", "range(400)")
     found = watch(START, paced(rate, optimizer), long).finding("lr.too-low")
-    assert found.severity == "info"  # it may be the beginning of a long training
-    assert found.evidence["fall"] > 0.5 * found.evidence["predicted"]
+    assert found.severity == severity  # weights that move more may be at the beginning of a long training
+    assert found.evidence["slope_kept"] > 0.6
     assert watch(START, paced(usual, optimizer), long).causes == []
 
 
