@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import SITE, falling, look, moves, run
+from recorded import SITE, falling, look, moves, optimizer, run
 from surefoot.diagnose.rules import pace
 from surefoot.diagnose.rules.scale import attention_logit_growth
 from watched import CLASSES, FIT, LOOP, NET, VALUES
@@ -295,3 +295,28 @@ def test_weights_that_do_not_move_have_not_lowered_the_loss(ratio: float, named:
     assert held.curve.learned
     claim = pace.too_low(held)
     assert (claim is not None and claim.severity == "error") == named
+
+
+@pytest.mark.parametrize(("kept", "is_named"), [(0.9, False), (-0.5, True)])
+def test_steps_that_lead_straight_down_are_not_too_large_however_large_they_are(kept: float, is_named: bool) -> None:
+    flat = [2.0 - 0.001 * step for step in range(200)]
+    path = {"since": 60, "start": -1.0, "end": -kept, "length": 1.0}
+    looks = [look(step, steps=moves(0.5)) for step in range(0, 80, 10)]
+    looks.append(look(150, steps=[moves(0.5)[0] | {"path": path}]))
+    assert (pace.too_high(run(flat, sampled_steps=looks)) is not None) == is_named
+
+
+@pytest.mark.parametrize(("momentum", "is_named"), [(0.99, True), (0.0, False)])
+def test_updates_that_momentum_builds_up_count_as_the_first_ones(momentum: float, is_named: bool) -> None:
+    rising = [2.0 + 0.05 * step for step in range(200)]
+    looks = [look(step, steps=moves(1e-2 if step < 10 else 0.2)) for step in (*range(10), 50, 150)]
+    held = optimizer(rising, type="SGD", settings=[{"lr": 0.01, "momentum": momentum}])
+    claim = pace.too_high(run(rising, optimizers=[held], sampled_steps=looks))
+    assert (claim is not None) == is_named
+
+
+def test_a_loss_thrown_up_that_never_recovers_is_named() -> None:
+    thrown = [2.0, *(12.0 - 0.1 * step for step in range(100)), *([1.4] * 100)]
+    found = pace.too_high(run(thrown, sampled_steps=[look(step, steps=moves(0.5)) for step in range(0, 80, 10)]))
+    assert found is not None
+    assert found.severity == "warning"
