@@ -10,6 +10,7 @@ import pytest
 from recorded import facts_of, falling
 from recorded import run as recorded
 from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.curves import LossCurve
 from surefoot.diagnose.engine import STRICT, _judge, covers, diagnose, load
 from surefoot.diagnose.findings import Diagnosis, Severity
 from surefoot.diagnose.rule import Claim, Kind, Rule
@@ -35,6 +36,30 @@ def judged(*found: Found) -> Diagnosis:
 
 def order(diagnosis: Diagnosis) -> list[str]:
     return [finding.cause for finding in diagnosis.findings]
+
+
+def ended(last: float, **facts: Any) -> RecordedRun:
+    """A run whose best constant answer has a loss of 2."""
+    found = recorded(**facts)
+    found.curve = LossCurve(falling(end=last), list(range(100)), chance=2.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "severity"),
+    [
+        (0.1, "model.dead-units", "info"),
+        (0.5, "model.dead-units", "error"),
+        (0.1, "optim.detached-graph", "error"),  # the wiring is wrong, whatever the loss
+    ],
+)
+def test_a_setting_is_only_mentioned_where_it_can_have_cost_nothing(last: float, code: str, severity: str) -> None:
+    assert _judge(ended(last), [claimed(code, "dynamics")])[2][0].severity == severity
+
+
+def test_an_evaluation_that_ends_high_leaves_room_for_harm() -> None:
+    evaluated = ended(0.1, evaluation_passes=[{"step": 99, "function": "cross_entropy", "loss": 1.5, "rows": 64}])
+    assert _judge(evaluated, [claimed("model.dead-units", "dynamics")])[2][0].severity == "error"
 
 
 def test_what_came_later_does_not_explain_what_has_a_date_of_its_own() -> None:

@@ -96,12 +96,32 @@ def test_what_a_step_did_is_known_of_each_parameter(reading):
         assert row.update == pytest.approx(float((new - old).norm()))
         assert row.ratio == pytest.approx(float((new - old).norm() / old.norm()))
         assert row.stuck == 0.0
-        assert row.gain == pytest.approx(2.0 * float((new - old).square().sum()))  # the rate is 0.5
-    assert [(row.stuck, row.gain) for row in rows[2:]] == [(1.0, None)] * 2
+    assert [row.stuck for row in rows[2:]] == [1.0, 1.0]
     facts = [record.as_facts("") for record in registry.parameters]
     assert [(each.changed, each.unchanged, each.trained_by) for each in facts] == [(2, 0, [0])] * 2 + [(0, 2, [])] * 2
     assert not any(each.rewritten for each in facts)
     assert facts[0].last.norm == pytest.approx(float(after[0].norm()))
+
+
+def test_the_slopes_at_both_ends_of_a_path_are_those_of_the_script_s_own_gradients(reading):
+    weight = nn.Parameter(torch.tensor([[2.0, -4.0]]))
+    optimizer, registry = torch.optim.SGD([weight], lr=0.1), ParameterRegistry()
+    paths = []
+    for step in range(6):
+        optimizer.zero_grad()
+        (0.5 * weight.square().sum()).backward()
+        if step in (0, 5):
+            updates = OptimizerUpdates(registry, step)
+            updates.before_step(0, optimizer)
+            paths += [each.path for each in read(updates.steps)]
+        optimizer.step()
+    start, left = torch.tensor([2.0, -4.0]), 0.9**5
+    path = (left - 1) * start
+    assert paths[0] is None
+    assert paths[1].since == 0
+    assert paths[1].start == pytest.approx(float(start @ path))
+    assert paths[1].end == pytest.approx(left * paths[1].start)
+    assert paths[1].length == pytest.approx(float(path.norm()))
 
 
 def test_the_share_of_gradients_that_are_left(reading):

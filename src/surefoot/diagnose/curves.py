@@ -94,6 +94,15 @@ class LossValues:
         return (self.start - self.end) / abs(self.start) if self.finite and self.start else 0.0
 
     @property
+    def left(self) -> float:
+        """The loss at the end as a share of what there was to learn: the first loss, or chance if that is lower.
+
+        No setting can have cost more than this. Only for losses above zero.
+        """
+        level = min(self.start, math.inf if self.chance is None else self.chance)
+        return self.end / level if self.finite and level > 0 else 1.0
+
+    @property
     def best_drop(self) -> float:
         """The share of the first loss that was gone at the best point."""
         return (self.start - self.best) / abs(self.start) if self.finite and self.start else 0.0

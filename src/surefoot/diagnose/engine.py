@@ -52,6 +52,30 @@ _SINGLE_STEPS = frozenset(
     )
 )
 """Causes of non-finite values in single steps. A run is not broken by steps that the guard skipped."""
+_SETTINGS = frozenset(
+    (
+        "clip.saturated",
+        "data.unscaled-input",
+        "data.unscaled-target",
+        "init.symmetric",
+        "init.too-large",
+        "init.too-small",
+        "loss.sum-reduction",
+        "lr.no-warmup",
+        "lr.schedule-broken",
+        "lr.too-high",
+        "lr.too-low",
+        "model.batchnorm-tiny-batch",
+        "model.dead-units",
+        "model.saturated-units",
+        "model.vanishing-gradient",
+        "optim.epsilon",
+        "optim.weight-decay",
+    )
+)
+"""Causes that do harm only if the loss ends higher than it could. They are `info` where it ended near its lowest."""
+_LITTLE = 0.1
+"""The share of what there was to learn up to which a loss ended near its lowest."""
 SURE = 0.85
 """The confidence from which on an observed fault explains that a run learned nothing."""
 STRICT = "SUREFOOT_STRICT"
@@ -263,7 +287,22 @@ def _is_unfinished(path: Path) -> bool:
     return json.loads(read_file(path / "run.json"))["exit_code"] is None
 
 
+def _did_all(run: RecordedRun) -> bool:
+    """Whether no setting can have cost much: the loss ended at a small part of the best constant answer's.
+
+    If the script evaluates, its last evaluation has to as well.
+    """
+    curve = run.curve
+    if curve.chance is None or run.facts.preflight is not None or curve.blind or curve.continued or not curve.learned:
+        return False
+    evaluated = run.facts.evaluation_passes[-1:]
+    last = max([curve.end, *(math.inf if each.loss is None else each.loss for each in evaluated)])
+    return last < _LITTLE * min(curve.start, curve.chance)
+
+
 def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, int, tuple[Finding, ...]]:
+    if _did_all(run):
+        found = [(rule, replace(claim, severity="info") if rule.code in _SETTINGS else claim) for rule, claim in found]
     codes = {rule.code for rule, claim in found if claim.severity != "info"}
     explained: dict[str, str] = {}
     for rule, claim in found:

@@ -17,9 +17,9 @@ from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import is_readable, readable
 from surefoot.observe.tensors import TensorMeter
 from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations
-from surefoot.record.facts import OptimizerUpdate, ParameterUpdate
+from surefoot.record.facts import OptimizerUpdate, ParameterUpdate, PathSlopes
 from surefoot.watch.deferred import Count, later, number, numbers, own, reads_at_once
-from surefoot.watch.parameter_registry import weight_facts
+from surefoot.watch.parameter_registry import PassedPoint, weight_facts
 from surefoot.watch.tensor_summary import COMPUTED, norms, real, sampled
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SAMPLE_SIZE = 65_536
 """The number of values of a parameter that are compared."""
+PATH_SIZE = 4_096
+"""The number of values of a parameter that are kept from one sampled step to the next."""
 MOST_MOVES = 16
 """The number of changes measured for a parameter without an optimizer."""
 _STACKED = 1 << 22
@@ -37,7 +39,8 @@ _STACKED = 1 << 22
 class OptimizerUpdates:
     """The optimizer steps within one sampled step: several, if several optimizers alternate."""
 
-    def __init__(self, registry: ParameterRegistry) -> None:
+    def __init__(self, registry: ParameterRegistry, step: int = 0) -> None:
+        self._step = step
         self.steps: list[OptimizerUpdate] = []
         self.stepped: set[int] = set()
         """The numbers of the parameters that an optimizer held."""
@@ -67,7 +70,8 @@ class OptimizerUpdates:
             ]
             found = [rate for group in optimizer.param_groups if (rate := learning_rate(group)) is not None]
             rates = [number(own(rate)) if isinstance(rate, Tensor) else rate for rate in found]
-        self.steps.append(OptimizerUpdate(optimizer=turn, rows=rows, lr=rates))
+            path = _path(held, self._step)
+        self.steps.append(OptimizerUpdate(optimizer=turn, rows=rows, lr=rates, path=path))
 
     def _keep_samples(self, held: list[_Held]) -> dict[int, float]:
         """Copy a sample of each parameter; returns their norms, by the number of the parameter."""
@@ -95,9 +99,8 @@ class OptimizerUpdates:
                 moved.append(new - old)
         scales = weight_facts([tensor for _, _, tensor in pairs])
         updates, changes = norms(moved), norms(moved, 0)
-        gains = _gains([tensor for _, _, tensor in pairs], moved)
-        for (place, record, tensor), update, changed, size, scale, gain in zip(
-            pairs, updates, changes, map(len, moved), scales, gains, strict=True
+        for (place, record, tensor), update, changed, size, scale in zip(
+            pairs, updates, changes, map(len, moved), scales, strict=True
         ):
             _count_update(record, update, number, is_readable(tensor))
             record.last = scale
@@ -106,7 +109,6 @@ class OptimizerUpdates:
                 update=update,
                 ratio=later(_ratio, update, held.rows[place].weight),
                 stuck=later(_rest, changed, size),
-                gain=gain,
             )
 
     def _last_step(self, number: int) -> OptimizerUpdate | None:
@@ -145,6 +147,36 @@ class _Held(NamedTuple):
     state: dict[str, Any]
 
 
+def _path(held: list[_Held], step: int) -> PathSlopes | None:
+    """The slope of the loss at both ends of the way from the last sampled step of these parameters to this one.
+
+    The gradients here are kept for the next one. The batches of the two ends differ, so that their noise is not in
+    the product of one's gradient and the way, except for the part that the first of the steps contributed.
+    """
+    products: dict[torch.device, list[Tensor]] = {}
+    since: set[int] = set()
+    for each in held:
+        grad = each.tensor.grad
+        values = thin(each.tensor, PATH_SIZE)
+        slope = thin(grad, PATH_SIZE) if grad is not None and grad.layout is torch.strided else None
+        before, each.record.passed = each.record.passed, None
+        if values is None or slope is None or slope.shape != values.shape or slope.device != values.device:
+            continue
+        now = each.record.passed = PassedPoint(step, values.float().clone(), slope.float().clone())
+        if before is None or before.values.shape != now.values.shape or before.values.device != now.values.device:
+            continue
+        if len(now.values):
+            since.add(before.step)
+            moved = now.values - before.values
+            pairs = (before.gradient, moved), (now.gradient, moved), (moved, moved)
+            found = torch.stack([torch.dot(*pair) for pair in pairs]) * (each.tensor.numel() / len(moved))
+            products.setdefault(moved.device, []).append(found)
+    if len(since) != 1 or len(products) != 1:
+        return None  # the first sampled step, parameters that were not all sampled together, or several devices
+    start, end, squares = numbers(torch.stack(next(iter(products.values()))).sum(0))
+    return PathSlopes(since=since.pop(), start=start, end=end, length=later(math.sqrt, squares))
+
+
 def _count_gradient(record: Parameter, grad: Tensor | None, facts: _GradientFacts) -> None:
     if grad is None:
         return
@@ -162,27 +194,6 @@ def _count_update(record: Parameter, update: float, number: int, is_whole: bool)
     record.trained_by.setdefault(number, Count()).add(is_changed)
     if is_whole:
         record.unchanged.add(later(_is_zero, update))
-
-
-def _gains(tensors: list[Tensor], moved: list[Tensor]) -> list[Any]:
-    """By how much each change lowers the loss of its batch to first order; `None` without a gradient of its shape."""
-    found: list[Any] = [None] * len(tensors)
-    products: dict[torch.device, list[tuple[int, float, Tensor]]] = {}
-    for place, (tensor, change) in enumerate(zip(tensors, moved, strict=True)):
-        grad = thin(tensor.grad) if tensor.grad is not None and tensor.grad.layout is torch.strided else None
-        if grad is not None and grad.shape == change.shape and grad.device == change.device and len(grad):
-            product = torch.dot(grad.float(), change.float())
-            products.setdefault(grad.device, []).append((place, tensor.numel() / len(grad), product))
-    for held in products.values():
-        values = numbers(torch.stack([product for _, _, product in held]))
-        for (place, rest, _), value in zip(held, values, strict=True):
-            found[place] = later(_gain, value, rest)
-    return found
-
-
-def _gain(product: float, rest: float) -> float:
-    """The gain of a whole parameter from the product over a sample of it."""
-    return -product * rest
 
 
 def _is_zero(value: float) -> bool:
@@ -362,11 +373,11 @@ def keep_gradient(record: Parameter) -> None:
     record.gradient = None if gradient is None else gradient.float().clone()
 
 
-def thin(tensor: Tensor) -> Tensor | None:
-    """The flattened local values, thinned evenly to at most 65,536; `None` if they cannot be read."""
+def thin(tensor: Tensor, most: int = SAMPLE_SIZE) -> Tensor | None:
+    """The flattened local values, thinned evenly to at most `most`; `None` if they cannot be read."""
     local = readable(tensor)
     if local is None:
         return None
     dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()
-    values = sampled(real(dense), SAMPLE_SIZE)
+    values = sampled(real(dense), most)
     return values if values.dtype in COMPUTED else values.float()

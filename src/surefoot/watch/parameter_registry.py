@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 _REDUCED = (torch.float32, torch.bfloat16, torch.float16)
 """Types of weights that are measured without conversion."""
+
+
+class PassedPoint(NamedTuple):
+    """Some values of a parameter at a sampled step, and their gradient."""
+
+    step: int
+    values: Tensor
+    gradient: Tensor
 
 
 @dataclass
@@ -71,6 +79,8 @@ class Parameter:
     """Some of its values in the last sampled step, kept only while no optimizer holds it."""
     gradient: Tensor | None = None
     """The gradient of the same values after that step's backward, in a loop without an optimizer."""
+    passed: PassedPoint | None = None
+    """Where it was in the last sampled step in which an optimizer held it."""
 
     def as_facts(self, label: str) -> ParameterFacts:
         """All facts; `label` is its name, prefixed with its model where needed."""

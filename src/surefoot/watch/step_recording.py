@@ -75,7 +75,7 @@ class StepRecording:
         self.backward_calls: list[BackwardCall] = []
         self._claimed_last: list[list[int]] = []
         """For each backward, the optimizers that stepped with its gradients."""
-        self.updates = OptimizerUpdates(self._registry)
+        self.updates = OptimizerUpdates(self._registry, self.step)
         self.origins: dict[str, list[tuple[str, str, str]]] = {}
         """For each kind of autograd node: the site, module and name of the recorded calls, in order."""
         self.data_origins: list[DataOrigin] = []

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import look, parameter, run
+from surefoot.diagnose.curves import LossCurve
+from surefoot.diagnose.rules import initial_scale
 from watched import CLASSES, LOOP, NET, deep
 
 if TYPE_CHECKING:
@@ -141,3 +144,28 @@ def test_hidden_units_with_equal_weights_that_only_their_biases_separate_are_nam
     found = watch(CLASSES, loss, model, constant, made, LOOP).finding("init.symmetric")
     assert found.severity == "info"  # the loss ended far below the best constant answer all the same
     assert watch(CLASSES, loss, model, "nn.init.zeros_(model[4].weight)", made, LOOP).causes == []
+
+
+@pytest.mark.parametrize(
+    ("norms", "end", "severity"),
+    [((0.1, 0.1), 1.0, "warning"), ((0.1, 0.1), 1.99, "error"), ((0.1, 0.1), 0.2, None), ((0.1, 3.0), 1.0, None)],
+)
+def test_weights_that_are_all_tiny_are_named_if_much_is_left_to_learn(
+    norms: tuple[float, float], end: float, severity: str | None
+) -> None:
+    held = [parameter(number) | {"first": {"norm": norm}} for number, norm in enumerate(norms)]
+    slow = [2.0 + (end - 2.0) * step / 99 for step in range(100)]
+    claim = initial_scale.init_too_small(run(slow, parameters=held))
+    assert (claim.severity if claim is not None else None) == severity
+
+
+@pytest.mark.parametrize(("end", "severity"), [(1.2, "error"), (0.3, "info")])
+def test_large_weights_that_start_far_above_chance_are_named_if_much_is_left(end: float, severity: str) -> None:
+    held = [parameter(number) | {"first": {"norm": 30.0, "std": 3.0, "fan_in": 4}} for number in (0, 1)]
+    spread = {"op": "linear", "grad": True, "site": "", "module": ""}
+    layers = [spread | {"parameter": 0, "in_std": 1.0, "out_std": 6.0}, spread | {"parameter": 1, "out_std": 30.0}]
+    found = run(parameters=held, sampled_steps=[look(0, notes={"layers": layers})])
+    found.curve = LossCurve([9.0 + (end - 9.0) * min(1.0, step / 60) for step in range(100)], [*range(100)], chance=2.0)
+    claim = initial_scale.init_too_large(found)
+    assert claim is not None
+    assert claim.severity == severity

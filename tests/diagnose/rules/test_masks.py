@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from recorded import run
+from surefoot.diagnose.rules import masks
+
 if TYPE_CHECKING:
     from watched import Nursery
 
@@ -82,3 +87,11 @@ def test_a_masked_language_model_may_look_both_ways(watch: Nursery) -> None:
     given = "ids[:, 1:].where(torch.rand(16, 10) > 0.15, 11), ids[:, 1:]"
     run = watch(attention("pass", given=given))
     assert "mask.leaks-future" not in run.causes
+
+
+@pytest.mark.parametrize(("below", "is_masked"), [("Baddbmm", True), ("Addmm", False)])
+def test_a_layer_that_overflows_to_minus_infinity_is_not_a_mask(below: str, is_masked: bool) -> None:
+    bad = {"event": "nonfinite-loss", "step": 2, "value": "nan", "kind": "operation", "op": "LogSoftmax"}
+    event = bad | {"inputs": {}, "masked_rows": 16, "below": [below]}
+    claim = masks.fully_masked_row(run([1.0, 1.0, float("nan")], events=[event]))
+    assert (claim is not None) == is_masked

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded import optimizer, run
+from surefoot.diagnose.rules import optimizer_schedule
 from watched import CLASSES, LOOP, NET
 
 if TYPE_CHECKING:
@@ -70,3 +72,12 @@ def test_a_plateau_that_is_looked_for_in_every_batch_is_named(watch: Nursery) ->
 
 def test_a_plateau_that_is_looked_for_in_many_batches_is_fine(watch: Nursery) -> None:
     assert watch(*plateau(40)).causes == []
+
+
+@pytest.mark.parametrize(("end", "is_named"), [(1.7, True), (0.4, False)])
+def test_a_rate_that_is_almost_0_early_is_named_if_hardly_anything_was_learned(end: float, is_named: bool) -> None:
+    losses = [max(end, 2.0 - 0.05 * step) for step in range(100)]
+    held = optimizer(losses)
+    held["series"]["lr"] = [0.01 * 0.92**step for step in range(100)]
+    claim = optimizer_schedule.schedule_broken(run(losses, optimizers=[held]))
+    assert (claim is not None) == is_named

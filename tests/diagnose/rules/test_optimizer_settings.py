@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from recorded import falling, look, optimizer, parameter, run
+from recorded import falling, look, moves, optimizer, parameter, run
 from surefoot.diagnose.rules import optimizer_settings
 from watched import CLASSES, FIT, LOOP, NET, VALUES
 
@@ -244,3 +244,24 @@ def test_a_policy_whose_loss_rises_is_not_said_to_be_held_back_by_its_clipping()
         )
         is None
     )
+
+
+@pytest.mark.parametrize(("weight", "end", "is_named"), [(5.0, 0.6, True), (5.0, 0.2, False), (0.5, 0.6, False)])
+def test_a_decay_as_strong_as_the_gradient_is_named_in_a_run_that_learned_if_much_is_left(
+    weight: float, end: float, is_named: bool
+) -> None:
+    rows = [{"id": 0, "grad": 1.0, "weight": weight, "update": 0.1, "ratio": 0.02}]
+    looks = [look(step, steps=[{"optimizer": 0, "rows": rows, "lr": [0.1]}]) for step in range(0, 80, 10)]
+    held = optimizer(losses := falling(end=end), type="SGD", settings=[{"lr": 0.1, "weight_decay": 0.1}])
+    claim = optimizer_settings.weight_decay(run(losses, optimizers=[held], sampled_steps=looks))
+    assert (claim.severity if claim is not None else None) == ("warning" if is_named else None)
+
+
+def test_clipping_does_not_hold_back_steps_that_are_large() -> None:
+    losses = [2.0 + 0.02 * step for step in range(400)]
+    held = optimizer(losses)
+    held["series"] |= {"clip_norm": [22.0] * 400, "clip_limit": [0.5] * 400}
+    for ratio, is_named in ((0.1, False), (1e-3, True)):
+        looks = [look(step, steps=moves(ratio)) for step in range(0, 400, 50)]
+        claim = optimizer_settings.clip_saturated(run(losses, optimizers=[held], sampled_steps=looks))
+        assert (claim is not None) == is_named

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
+_TINY = 0.05
+"""If all weights have a smaller gain than this, the run starts far from where it can learn."""
+_MUCH = 0.3
+"""The share of what there was to learn from which on much is left."""
 _UNUSUAL = 2.5
 """If half of the layers have a larger gain than this, it is mentioned even in a run that did well."""
 
@@ -66,6 +70,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
     harms = (large or grows) and (did_badly(run) or (extreme and not _ended_well(run)))
+    harms = harms or (median(gains) > _UNUSUAL and _starts_far_up(run))
     if not harms and not (large and median(gains) > _UNUSUAL):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
@@ -79,6 +84,12 @@ def init_too_large(run: RecordedRun) -> Claim | None:
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
         severity="error" if harms else "info",
     )
+
+
+def _starts_far_up(run: RecordedRun) -> bool:
+    """Whether the loss starts at twice that of the best constant answer, and much of that is left at the end."""
+    curve = run.curve
+    return curve.chance is not None and curve.start > 2 * curve.chance and curve.left >= _MUCH
 
 
 def _never_initialised(run: RecordedRun) -> Claim | None:
@@ -128,7 +139,9 @@ def _starts_above_chance(run: RecordedRun) -> Claim | None:
 
 
 def init_too_small(run: RecordedRun) -> Claim | None:
-    """Activations vanish with depth before the first update."""
+    """Activations vanish with depth before the first update, or all weights are tiny and much is left to learn."""
+    if (claim := _tiny_weights(run)) is not None:
+        return claim
     chain = _chain(run)
     gains = _gains(run, chain)
     if len(chain) < 2 or not gains:
@@ -170,6 +183,27 @@ def init_too_small(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_last": last},
+    )
+
+
+def _tiny_weights(run: RecordedRun) -> Claim | None:
+    """All matrices start far below any usual scale. Biases may hide that activations vanish."""
+    mine = [p for p in run.parameters.values() if p.optimizers and p.first.norm and "Embedding" not in p.module_type]
+    gains = {p.label: (p.first.norm or 0.0) / math.sqrt(p.shape[0]) for p in mine if len(p.shape) > 1}
+    curve = run.curve
+    if len(gains) < 2 or max(gains.values()) > _TINY or run.facts.preflight is not None:
+        return None
+    if curve.blind or curve.continued or curve.first_bad is not None or curve.count < 20 or curve.left < _MUCH:
+        return None
+    return Claim(
+        0.88,
+        f"All {len(gains)} weight matrices start with at most {max(gains.values()):.2g} times the scale that "
+        f"preserves activations (std x sqrt(fan-in); 1 to 1.4 is right). The loss went from {curve.start:.4g} to "
+        f"{curve.end:.4g}.",
+        step=0,
+        where=tuple(gains)[:4],
+        evidence={"gains": [*gains.values()][:20], "loss_left": curve.left},
+        severity="warning" if curve.learned else "error",
     )
 
 

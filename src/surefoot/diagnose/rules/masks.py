@@ -11,11 +11,14 @@ from surefoot.diagnose.rule import Claim, Rule
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
 
+_PRODUCTS = {"Addmm", "Mm", "Convolution"}
+"""What a layer computes. If that is -inf, it has overflowed, and nothing was masked."""
+
 
 def fully_masked_row(run: RecordedRun) -> Claim | None:
     """A row of attention in which every key is masked."""
     bad = run.nonfinite.loss
-    if bad is not None and bad.masked_rows:
+    if bad is not None and bad.masked_rows and not _PRODUCTS & set((bad.below or [])[:1]):
         return Claim(
             0.95,
             f"At step {run.nonfinite.loss_step}, every key is masked in {count_of(bad.masked_rows, 'row')} of the "

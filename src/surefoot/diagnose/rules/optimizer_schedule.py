@@ -82,9 +82,10 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
 def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     """The rate reaches zero long before the end."""
     rates, count, top = known.rates, len(known.rates), max(known.rates)
-    tiny = 1e-4 * top
-    first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny:
+    first_tiny = _first_below(rates, 1e-4 * top)
+    if first_tiny is None and run.curve.left >= 0.5:  # hardly anything was learned before it was almost 0
+        first_tiny = _first_below(rates, 9e-3 * top)
+    if first_tiny is None:
         return None
     each_batch = _per_step(known.schedulers, count)
     waits = "ReduceLROnPlateau" in known.kinds and not (each_batch and _was_falling(run, rates))
@@ -99,6 +100,12 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     )
     once = "Call `scheduler.step()` once per epoch, after the loop over the batches."
     return replace(claim, fixes=(once,)) if each_batch else claim
+
+
+def _first_below(rates: list[float], limit: float) -> int | None:
+    """The step from which on all rates are below a limit, if the first is not and it is long before the end."""
+    first = next((i for i in range(len(rates), 0, -1) if rates[i - 1] >= limit), 0)
+    return first if rates[0] >= limit and first < 0.7 * len(rates) else None
 
 
 def _was_falling(run: RecordedRun, rates: list[float]) -> bool:

@@ -7,15 +7,21 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.curves import present, present_finite
-from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import ADAPTIVE
+from surefoot.diagnose.straight_path import straight_path
 from surefoot.record.facts import ModelLoadedEvent, OptimizerLoadedEvent
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import OptimizerFacts, PreflightFacts
+
+
+_MUCH = 0.2
+"""The share of what there was to learn from which on a run that learned may have been held back."""
+_LARGE_STEP = 0.02
+"""A change of the weights by this share is no small step."""
 
 
 def epsilon(run: RecordedRun) -> Claim | None:
@@ -33,7 +39,9 @@ def epsilon(run: RecordedRun) -> Claim | None:
     ]
     ratio = eps / median(roots) if roots else 0.0
     slow = eps >= 1e-3 and ratio > 10 and run.curve.drop < 0.7 and not run.blind
-    hinders = ratio > 2 and (slow or not run.curve.learned)
+    straight = straight_path(run)
+    held_back = straight is not None and straight.is_held_back
+    hinders = ratio > 2 and (slow or held_back or not run.curve.learned)
     if (eps > 1e-7 and hinders) or (eps >= 1e-3 and ratio > 2 and not run.blind):
         return Claim(
             0.9,
@@ -64,7 +72,9 @@ def epsilon(run: RecordedRun) -> Claim | None:
 
 def weight_decay(run: RecordedRun) -> Claim | None:
     """Decay dominates the gradient, and the weights shrink."""
-    if not run.main or (run.curve.learned and run.curve.drop > 0.6):
+    curve = run.curve
+    learned = curve.learned and curve.drop > 0.6
+    if not run.main or (learned and curve.left < _MUCH):
         return None
     decay = max((group.weight_decay or 0.0) for group in run.main.settings or [run.main.first_group])
     if decay <= 0:
@@ -73,8 +83,11 @@ def weight_decay(run: RecordedRun) -> Claim | None:
     if first > 1.0 and first > 10 * rate * decay:
         return None  # the steps of the gradients moved the weights far, and the decay only brings them back
     decoupled = run.main.type in ("AdamW", "SGDW", "Lion")
-    shares = []
-    for update in run.sampled.optimizer_updates(run.main.number, first=3):
+    shares: list[float] = []
+    looks = run.sampled.steps[3:]
+    # Where little is left to learn, any decay is as strong as the gradient: the first half of a run that learns tells.
+    until = sum(look.step < 0.5 * run.steps for look in looks) if learned else len(looks)
+    for update in run.sampled.optimizer_updates(run.main.number, first=3, last=3 + until):
         rate = update.lr[0] if update.lr else 0.0
         for row in update.rows:
             sizes = present_finite((row.weight, row.grad, row.update))
@@ -83,17 +96,17 @@ def weight_decay(run: RecordedRun) -> Claim | None:
             weight, grad, change = sizes
             shares.append(rate * decay * weight / change if decoupled else decay * weight / grad)
     left = _norm_left(run)
-    if not shares or left > 0.6 or median(shares) < 0.3:
+    if not shares or median(shares) < (0.4 if learned else 0.3) or (left > 0.6 and not learned):
         return None
     return Claim(
         0.9,
-        f"weight_decay={decay:g} is stronger than the gradient ({median(shares):.2g} times its update at the sampled "
-        f"steps) and the weights shrink to {left:.0%} of their first norm; the loss is at "
-        f"{run.curve.end:.4g} (first {run.curve.start:.4g}).",
+        f"weight_decay={decay:g} changes the weights {median(shares):.2g} times as much as the gradient does, and "
+        f"{left:.0%} of their first norm is left; the loss is at {curve.end:.4g} (first {curve.start:.4g}).",
         step=run.sampled.steps[-1].step if run.sampled.steps else None,
         where=(run.main.site,),
         evidence={"weight_decay": decay, "decay_to_gradient": median(shares), "norm_left": left},
         fixes=(f"Lower weight_decay to {decay / 100:.0e} or less.",),
+        severity="warning" if learned else "error",
     )
 
 
@@ -222,6 +235,8 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
     does_well = run.blind or (run.curve.learned and run.curve.drop > 0.3)  # a policy may learn while its loss rises
     if not run.main or (does_well and not untrained and not _limits_steps(run, run.main)):
         return None
+    if not untrained and median(run.sampled.update_ratios() or [0.0]) > _LARGE_STEP:
+        return None  # the gradient is large because the weights are thrown about, and clipping does not hold them
     pairs = [
         (norm, limit)
         for norm, limit in zip(run.series.clip_norm, run.series.clip_limit, strict=False)
@@ -250,7 +265,7 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
 
 def _limits_steps(run: RecordedRun, held: OptimizerFacts) -> bool:
     """Whether the steps are too small, and in proportion to the gradient: an adaptive optimizer divides by its size."""
-    return not held.type.startswith(ADAPTIVE) and straight_fall(run) is not None
+    return not held.type.startswith(ADAPTIVE) and straight_path(run) is not None
 
 
 RULES: tuple[Rule, ...] = (

@@ -7,10 +7,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.diagnose.by_hand import updates_by_hand
-from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.scale import attention_logit_growth, dead_units, saturated_units
 from surefoot.diagnose.rules.wiring import is_far_too_low
+from surefoot.diagnose.straight_path import STRAIGHT, slope_kept, straight_path
 
 if TYPE_CHECKING:
     from surefoot.diagnose.curves import LossCurve
@@ -43,10 +43,14 @@ def too_high(run: RecordedRun) -> Claim | None:
     )
     if not ratios:
         return None
-    early = max(ratios[:8])
+    first = ratios[: _first_looks(run)]
+    early = max(first)
+    kept = slope_kept(run)
     blown = _climbed(run, early) if run.nonfinite.seen else curve.rose
-    stalled = _is_stalled(run, ratios[:8])
-    thrown = early > 0.3 and curve.blew_up  # it came back, but from far away
+    if kept is not None and kept >= STRAIGHT and not blown:
+        return None  # the slope at the end of a path is that at its beginning: the steps are far from too large
+    stalled = _is_stalled(run, first)
+    thrown = early > 0.3 and (curve.blew_up or _never_recovered(curve))  # it came back, but from far away
     # Steps that large drive attention logits up; those of a policy rise as it becomes certain.
     saturated = attention_logit_growth(run) if early > 0.1 and not run.facts.policy_entropies else None
     killed = (_killed_units(run) or _driven_to_bounds(run)) if early > 1.0 else None
@@ -88,6 +92,18 @@ def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:
     falls_slowly = before.drop > 0.3 and before.count < _FEWEST  # a short run whose loss has fallen so far
     may_stay = largest < 0.1 and not _has_targets(run)
     return not (before.learned or noisy or falls_slowly or may_stay) and shaken and before.count >= 8
+
+
+def _never_recovered(curve: LossCurve) -> bool:
+    """Whether the loss was several times its first value, and much of what there was to learn is left."""
+    return curve.peak > 4 * abs(curve.start) + 6 * curve.noise and curve.left >= 0.4
+
+
+def _first_looks(run: RecordedRun) -> int:
+    """The number of sampled steps in which the first updates grow to their full size: momentum takes some time."""
+    momentum = (run.main.first_group.momentum or 0.0) if run.main is not None else 0.0
+    full = 3.0 / (1.0 - momentum) if 0.0 < momentum < 1.0 else 0.0
+    return max(8, sum(look.step <= full for look in run.sampled.steps))
 
 
 def _has_targets(run: RecordedRun) -> bool:
@@ -167,7 +183,7 @@ def too_low(run: RecordedRun) -> Claim | None:
     travelled = typical * curve.count
     is_stuck = (not curve.learned and typical <= 3e-4 and travelled <= 0.1) or travelled <= _UNMOVED
     is_slow = typical <= 1e-3 and travelled <= 0.5 and _falls_to_the_end(run)
-    straight = straight_fall(run)
+    straight = straight_path(run)
     if typical <= 0 or not (is_stuck or is_slow or straight):
         return None
     rate = median(run.lr) if run.main and run.lr else None
@@ -186,7 +202,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "info",
+        severity="error" if is_stuck else "warning" if straight is not None and straight.is_held_back else "info",
     )  # fmt: skip
 
 

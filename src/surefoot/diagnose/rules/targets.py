@@ -7,9 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.diagnose.data_summary import chance, where_of
-from surefoot.diagnose.first_order import straight_fall
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import known_pairs
+from surefoot.diagnose.straight_path import straight_path
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
     first = calls[0]
     is_beyond = size >= _LARGE * reached and outside >= 0.9 and run.curve.end >= 0.9 * level.level
     # The outputs are on their way to the targets, at the speed that the rate allows.
-    is_far = size >= _LARGE * _size(first, "input") and run.curve.end > 0.1 * level.level and straight_fall(run)
+    is_far = size >= _LARGE * _size(first, "input") and run.curve.end > 0.1 * level.level and straight_path(run)
     if size < _LARGE or not (is_beyond or is_far):
         return None
     return Claim(

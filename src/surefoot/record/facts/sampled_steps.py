@@ -247,8 +247,19 @@ class ParameterUpdate(Facts):
     """The norm of the change over the norm of the parameter; `None` for a parameter of zeros."""
     stuck: float | None = None
     """The share of the entries that did not change."""
-    gain: float | None = None
-    """By how much the change lowers the loss of its batch, to first order: minus the change times the gradient."""
+
+
+class PathSlopes(Facts):
+    """The slopes of the loss along the way of the parameters from an earlier sampled step to this one."""
+
+    since: int
+    """The earlier step."""
+    start: float
+    """The gradient at the earlier step times the whole change since: negative where the way leads down."""
+    end: float
+    """The gradient at this step times the same change."""
+    length: float
+    """The norm of the change."""
 
 
 class OptimizerUpdate(Facts):
@@ -260,6 +271,8 @@ class OptimizerUpdate(Facts):
     """What it did to each of its parameters."""
     lr: list[float]
     """The learning rate of each parameter group."""
+    path: PathSlopes | None = None
+    """The way from the last sampled step of this optimizer; `None` at the first."""
 
 
 class SampledStep(Facts):
