@@ -270,6 +270,9 @@ def _same_weights(window: list[BackwardCall]) -> bool:
 
 
 def _is_divided(root: BackwardCall) -> bool:
+    """Whether the loss was scaled. Accelerate divides by 1 if it does not accumulate."""
+    if root.sign is not None and root.sign.factor is not None:
+        return abs(root.sign.factor) != 1.0
     return root.factor not in (None, 1.0) or (root.operations or [""])[0] in ("Div", "Mul")
 
 
