@@ -250,8 +250,8 @@ def accum_not_divided(run: RecordedRun) -> Claim | None:
     if not windows or not all(_same_weights(w) for w in windows):
         return None
     roots = [root for window in windows for root in window]
-    divided = [root for root in roots if _is_divided(root)]
-    if divided:
+    known = [root for root in roots if root.sign is not None and root.sign.factor is not None]
+    if any(map(_is_divided, known or roots)):
         return None
     return Claim(
         0.9 if all(root.sign for root in roots) else 0.75,
