@@ -17,6 +17,7 @@ import torch
 import forked
 import surefoot as sf
 from surefoot.errors import UsageError
+from surefoot.guard.step_hooks import hooks_of
 from trainers import killed, on_ranks
 from trainers.small_training import LR, Classifier, Linear, Overflowing, Rows, same, use_fp16_on_cpu
 
@@ -134,6 +135,17 @@ def test_the_diagnosis_at_the_end_says_what_only_sampled_steps_show(tmp_path, no
     assert not (tmp_path / "off" / "facts.json").exists()
     found = json.loads((tmp_path / "off" / "findings.json").read_text())
     assert [each["cause"] for each in found["findings"] if each["severity"] != "info"] == []
+
+
+def test_the_probes_read_the_numbers_of_the_guard_and_measure_nothing_again(tmp_path, nothing_compiled):
+    attached = set()
+    note = lambda record: attached.add(len(hooks_of(guard_of(callback).optimizer)))  # noqa: E731
+    callback = StabilizerCallback(tmp_path / "run", on_step=note)
+    train(tmp_path, callback, max_grad_norm=0.05)
+    assert attached == {1}
+    series = json.loads((tmp_path / "run" / "facts.json").read_text())["optimizers"][0]["series"]
+    assert series["grad_norm"] == pytest.approx([0.05] * 40, rel=1e-3)  # as applied
+    assert min(series["clip_norm"]) > 0.05
 
 
 def test_an_optimizer_of_another_model_is_observed_and_named(tmp_path, nothing_compiled):

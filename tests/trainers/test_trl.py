@@ -34,6 +34,8 @@ def _framework() -> None:
         DPOTrainer, \
         GRPOConfig, \
         GRPOTrainer, \
+        KTOConfig, \
+        KTOTrainer, \
         SFTConfig, \
         SFTTrainer
     with warnings.catch_warnings():
@@ -42,7 +44,7 @@ def _framework() -> None:
         import transformers
         from datasets import Dataset, disable_progress_bars
         from transformers import GPT2Config, GPT2LMHeadModel
-        from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+        from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
         from trainers.transformers_classes import Copies
     disable_progress_bars()
@@ -92,6 +94,22 @@ def dpo(folder: Path, callbacks: list[Any]) -> Any:
     )
 
 
+def kto(folder: Path, callbacks: list[Any]) -> Any:
+    rows = [
+        {"prompt": f"w{i % 30} w1", "completion": " w2 w3" if i % 2 else " w4 w5", "label": bool(i % 2)}
+        for i in range(48)
+    ]
+    arguments = KTOConfig(str(folder), **SETTINGS)
+    return KTOTrainer(
+        model(),
+        model(),
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+        callbacks=callbacks,
+    )
+
+
 def distinct_words(completions: list[str], **_: Any) -> list[float]:
     return [float(len(set(each.split()))) for each in completions]
 
@@ -113,7 +131,7 @@ def grpo(folder: Path, callbacks: list[Any], reward: Any = distinct_words, **mor
     )
 
 
-@pytest.mark.parametrize("build", [sft, sft_bf16, dpo, grpo])
+@pytest.mark.parametrize("build", [sft, sft_bf16, dpo, kto, grpo])
 def test_a_healthy_run_is_bitwise_the_bare_run(build, tmp_path):
     ended, callback = [], sf.trainers.transformers.StabilizerCallback(tmp_path / "run")
     for chosen in ([], [callback]):

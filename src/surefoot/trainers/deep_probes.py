@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.guard.attach import Attachment
+    from surefoot.guard.step_decision import StepDecision
     from surefoot.record.log import RunLog
     from surefoot.trainers.guarded_training import GuardOptions
+    from surefoot.types import StepRecord
 
 logger = logging.getLogger("surefoot")
 
@@ -51,6 +53,17 @@ class DeepProbes:
             (log.folder / FACTS).unlink()
         optimizers = [each.optimizer for each in attachments if each.optimizer is not None]
         self._watch.add(optimizers, schedulers, began_at=attachments[0].steps)
+        self._watch.read_from(attachments)
+
+    def decided(self, number: int, decision: StepDecision) -> None:
+        """The guard of an optimizer, by its number, has decided on a step that is not applied yet."""
+        if self._watch is not None:
+            self._watch.decided(number, decision)
+
+    def stepped(self, number: int, record: StepRecord) -> None:
+        """The numbers of a step have arrived at the guard."""
+        if self._watch is not None:
+            self._watch.stepped(number, record)
 
     def end(self, log: RunLog | None, error: BaseException | None = None) -> None:
         """Stop observing, and write the facts into the folder of the log."""

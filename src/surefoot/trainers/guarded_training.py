@@ -14,7 +14,7 @@ import os
 import shutil
 import weakref
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from surefoot.detect.checker import StabilityChecker
     from surefoot.guard.attach import Attachment, Mode
+    from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.incidents.retention import IncidentKeeper
     from surefoot.record.log import RunLog
@@ -176,7 +177,7 @@ class GuardedTraining:
         settings = AttachSettings(
             mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
             recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
-            on_step=self._stepped, on_event=self._happened,
+            on_event=self._happened,
         )  # fmt: skip
         self.attachments: list[Attachment] = []
         self.replaced = Replacements()
@@ -184,8 +185,11 @@ class GuardedTraining:
         """Hooks of the framework that end with the training."""
         self._is_over = False
         try:
-            for optimizer in optimizers:
-                self.attachments.append(attach_with(list(models), optimizer, settings))
+            for number, optimizer in enumerate(optimizers):
+                own = replace(
+                    settings, on_step=partial(self._stepped, number), on_decision=partial(self._decided, number)
+                )
+                self.attachments.append(attach_with(list(models), optimizer, own))
         except BaseException:
             self.finish(diagnose=False)  # no optimizer stays guarded by a training that does not begin
             raise
@@ -314,7 +318,11 @@ class GuardedTraining:
 
     # ---- numbers, and the end ---------------------------------------------------------------------------------------
 
-    def _stepped(self, record: StepRecord) -> None:
+    def _decided(self, number: int, decision: StepDecision, refused: bool) -> None:
+        self.probes.decided(number, decision)
+
+    def _stepped(self, number: int, record: StepRecord) -> None:
+        self.probes.stepped(number, record)
         self._latest = record
         if self._needs_loss:
             self._needs_loss = False

@@ -129,6 +129,8 @@ class OptimizerGuard:
         """The name under which a failure is reported."""
         self.measured = MeasuredSteps(context, self.probe, on_measure)
         self._attachments: IdentityMap[Attachment] = IdentityMap()
+        self._trainers: IdentityMap[Attachment] = IdentityMap()
+        """The guards of a trainer, whose numbers are used: a second measurement would find the same."""
         self._without_optimizer: list[Attachment] = []
         """Attachments whose optimizer was deleted, with steps that may not have been read yet."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -153,7 +155,7 @@ class OptimizerGuard:
 
     def attachment(self, record: OptimizerRecord, optimizer: Optimizer) -> Attachment | None:
         """The attachment of an optimizer that is about to step; `None` if it has no parameters."""
-        known = self._attachments.get(optimizer)
+        known = self._trainers.get(optimizer) or self._attachments.get(optimizer)
         if known is not None or not any(group["params"] for group in optimizer.param_groups):
             return known
         if len(self._without_optimizer) > MOST_WITHOUT_OPTIMIZER:  # their steps have arrived long ago
@@ -178,6 +180,24 @@ class OptimizerGuard:
         # Nothing is read when an optimizer is deleted, which may happen anywhere in the script.
         weakref.finalize(optimizer, self._without_optimizer.append, made).atexit = False
         return made
+
+    def read_from(self, attachment: Attachment, record: OptimizerRecord, optimizer: Optimizer) -> None:
+        """A trainer guards an optimizer: `decided` and `arrived` will be called with the numbers of its steps."""
+        self.measured.add(record.number, optimizer)
+        self._trainers.set(optimizer, attachment)
+
+    def is_trainers(self, optimizer: Optimizer) -> bool:
+        """Whether the numbers of an optimizer come from the guard of a trainer."""
+        return self._trainers.get(optimizer) is not None
+
+    def decided(self, record: OptimizerRecord, decision: StepDecision) -> None:
+        """The guard of a trainer has decided on a step."""
+        if not isinstance(decision.nonfinite, Tensor) and decision.nonfinite:
+            self._probes.safely(self.probe, self._on_nonfinite, record)
+
+    def arrived(self, record: OptimizerRecord, step: StepRecord) -> None:
+        """The numbers of a step have arrived at the guard of a trainer."""
+        self._probes.safely(REPORTS, self._on_step, record, step)
 
     def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
         """With `--guard`, attach the guard before an optimizer steps, even if the script has replaced methods."""
@@ -240,7 +260,7 @@ class OptimizerGuard:
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
         self._settle_without_optimizer()
-        for attachment in self._attachments.values():
+        for attachment in (*self._attachments.values(), *self._trainers.values()):
             attachment.settle()
 
     def detach(self) -> None:

@@ -28,6 +28,7 @@ from surefoot.watch.triton_loading import load_in_background
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
 if TYPE_CHECKING:
+    from surefoot.guard.attach import Attachment
     from surefoot.types import StepRecord
     from surefoot.watch.backward_observer import BackwardObserver
     from surefoot.watch.collected_facts import FactsSaver
@@ -130,6 +131,9 @@ class StepObserver:
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
+        if self.guard.is_trainers(optimizer):
+            self._await_step(record, optimizer, attachment)
+            return
         if not self.guard.measured.measures(record.number):
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
@@ -152,6 +156,10 @@ class StepObserver:
         found_inf = getattr(optimizer, "found_inf", None)
         if isinstance(found_inf, Tensor) and found_inf.numel() == 1:
             attachment.observe(**{FOUND_BY_SCALER: found_inf})
+        self._await_step(record, optimizer, attachment)
+
+    def _await_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer, attachment: Attachment) -> None:
+        """The row of the current step is completed with the numbers of its guard."""
         record.row["at"] = self._state.steps
         is_unscaled = getattr(optimizer, "grad_scale", None) is not None  # the kernel does it, as the guard knows
         divide_by = 1.0 if is_unscaled else self._state.scaler.unscale_by or 1.0
@@ -237,9 +245,11 @@ class StepObserver:
         """The numbers of a step have arrived: on a GPU, some steps later."""
         row, divide_by = record.in_flight.pop(step.signals.step, ({"at": self._state.steps}, 1.0))
         norm = step.signals.grad_norm
-        row["grad_norm"] = norm if norm is None else float(norm) / divide_by
+        row["grad_norm"] = norm if norm is None else float(norm) * float(step.signals.clip_factor) / divide_by
         if norm is not None and not math.isfinite(norm) and "closure" not in row:
-            self._safely("gradients", self._nonfinite.record_late, row["at"], step, self.guard.skipped.label)
+            optimizer = record.ref()
+            label = str if optimizer is not None and self.guard.is_trainers(optimizer) else self.guard.skipped.label
+            self._safely("gradients", self._nonfinite.record_late, row["at"], step, label)
         if self.guard.acts and step.skipped and not step.signals.extra.get(FOUND_BY_SCALER, 0.0):
             row["skipped"] = True
             self._skipped(record, row["at"], step)

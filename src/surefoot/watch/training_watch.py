@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.optimizer import Optimizer
 
+    from surefoot.guard.attach import Attachment
+    from surefoot.guard.step_decision import StepDecision
     from surefoot.record.facts import RunFacts
+    from surefoot.types import StepRecord
+    from surefoot.watch.optimizer_record import OptimizerRecord
     from surefoot.watch.patches.hooks import Hooks
 
 logger = logging.getLogger("surefoot")
@@ -57,6 +61,8 @@ class TrainingWatch:
         self._watcher, self._hooks = watcher, hooks
         self._script_hooks_before = script_hooks_before
         self._began_at = 0
+        self._records: list[OptimizerRecord] = []
+        """The records of the guarded optimizers, in the order of their guards."""
 
     @staticmethod
     def begin(models: Sequence[nn.Module]) -> TrainingWatch | None:
@@ -96,6 +102,29 @@ class TrainingWatch:
         parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
         if any(has_streams(each.device) for each in parameters):
             indexing.begin(self._watcher, self._hooks)
+
+    def read_from(self, attachments: Sequence[Attachment]) -> None:
+        """Do not measure the steps of optimizers that are guarded: `decided` and `stepped` pass on the numbers."""
+        self._watcher.probes.safely("optimizers", self._read_from, attachments)
+
+    def _read_from(self, attachments: Sequence[Attachment]) -> None:
+        steps = self._watcher.steps
+        for attachment in attachments:
+            optimizer = attachment.optimizer
+            if optimizer is None:
+                return
+            self._records.append(steps.record_of(optimizer))
+            steps.guard.read_from(attachment, self._records[-1], optimizer)
+
+    def decided(self, number: int, decision: StepDecision) -> None:
+        """The guard has decided on a step that is not applied yet."""
+        if number < len(self._records):
+            self._watcher.steps.guard.decided(self._records[number], decision)
+
+    def stepped(self, number: int, step: StepRecord) -> None:
+        """The numbers of a step have arrived at the guard."""
+        if number < len(self._records):
+            self._watcher.steps.guard.arrived(self._records[number], step)
 
     def end(self, error: BaseException | None = None) -> RunFacts | None:
         """Stop observing; returns the facts. `error` is the exception that ended the training."""

@@ -173,8 +173,9 @@ def accumulated(size: str = "32", divided: str = "/ 4") -> str:
     return ACCUMULATED.replace("SIZE", size).replace("DIVIDED", divided)
 
 
-def test_accumulated_losses_that_are_not_divided_are_named(watch: Nursery) -> None:
-    run = watch(START, SLOW, accumulated(divided=""))
+@pytest.mark.parametrize("divided", ["", "/ 1"], ids=["whole", "divided-by-1"])  # by 1, as Accelerate does
+def test_accumulated_losses_that_are_not_divided_are_named(watch: Nursery, divided: str) -> None:
+    run = watch(START, SLOW, accumulated(divided=divided))
     found = run.names_first(
         "accum.not-divided", step=0, at="|loss.backward", evidence={"backwards_per_step", "steps", "values"}
     )

@@ -233,6 +233,16 @@ def test_decay_is_measured_by_all_weights_together_if_small_matrices_hide_it() -
     assert optimizer_settings._norm_left(run(falling(), parameters=[])) == 1.0
 
 
+@pytest.mark.parametrize(("kind", "severity"), [("SGD", "error"), ("AdamW", "info")])
+def test_clipping_is_only_mentioned_if_steps_do_not_depend_on_the_size_of_gradients(kind: str, severity: str) -> None:
+    losses = [25.0 - 0.01 * step for step in range(40)]
+    held = optimizer(losses) | {"type": kind}
+    held["series"] |= {"clip_norm": [22.0] * 40, "clip_limit": [1.0] * 40}
+    found = optimizer_settings.clip_saturated(run(losses, optimizers=[held]))
+    assert found is not None
+    assert found.severity == severity
+
+
 def test_a_policy_whose_loss_rises_is_not_said_to_be_held_back_by_its_clipping() -> None:
     losses = [25.0 + 0.02 * step for step in range(400)]
     held = optimizer(losses)

@@ -250,8 +250,8 @@ def accum_not_divided(run: RecordedRun) -> Claim | None:
     if not windows or not all(_same_weights(w) for w in windows):
         return None
     roots = [root for window in windows for root in window]
-    divided = [root for root in roots if _is_divided(root)]
-    if divided:
+    known = [root for root in roots if root.sign is not None and root.sign.factor is not None]
+    if any(map(_is_divided, known or roots)):
         return None
     return Claim(
         0.9 if all(root.sign for root in roots) else 0.75,
@@ -270,6 +270,9 @@ def _same_weights(window: list[BackwardCall]) -> bool:
 
 
 def _is_divided(root: BackwardCall) -> bool:
+    """Whether the loss was scaled. Accelerate divides by 1 if it does not accumulate."""
+    if root.sign is not None and root.sign.factor is not None:
+        return abs(root.sign.factor) != 1.0
     return root.factor not in (None, 1.0) or (root.operations or [""])[0] in ("Div", "Mul")
 
 

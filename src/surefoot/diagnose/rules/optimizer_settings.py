@@ -230,7 +230,10 @@ def _emptied_moments(run: RecordedRun) -> Claim | None:
 
 
 def clip_saturated(run: RecordedRun) -> Claim | None:
-    """Nearly every step is clipped strongly, and learning is slow."""
+    """Nearly every step is clipped strongly, and learning is slow.
+
+    Only mentioned for an adaptive optimizer, whose steps do not depend on the size of the gradients (see `epsilon`).
+    """
     untrained = run.facts.preflight is not None  # whether this does harm is not known yet
     does_well = run.blind or (run.curve.learned and run.curve.drop > 0.3)  # a policy may learn while its loss rises
     if not run.main or (does_well and not untrained and not _limits_steps(run, run.main)):
@@ -258,14 +261,19 @@ def clip_saturated(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site,),
         evidence={"clipped": hard, "norm_to_limit": median(excess), "limit": pairs[0][1]},
-        severity="warning" if untrained or does_well else "error",
+        severity="warning" if untrained or does_well else "info" if _is_adaptive(run.main) else "error",
         fixes=(f"Raise max_norm to about {median(n for n, _ in pairs):.2g}.",),
     )
 
 
 def _limits_steps(run: RecordedRun, held: OptimizerFacts) -> bool:
-    """Whether the steps are too small, and in proportion to the gradient: an adaptive optimizer divides by its size."""
-    return not held.type.startswith(ADAPTIVE) and straight_path(run) is not None
+    """Whether the steps are too small, and in proportion to the gradient."""
+    return not _is_adaptive(held) and straight_path(run) is not None
+
+
+def _is_adaptive(held: OptimizerFacts) -> bool:
+    """Whether an optimizer divides gradients by their size."""
+    return held.type.startswith(ADAPTIVE)
 
 
 RULES: tuple[Rule, ...] = (
