@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, falling, look, optimizer, parameter, run
-from surefoot.diagnose.rules import adversarial
+from surefoot.diagnose.rules import adversarial, losses
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -108,6 +108,15 @@ def test_the_encoder_of_an_adversarial_autoencoder_is_the_generator_and_its_deco
     pair = adversarial.adversaries(held)
     assert pair is not None
     assert (pair.generator_models, pair.discriminator_models) == ({"Q"}, {"D"})
+
+
+def test_a_discriminator_whose_loss_and_gradient_grow_without_bound_has_a_term_of_the_wrong_sign() -> None:
+    plunging = gan([-8.0] * 20 + [-8.0 * 2**i for i in range(20)] + [-1e7] * 60, [0.1] * 100, False)
+    assert losses.sign_flipped(plunging) is None
+    plunging.optimizers[1].series.grad_norm[50:] = [1e6] * 50
+    claim = losses.sign_flipped(plunging)
+    assert claim is not None
+    assert "from below" in claim.summary
 
 
 def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
