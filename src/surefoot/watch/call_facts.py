@@ -21,6 +21,7 @@ from surefoot.watch.loss_calls import LossCalls
 from surefoot.watch.numeric_calls import NumericCalls
 from surefoot.watch.operation_names import (
     ACTIVATIONS,
+    COMPARISONS,
     DROPOUTS,
     LOSSES,
     NORMS,
@@ -77,10 +78,13 @@ class CallFacts:
         )
 
     def take_evaluated(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record a loss or dropout in a block without gradients. No tensor is kept: no graph holds one there."""
+        """Record a loss, an accuracy or dropout in a block without gradients. No tensor is kept: no graph does."""
         with WithoutHooks():
             if entry.name in LOSSES:
                 self.losses.loss(entry, args, kwargs, out)
+                self.losses.drop_labels()
+            elif entry.name in COMPARISONS:
+                self.losses.comparison(entry, args)
                 self.losses.drop_labels()
             elif entry.name in DROPOUTS:
                 self.layers.dropout(entry, args, kwargs)

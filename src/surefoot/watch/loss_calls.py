@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
 from surefoot.watch.deferred import later, number, own, reads_at_once
-from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES, DISTANCE_LOSSES, VIEWS
+from surefoot.watch.operation_names import BINARY_LOSSES, CHOICES, CLASS_LOSSES, DISTANCE_LOSSES, VIEWS
 from surefoot.watch.tensor_summary import (
     as_distribution,
     columns_of,
@@ -94,6 +94,29 @@ class LossCalls:
         elif entry.name in ("kl_div", "ctc_loss") and given.dim() > 1:
             facts = replace(facts, distribution=as_distribution(given, -1))
         self.losses.append(facts)
+
+    def comparison(self, entry: RecordedCall, args: tuple[Any, ...]) -> None:
+        """Chosen classes compared with labels, as where an evaluation counts right answers without a loss."""
+        if len(args) < 2 or not all(isinstance(each, Tensor) and not each.is_floating_point() for each in args[:2]):
+            return
+        made = [self._history.producer(each) for each in args[:2]]
+        chooses = [call is not None and call.op in CHOICES for call in made]
+        if chooses[0] == chooses[1] or args[0].shape != args[1].shape or not args[0].numel():
+            return
+        chosen, target = (args[0], args[1]) if chooses[0] else (args[1], args[0])
+        facts = LossCall(
+            **self._history.place(entry),
+            trained_on=False,
+            reduction="none",
+            input=summary_of(chosen),
+            target=summary_of(target),
+            producer=made[chooses.index(True)],
+            same_shape=True,
+            value=None,
+            target_from_model=self._history.is_of_model(target),
+        )
+        self._keep_target(entry.index, target.reshape(-1))
+        self.losses.append(_with_labels(facts, target, chosen, -100, torch.full((), float("nan"))))
 
     def _keep_target(self, index: int, target: Tensor) -> None:
         if target.numel() > MOST_LABELS:
@@ -221,12 +244,17 @@ def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[s
     chosen = given.detach().argmax(dim)
     if chosen.shape != target.shape:
         return facts
+    return _with_labels(facts, target, chosen, ignore, _unit_spread(given, target, dim, ignore))
+
+
+def _with_labels(facts: LossCall, target: Tensor, chosen: Tensor, ignore: int, spread: Tensor) -> LossCall:
+    """Add what is known about labels and the classes that were chosen instead."""
     found = later(
         partial(_label_facts, target.numel(), ignore),
         own(sampled(target, MOST_LABELS)),
         sampled(chosen, MOST_LABELS),
         *_valid_labels(target, ignore),
-        _unit_spread(given, target, dim, ignore),
+        spread,
     )
     names = _LabelFacts.__annotations__
     return replace(facts, **{name: later(itemgetter(name), found) for name in names})

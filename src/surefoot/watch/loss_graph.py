@@ -29,7 +29,7 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import DISTANCE_LOSSES, LOSSES, VIEWS
+from surefoot.watch.operation_names import COMPARISONS, DISTANCE_LOSSES, LOSSES, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 MOST_HOOKED = 4_000
 """Larger graphs go without hooks on their nodes."""
 _PAIRED = {
-    "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", *DISTANCE_LOSSES
+    "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    *DISTANCE_LOSSES, *COMPARISONS,
 }  # fmt: skip
 
 

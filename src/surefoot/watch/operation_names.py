@@ -10,6 +10,9 @@ OTHER_LOSSES = {
     "triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss", "multi_margin_loss",
     "multilabel_margin_loss", "multilabel_soft_margin_loss", "soft_margin_loss",
 }  # fmt: skip
+CHOICES = {"argmax", "max", "topk"}
+"""Calls whose integer results are the classes that a model chooses."""
+COMPARISONS = {"eq", "__eq__"}
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
 ADDED_PRODUCTS = {"addmm", "addmv", "baddbmm", "addbmm"}

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from recorded import SITE, falling, look, optimizer, parameter, run
-from surefoot.diagnose.rules import adversarial
+from surefoot.diagnose.rules import adversarial, losses
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -68,6 +68,19 @@ def test_a_discriminator_is_ahead_but_has_not_won_while_the_gradient_of_the_gene
     assert adversarial.discriminator_wins(ahead) is not None
 
 
+def test_a_discriminator_without_errors_has_not_won_while_a_bounded_loss_keeps_its_gradient() -> None:
+    least_squares = gan(falling(100, 0.35, 1e-4), [0.18] * 10 + [0.5] * 90, False)
+    assert adversarial.discriminator_wins(least_squares) is None
+    least_squares.optimizers[0].series.grad_norm[20:] = [0.01] * 80
+    assert adversarial.discriminator_wins(least_squares) is not None
+
+
+def test_a_generator_whose_own_loss_falls_has_not_lost() -> None:
+    energies = gan(falling(100, 130.0, 7.0), falling(100, 160.0, 5.0), False)
+    energies.optimizers[0].series.grad_norm[20:] = [0.01] * 80
+    assert adversarial.discriminator_wins(energies) is None
+
+
 def test_a_discriminator_that_is_still_unsure_has_not() -> None:
     assert adversarial.discriminator_wins(gan([1.3] * 100, [0.8] * 100, False)) is None
 
@@ -78,6 +91,32 @@ def test_the_critic_of_a_policy_is_no_discriminator() -> None:
 
 def test_a_wasserstein_critic_below_zero_has_not_won() -> None:
     assert adversarial.discriminator_wins(gan([-0.01 * i for i in range(100)], [0.1] * 100, False)) is None
+
+
+def test_the_encoder_of_an_adversarial_autoencoder_is_the_generator_and_its_decoder_no_part_of_the_game() -> None:
+    chooser, curve = random.Random(3), [1.0] * 100
+    codes, noise, images = ring(chooser), ring(chooser), ring(chooser)
+    passes = [a_pass("Q", images, codes), a_pass("P", codes, images), a_pass("D", codes, [[0.4, 0.4]])]
+    followed = [([0, 1], [0, 1]), ([0, 2], [2]), ([0, 2], [0])]
+    roots = [{"parameters": reached, "for": by, "value": 1.0, "site": SITE} for reached, by in followed]
+    held = run(
+        curve,
+        optimizers=[optimizer(curve, number) for number in range(3)],
+        parameters=[parameter(number, model, (number,)) for number, model in enumerate("QPD")],
+        sampled_steps=[look(0, passes=[*passes, a_pass("D", noise, [[0.5, 0.5]])], roots=roots)],
+    )
+    pair = adversarial.adversaries(held)
+    assert pair is not None
+    assert (pair.generator_models, pair.discriminator_models) == ({"Q"}, {"D"})
+
+
+def test_a_discriminator_whose_loss_and_gradient_grow_without_bound_has_a_term_of_the_wrong_sign() -> None:
+    plunging = gan([-8.0] * 20 + [-8.0 * 2**i for i in range(20)] + [-1e7] * 60, [0.1] * 100, False)
+    assert losses.sign_flipped(plunging) is None
+    plunging.optimizers[1].series.grad_norm[50:] = [1e6] * 50
+    claim = losses.sign_flipped(plunging)
+    assert claim is not None
+    assert "from below" in claim.summary
 
 
 def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
@@ -100,6 +139,15 @@ def test_samples_spread_like_the_data_have_not() -> None:
 def test_samples_of_a_generator_that_has_hardly_been_trained_have_not_collapsed() -> None:
     assert adversarial.mode_collapse(gan([1.3] * 299, [0.8] * 299, alike=True)) is None
     assert adversarial.mode_collapse(gan([1.3] * 299, [0.8] * 299, alike=True, varied_until=20)) is not None
+
+
+def test_samples_in_the_middle_of_the_data_that_were_never_more_different_have_not_collapsed() -> None:
+    begun, chooser = gan([1.3] * 400, [0.8] * 400, alike=True), random.Random(2)
+    for seen in begun.sampled.steps:
+        made, real = seen.model_calls[0].samples[1], seen.model_calls[1].samples[0]
+        for rows, spread in ((made, 0.2), (real, 1.0)):
+            rows[:] = [[chooser.gauss(0, spread) for _ in range(20)] for _ in rows]
+    assert adversarial.mode_collapse(begun) is None
 
 
 def test_samples_that_still_become_more_different_have_not_collapsed() -> None:

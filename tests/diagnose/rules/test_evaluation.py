@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,6 +98,17 @@ def test_evaluation_labels_of_other_rows_are_named(watch: Nursery, change: str) 
     assert run.causes == ["eval.labels-mismatched"]
     assert run.at("|held = ") in first.where
     assert float(str(first.evidence["evaluation_accuracy"])) < 0.3 < float(str(first.evidence["training_accuracy"]))
+
+
+@pytest.mark.parametrize(
+    "counted", ["(model(held_x).argmax(1) == held_y).sum()", "torch.max(model(held_x).data, 1)[1].eq(held_y).sum()"]
+)
+def test_evaluation_labels_of_other_rows_are_named_without_a_loss(watch: Nursery, counted: str) -> None:
+    answers = re.sub(r"held = .*", f"held = {counted}", LOOP)
+    run = watch(DATA, "held_y = held_y.roll(1)", PLAIN, answers)
+    assert run.causes == ["eval.labels-mismatched"]
+    assert run.at("|held = ") in run.first.where
+    assert not watch(DATA, PLAIN, answers).causes
 
 
 def test_labels_learned_by_heart_are_not_blamed_on_the_evaluation(watch: Nursery) -> None:

@@ -65,3 +65,17 @@ def test_one_target_for_every_row_is_fine(watch: Nursery) -> None:
     loss = "loss_of = lambda given, target: F.mse_loss(given, target.mean(0, keepdim=True).expand(1, 1))"
     run = watch(VALUES, "import warnings; warnings.simplefilter('ignore'); y = y[:, :1]", loss, FIT, LOOP)
     assert "loss.broadcast" not in run.causes
+
+
+@pytest.mark.parametrize(
+    ("change", "outputs"), [("y = torch.cat([y, -y], 1)", 1), ("y = (2 * y).round().clamp(-2, 2) + 2", 5)]
+)
+def test_a_loss_of_one_side_for_several_of_the_other_is_named(watch: Nursery, change: str, outputs: int) -> None:
+    model = FIT.replace("nn.Linear(32, 1)", f"nn.Linear(32, {outputs})")
+    run = watch(VALUES, change, model, "loss_of = F.mse_loss\n", LOOP.replace("(32,)", "(128,)"))
+    run.names_first("loss.broadcast", step=0, at="|loss = ", evidence={"prediction", "target", "loss"})
+
+
+def test_several_predictions_of_one_target_may_be_meant(watch: Nursery) -> None:
+    ensemble = FIT.replace("nn.Linear(32, 1)", "nn.Linear(32, 5)")
+    assert not watch(VALUES, ensemble, "loss_of = F.mse_loss\n", LOOP).causes

@@ -49,7 +49,11 @@ def _models(run: RecordedRun, optimizer: OptimizerFacts) -> set[str]:
 
 
 def _roles(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[OptimizerFacts, OptimizerFacts] | None:
-    """Generator and discriminator: the generator's loss goes through the discriminator, which also learns alone."""
+    """Generator and discriminator: the generator's loss goes through the discriminator, which also learns alone.
+
+    If one model's outputs are seen to be the other's inputs, that decides: the encoder of an adversarial autoencoder
+    learns alone too, and its decoder's loss goes through it, but the decoder comes after it.
+    """
     own_a, own_b = _owned(run, a), _owned(run, b)
     if not own_a or not own_b:
         return None
@@ -62,13 +66,18 @@ def _roles(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[Opti
         only_b += in_b and not in_a
     if not both:
         return None
-    if only_b and not only_a:
-        return a, b
-    if only_a and not only_b:
-        return b, a
-    if only_a:
+    by_passes = _by_passes(run, a, b)
+    if by_passes is not None:
+        return by_passes if _steps_without(run, by_passes[1], by_passes[0]) else None
+    if bool(only_a) == bool(only_b):
         return None
-    return _by_passes(run, a, b)
+    return (a, b) if only_b else (b, a)
+
+
+def _steps_without(run: RecordedRun, first: OptimizerFacts, second: OptimizerFacts) -> bool:
+    """Whether one optimizer makes steps of its own; the decoder of an autoencoder steps with the encoder."""
+    followed = [set(root.optimizers) for root in run.sampled.backward_calls if root.optimizers]
+    return not followed or any(first.number in each and second.number not in each for each in followed)
 
 
 def _by_passes(run: RecordedRun, a: OptimizerFacts, b: OptimizerFacts) -> tuple[OptimizerFacts, OptimizerFacts] | None:
@@ -102,7 +111,9 @@ def _learns_values(run: RecordedRun) -> bool:
 def discriminator_wins(run: RecordedRun) -> Claim | None:
     """The discriminator's loss stays near 0, and the generator gets no useful gradient.
 
-    Its gradient dies, or the discriminator makes no error at all. While the gradient grows, the generator still learns.
+    Its gradient dies, or the discriminator makes no error at all and the generator's loss has no bound: a squared loss
+    ends at most four times as high as with an undecided discriminator, and its gradient does not vanish there. While
+    the gradient grows or the generator's own loss falls, the generator still learns.
     """
     pair = adversaries(run)
     if pair is None:
@@ -117,7 +128,9 @@ def discriminator_wins(run: RecordedRun) -> Claim | None:
     since = next((s for s, v in zip(judge.steps, judge.values, strict=True) if v < 0.1 * judge.start), judge.steps[0])
     norms = present_finite(pair.generator.series.grad_norm)
     first, last = median(norms[:5]) if norms else math.nan, median(norms[-20:]) if norms else math.nan
-    if last > 0.3 * first and middle > 0.02 * judge.start:
+    if last > 0.3 * first and (middle > 0.02 * judge.start or maker.end < 5 * abs(maker.start)):
+        return None
+    if 0 < maker.end < 0.5 * maker.start:
         return None
     name = "/".join(sorted(pair.discriminator_models)) or "the discriminator"
     other = "/".join(sorted(pair.generator_models)) or "the generator"
@@ -245,6 +258,8 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
     covered, near = (median(values) for values in zip(*(coverage(real, batch) for batch in batches), strict=True))
     if spread > 0.25 and not (covered < 0.35 and near > 0.5):
         return None
+    if covered > 0.5 and spread * _spread(real) > 0.25 * max(_spreads(run, pair)):
+        return None  # in the middle of the data and never more different: it still generates the mean
     judge = run.curve_of(pair.discriminator)
     name = "/".join(sorted(pair.generator_models)) or "the generator"
     return Claim(
@@ -261,8 +276,13 @@ def mode_collapse(run: RecordedRun) -> Claim | None:
 
 def _still_grows(run: RecordedRun, pair: Pair, now: float) -> bool:
     """Whether samples have become more different since the beginning, and were never much more different than now."""
-    spreads = [_spread(batch) for look in run.sampled.steps for batch in _samples([look], pair)[1]]
+    spreads = _spreads(run, pair)
     return now > 2 * _first_spread(run, pair) and now > 0.25 * max(spreads, default=0.0) and len(spreads) > 2
+
+
+def _spreads(run: RecordedRun, pair: Pair) -> list[float]:
+    """The difference between the samples of each batch, in order."""
+    return [_spread(batch) for look in run.sampled.steps for batch in _samples([look], pair)[1]]
 
 
 def _first_spread(run: RecordedRun, pair: Pair) -> float:

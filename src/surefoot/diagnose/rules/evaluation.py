@@ -17,7 +17,7 @@ from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import Predictability, known_pairs, predictability
 from surefoot.diagnose.rules.data_splits import split_mismatch
 from surefoot.diagnose.rules.model_mode import evaluating_blocks, repeats_rows
-from surefoot.watch.operation_names import CLASS_LOSSES
+from surefoot.watch.operation_names import CLASS_LOSSES, COMPARISONS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -95,7 +95,10 @@ def labels_mismatched(run: RecordedRun) -> Claim | None:
     if run.adversarial or run.nonfinite.seen or run.blind or split_mismatch(run) is not None:
         return None
     blocks = [block for block in run.facts.evaluation_calls if block.losses and block.step >= 0.3 * run.steps]
-    evaluated = [loss for block in blocks for loss in block.losses if loss.op in CLASS_LOSSES]
+    judged = [loss for block in blocks for loss in block.losses]
+    evaluated = [loss for loss in judged if loss.op in CLASS_LOSSES] or [
+        loss for loss in judged if loss.op in COMPARISONS
+    ]
     late = [loss for loss in run.sampled.training_losses(*CLASS_LOSSES) if loss.step >= 0.3 * run.steps]
     there, here = _scores(evaluated), _scores(late)
     if there is None or here is None or not _same_labels(evaluated, late):
@@ -132,13 +135,13 @@ def labels_mismatched(run: RecordedRun) -> Claim | None:
 
 
 def _same_labels(evaluated: list[LossCall], trained: list[LossCall]) -> bool:
-    """Whether both have the same kinds of labels and as many outputs."""
+    """Whether both have the same kinds of labels and as many outputs, which counted answers do not tell."""
     kinds = [{label for loss in losses for label in loss.labels or {}} for losses in (evaluated, trained)]
     widths = [
         {loss.distribution.classes for loss in losses if loss.distribution is not None}
         for losses in (evaluated, trained)
     ]
-    return widths[0] == widths[1] and len(kinds[0] & kinds[1]) >= 0.5 * len(kinds[1])
+    return (not widths[0] or widths[0] == widths[1]) and len(kinds[0] & kinds[1]) >= 0.5 * len(kinds[1])
 
 
 def _predicted_within(run: RecordedRun) -> Predictability | None:

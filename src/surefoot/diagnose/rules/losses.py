@@ -6,7 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from surefoot.diagnose.curves import present
+from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import fails_at_its_rate
@@ -238,7 +238,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
 def sign_flipped(run: RecordedRun) -> Claim | None:
     """The negative of a loss is minimised."""
     if run.adversarial:
-        return None
+        return _plunging_side(run)
     calls = run.sampled.backward_calls
     flipped = [(call, call.sign) for call in calls if call.sign and (call.sign.factor or 0) < 0]
     if flipped and len(flipped) >= 0.5 * len(calls) and not (run.curve.learned and run.curve.end > 0):
@@ -266,6 +266,30 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
             where=(calls[0].site,) if calls else (),
             evidence={"first": curve.start, "last": curve.end, "operations": calls[0].operations[:6] if calls else []},
         )
+    return None
+
+
+def _plunging_side(run: RecordedRun) -> Claim | None:
+    """The loss of one side of an adversarial run falls without a bound, and its gradient grows with it.
+
+    A critic's loss is negative, but a penalty or clipped weights bound its gradient.
+    """
+    for side in run.optimizers:
+        curve, norms = run.curve_of(side), present_finite(side.series.grad_norm)
+        if curve.count < 30 or len(norms) < 30 or curve.end > -1e3 * max(1.0, abs(curve.start)):
+            continue
+        first, last = median(norms[:10]), median(norms[-10:])
+        if last > 1e3 * first > 0:
+            return Claim(
+                0.85,
+                f"The loss that the {side.type} of {side.site} minimises goes from {curve.start:.3g} to {curve.end:.3g}"
+                f", and its gradient norm from {first:.2g} to {last:.2g}: nothing bounds it from below. A term of it, "
+                "such as a penalty, has the wrong sign, or is missing.",
+                step=next(s for s, v in zip(curve.steps, curve.values, strict=True) if v < 0.1 * curve.end),
+                where=(side.site,) if side.site else (),
+                evidence={"loss": [curve.start, curve.end], "gradient": [first, last]},
+                fixes=("Add the penalty to the loss with a plus sign.",),
+            )
     return None
 
 

@@ -25,6 +25,8 @@ def broadcast(run: RecordedRun) -> Claim | None:
         if note.op != "sub" and (square := _made_square(run, note)) is not None:
             return square
         if out is None or math.prod(out) <= max(math.prod(given), math.prod(target)):
+            if note.op != "sub" and (uneven := _one_for_several(run, note)) is not None:
+                return uneven
             continue
         if not _same_but_for_ones(given, target) and note.op == "sub":
             continue
@@ -64,6 +66,41 @@ def _made_square(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim | N
         evidence={"prediction": given, "target": target, "loss": run.curve.end},
         fixes=(f"Give all operands of the {side} the same shape: `.unsqueeze(1)` on the one of shape ({rows},).",),
     )
+
+
+def _one_for_several(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim | None:
+    """A loss function is given one prediction for several targets, or a class number as the target of every output.
+
+    Several predictions of one target may be meant, as by an ensemble.
+    """
+    given, target = note.input.shape, note.target.shape
+    uneven = [(a, b) for a, b in zip(given, target, strict=False) if a != b]
+    if len(given) != len(target) or not uneven or given[0] != target[0] or given[0] < 2:
+        return None
+    if all(a == 1 for a, _ in uneven):
+        fact = f"each prediction is compared with {math.prod(target) // math.prod(given)} targets, and can only be near"
+        fact, fix = f"{fact} their mean", "Give the model one output for each target."
+    elif all(b == 1 for _, b in uneven) and _are_class_numbers(run, note, math.prod(given) // math.prod(target)):
+        fact = "the targets are numbers of classes, and every output is fitted to the number"
+        fix = "Use `cross_entropy(outputs, labels)` with the labels as integers of shape (N,)."
+    else:
+        return None
+    return Claim(
+        0.93,
+        f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: {fact}. The "
+        f"loss is at {run.curve.end:.3g}.",
+        step=note.step,
+        where=(note.site, _source(note)),
+        evidence={"prediction": given, "target": target, "loss": run.curve.end},
+        fixes=(fix,),
+    )
+
+
+def _are_class_numbers(run: RecordedRun, note: LossCall | DifferenceCall, outputs: int) -> bool:
+    """Whether the targets at a place range from exactly 0 to the number of outputs less one."""
+    targets = [call.target for call in run.sampled.training_losses(*DISTANCE_LOSSES) if call.site == note.site]
+    ends = {(each.min, each.max) for each in targets}
+    return outputs > 2 and len(targets) > 2 and ends == {(0.0, outputs - 1.0)}
 
 
 def _source(call: LossCall | DifferenceCall) -> str:
