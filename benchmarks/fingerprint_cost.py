@@ -23,9 +23,9 @@ from gpt import GPT, GPT_124M, TINY
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.decide.agreement import Ranks, agree_and_average
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.guard.replica_check import ReplicaCheck
 from surefoot.observe.parameters import Layout
-from surefoot.observe.sampling import RANK_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import torch
 from gpt import GPT, GPT_124M, Shape
 
 import surefoot as sf
-from surefoot.observe.sampling import Sampling
+from surefoot.guard.model_sampling import Sampling
 
 SMALL = Shape(4, 128, 4, vocabulary=2048, context=128)
 BLOCK = 20

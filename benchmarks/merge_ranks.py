@@ -21,7 +21,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot.observe.sampling import RANK_STEPS
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.record.facts import Fingerprints, GroupSettings, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.log import RunLog
 from surefoot.record.messages import StepRow

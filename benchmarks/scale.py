@@ -31,9 +31,9 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 
 import surefoot as sf
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.guard.replica_check import ReplicaCheck
 from surefoot.observe.parameters import Layout
-from surefoot.observe.sampling import RANK_STEPS
 from surefoot.record.heartbeat import BeatFile, first_beat, read_beat
 from surefoot.record.messages import StepRow
 from surefoot.record.movement import MovementMeter

@@ -234,13 +234,16 @@ def test_a_run_that_was_killed_and_the_log_of_a_stabilizer_are_distinguished(tmp
     assert "stabilizer" not in str(told.value)
 
 
-def test_of_several_ranks_the_first_is_read(tmp_path: Any) -> None:
+def test_of_several_ranks_the_first_that_left_facts_is_read(tmp_path: Any) -> None:
     for rank in (0, 1):
         folder = tmp_path / f"rank{rank}"
         folder.mkdir()
         (folder / "facts.json").write_text(json.dumps({"steps": rank + 7}))
         (folder / "run.json").write_text("{}")
     assert load(tmp_path)[0].steps == 7
+    (tmp_path / "rank0" / "facts.json").unlink()
+    (tmp_path / "rank0" / "telemetry").mkdir()  # it was aborted
+    assert load(tmp_path)[0].steps == 8
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.guard.model_sampling import ModelSampler
+from surefoot.guard.model_sampling import ModelSampler, Sampling
 from surefoot.observe.histograms import Bins, count, take_sample
 from surefoot.observe.parameters import named_parameters
-from surefoot.observe.sampling import Sampling
 from surefoot.record.bins import LARGEST_POWER, SMALLEST_POWER
 
 pytestmark = [

@@ -12,7 +12,7 @@ import pytest
 
 import forked
 from surefoot.diagnose.engine import diagnose_folder
-from surefoot.observe.sampling import RANK_STEPS
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.record.facts import RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.rank_file import read_rank
 from surefoot.zoo import RANKS, find, specimens

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.save_restore import save_optimizer, save_tensors, without_repeats
+from surefoot.core.without_hooks import without_gradients
 from surefoot.types import OptimizerSetting
 
 if TYPE_CHECKING:

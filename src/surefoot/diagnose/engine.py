@@ -208,12 +208,14 @@ def _description_of(ranks: list[Path]) -> RunDescription:
 
 
 def load(folder: str | Path) -> tuple[RunFacts, RunDescription]:
-    """The facts and the description of a run, from its folder; with several ranks, of the first."""
+    """The facts and the description of a run, from its folder; with several ranks, of the first that left facts."""
     path = Path(folder)
     if not path.is_dir():
         raise UsageError(f"no run folder at {path}: expected what `surefoot run --out DIR` or a stabilizer wrote.")
-    recorded = [rank for rank in rank_folders(path) if _is_recorded(rank)]
-    return load_one(recorded[0] if recorded else path)
+    ranks = rank_folders(path)
+    left = [rank for rank in ranks if (rank / "facts.json").exists()]  # one that was aborted leaves only its log
+    logged = [rank for rank in ranks if (rank / "telemetry").is_dir()]
+    return load_one(next(iter(left or logged), path))
 
 
 def load_one(path: Path) -> tuple[RunFacts, RunDescription]:
@@ -244,10 +246,6 @@ def _with_guard(facts: RunFacts, path: Path) -> RunFacts:
     from surefoot.record.reading import load_run
 
     return with_log(facts, load_run(path))
-
-
-def _is_recorded(path: Path) -> bool:
-    return (path / "facts.json").exists() or (path / "telemetry").is_dir()
 
 
 def _load_log(path: Path) -> tuple[RunFacts, RunDescription]:

@@ -18,7 +18,7 @@ from surefoot.detect.combine import Combined, tolerated
 from surefoot.detect.step_rules import Explosion
 from surefoot.guard.guarded_optimizer import GuardedOptimizer
 from surefoot.guard.log_rows import LogRows, open_log, setup_of
-from surefoot.guard.model_sampling import ModelSampler
+from surefoot.guard.model_sampling import ModelSampler, Sampling
 from surefoot.guard.rank_watching import watch_rank
 from surefoot.guard.replica_check import replica_check
 from surefoot.guard.run_history import Budgets, RunHistory
@@ -26,7 +26,6 @@ from surefoot.guard.step_decision import StepDecider, StepPolicy
 from surefoot.guard.step_results import call_each
 from surefoot.guard.validation import as_scaler, split_clip
 from surefoot.observe.parameters import BackwardOrder
-from surefoot.observe.sampling import Sampling
 from surefoot.observe.tensors import LayerMetrics
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from surefoot.core.device import is_capturing
 from surefoot.core.device_copies import begin_reading_number
+from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.observe.activations import ForwardHook, in_backward, watched_modules
-from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -33,8 +33,8 @@ from surefoot.act.apply import (
     withhold_gradients,
 )
 from surefoot.act.clip_pass import ClipPass
-from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.weak_reference import weak_reference
+from surefoot.core.without_hooks import without_gradients
 from surefoot.guard.decision_graph import GraphedDecider
 from surefoot.guard.step_decision import (
     ArrivingNumbers,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device_copies import AsyncCopy, begin_reading
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.activations import LayerOutput, calls_by_module
 from surefoot.observe.histograms import Bins, Sample, count, sample_again, take_sample
 from surefoot.observe.tensors import TensorMeter, is_plain
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.bins import COUNT, LARGEST_POWER, SMALLEST_POWER
 from surefoot.record.messages import Histogram, LayerRows
 

@@ -1,5 +1,7 @@
 """Detailed statistics of a model in training: histograms, update ratios and activations on a few sampled steps.
 
+`Sampling` selects these steps: many at the start, where most problems occur, then fewer and fewer.
+
 `ModelSampler` follows one optimizer. The loop calls it at each stage of a step, and logs what it returns:
 
     sampler = ModelSampler(models)                                     # beside the optimizer
@@ -27,17 +29,19 @@ interfere.
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections import deque
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from surefoot.core.device_copies import begin_reading
+from surefoot.errors import require
 from surefoot.guard.layer_sample import LayerSample, counted, gradients_of, histograms, output_histograms, weights_of
 from surefoot.observe.activations import ActivationWatch
-from surefoot.observe.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +53,43 @@ if TYPE_CHECKING:
     from surefoot.types import NamedParameter
 
 log = logging.getLogger("surefoot")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Selects steps 0, 1, 2, 3, 5, 8, 12, 18, …, each `growth` times the one before, and later every `every_steps`.
+
+    Depends on the number of the step alone, so that a resumed run selects the same steps. By default, 22 of the first
+    5,000 steps and 221 of a million are selected.
+
+    >>> [step for step in range(100) if Sampling().due(step)]
+    [0, 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93]
+    """
+
+    growth: float = 1.5
+    """The factor between two selected steps."""
+    every_steps: int = 4_999
+    """The maximum distance between two selected steps. A prime, to avoid the round numbers at which scripts save."""
+
+    def __post_init__(self) -> None:
+        require(self.growth > 1, f"`growth` must be more than 1, or every step is sampled; got {self.growth}.")
+        require(self.every_steps >= 1, f"`every_steps` must be at least 1; got {self.every_steps}.")
+
+    def due(self, step: int) -> bool:
+        """Whether this step is selected."""
+        return step in self._early if step < self.every_steps else step % self.every_steps == 0
+
+    @cached_property
+    def _early(self) -> frozenset[int]:
+        steps, step = {0}, 1
+        while step < self.every_steps:
+            steps.add(step)
+            step = max(step + 1, math.ceil(step * self.growth))
+        return frozenset(steps)
+
+
+RANK_STEPS = Sampling(growth=1.4, every_steps=997)
+"""The steps at which ranks are compared, equal on every rank. Each costs about as much as a training step."""
 
 
 class ModelSampler:

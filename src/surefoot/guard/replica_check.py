@@ -26,8 +26,8 @@ import torch
 from surefoot.core.device_copies import begin_reading
 from surefoot.core.weak_reference import weak_reference
 from surefoot.decide.agreement import copies_of_first
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.observe.fingerprints import fingerprint, fingerprints, state_fingerprints
-from surefoot.observe.sampling import RANK_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -35,13 +35,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from surefoot.act.apply import HOOKED_STEP, has_torchs_step
 from surefoot.core.device import has_streams, is_capturing
 from surefoot.core.weak_reference import IdentityMap
+from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.errors import TrainingHalted, UsageError
 from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.guarded_optimizer import GuardedOptimizer, OpenStep, StepFacts
 from surefoot.guard.loop_capture import LoopCapture, optimizer_steps
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.guard.validation import signal_value
-from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.types import Scalar, Signals, StepRecord
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from surefoot.core.device import is_capturing
 from surefoot.core.nested import leaves
+from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.observe.histograms import Sample, largest_of, take_sample
 from surefoot.observe.parameters import plain_name
-from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device import runs_triton
-from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.core.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.core.device import runs_triton
-from surefoot.core.gradient_mode import without_gradients
 from surefoot.core.settings import check_types
+from surefoot.core.without_hooks import without_gradients
 from surefoot.errors import require
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor
 from surefoot.core.block_tables import BlockTables, is_dense
 from surefoot.core.device import runs_triton
 from surefoot.core.device_copies import upload
-from surefoot.core.gradient_mode import without_gradients
+from surefoot.core.without_hooks import without_gradients
 from surefoot.observe.tensors import LayerMetrics, TensorMeter, dense_views, is_plain
 
 if TYPE_CHECKING:

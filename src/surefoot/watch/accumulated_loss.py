@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import script_hooks
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from surefoot.core.without_hooks import intercepts_operations
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import intercepts_operations
 from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:

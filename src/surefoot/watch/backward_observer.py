@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import has_other_ranks, readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of

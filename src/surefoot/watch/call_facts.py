@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import SampledCalls
 from surefoot.watch.call_history import CallHistory
 from surefoot.watch.deferred import number, own

@@ -26,8 +26,8 @@ from surefoot.core.device import has_failed, has_streams
 from surefoot.core.device_copies import begin_reading
 from surefoot.core.user_code import place
 from surefoot.core.weak_reference import weak_reference
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.watch.data_origin import is_finite
 from surefoot.watch.nonfinite_origin import bad_rows
 from surefoot.watch.user_frames import user_frame

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from surefoot.core.device import failure, fatal_cause, note_failure
 from surefoot.core.user_code import is_users, place
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.keep.dead_workers import error_of_worker
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import CrashArguments, CrashFacts
 from surefoot.watch.tensor_summary import describe
 from surefoot.watch.user_frames import traceback_frames

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from surefoot.core.weak_reference import weak_reference
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import EvaluationPass
 from surefoot.watch.deferred import READ_AT_ONCE, number, read_each
 

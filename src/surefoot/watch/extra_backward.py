@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.tensors import measurable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import Causality, LossTerm
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, number, own

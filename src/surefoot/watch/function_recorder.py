@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from surefoot.core.nested import leaves
 from surefoot.core.operations import FunctionMode, called_from, entered_modes, function_name
 from surefoot.core.user_code import place, users_frame
-from surefoot.observe.without_hooks import intercepts_operations, runs_eagerly
+from surefoot.core.without_hooks import intercepts_operations, runs_eagerly
 from surefoot.watch import autograd_graph as graph
 
 if TYPE_CHECKING:

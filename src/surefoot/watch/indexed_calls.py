@@ -29,7 +29,7 @@ from surefoot.core.device import has_failed
 from surefoot.core.device_copies import permanent_host_memory
 from surefoot.core.user_code import place, users_frame
 from surefoot.core.weak_reference import IdentityMap
-from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.user_frames import name_of
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.observe.readable import readable
-from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.record.facts import (
     BackwardCall,
     GraphBreak,

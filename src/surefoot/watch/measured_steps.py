@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.act.apply import NOTHING_FOUND, look_at_settings
 from surefoot.core.device import has_streams
+from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.guard.step_hooks import StepHooks
 from surefoot.observe.tensors import finite_norm
-from surefoot.observe.without_hooks import WithoutHooks, runs_eagerly
 
 if TYPE_CHECKING:
     from collections.abc import Callable

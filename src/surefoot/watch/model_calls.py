@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, own

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from surefoot.observe.without_hooks import runs_eagerly
+from surefoot.core.without_hooks import runs_eagerly
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.script_hooks import script_hooks
 

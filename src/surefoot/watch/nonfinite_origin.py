@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import NonFiniteLoss
 from surefoot.watch import autograd_graph as graph
 

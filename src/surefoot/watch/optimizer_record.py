@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import GroupSettings, OptimizerFacts
 from surefoot.watch.deferred import reads_at_once
 from surefoot.watch.step_rows import SeriesRow, StepRows

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import is_readable, readable
 from surefoot.observe.tensors import TensorMeter
-from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.record.facts import OptimizerUpdate, ParameterUpdate, PathSlopes
 from surefoot.watch.deferred import Count, later, number, numbers, own, reads_at_once
 from surefoot.watch.parameter_registry import PassedPoint, weight_facts

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_sharded, readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import ModelFacts, ModuleFacts, ParameterFacts, WeightScale
 from surefoot.watch.deferred import Count, Lost, later, number, read
 from surefoot.watch.tensor_summary import norms, real, sampled

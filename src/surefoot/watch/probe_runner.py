@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.core.device import is_capturing, note_failure
+from surefoot.core.without_hooks import runs_eagerly, without_torch_function
 from surefoot.keep.position.workers import worker_died
-from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
 from surefoot.watch.messages import print_line
 from surefoot.watch.originals import Originals, Unobservable
 

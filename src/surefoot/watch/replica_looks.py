@@ -29,11 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.core.device import name_of
 from surefoot.core.files import make_subfolder, read_file
 from surefoot.core.user_code import is_users, place
+from surefoot.core.without_hooks import WithoutHooks
+from surefoot.guard.model_sampling import RANK_STEPS
 from surefoot.observe.fingerprints import fingerprints, state_fingerprints
 from surefoot.observe.parameters import learning_rate, plain_name
 from surefoot.observe.readable import is_sharded
-from surefoot.observe.sampling import RANK_STEPS
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import Fingerprints, GroupSettings, RankLoader, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.facts.ranks import SHARDED, UNWRAPPED, WRAPPED
 from surefoot.record.rank_file import RankFile

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.record.facts import RowMixing
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later

@@ -1,4 +1,4 @@
-"""Detects hooks of the script that a sampled step would call. `observe.without_hooks` computes without calling any."""
+"""Detects hooks of the script that a sampled step would call. `core.without_hooks` computes without calling any."""
 
 from __future__ import annotations
 

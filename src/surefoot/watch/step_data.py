@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device import has_failed, has_streams
+from surefoot.core.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations
 from surefoot.record.facts import SeenRows, StepBatch, StepDataFacts
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.batch_numbers import BatchNumbers, LargestNumbers

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.guard.attach import account_of
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.watch.guard import OptimizerGuard
 from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow

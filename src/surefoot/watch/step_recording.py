@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import has_other_ranks, is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import BackwardCall, NonFiniteNode, SampledStep
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch import loss_graph

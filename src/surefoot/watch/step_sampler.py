@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefoot.core.device import forbids_waiting
-from surefoot.observe.without_hooks import WithoutHooks, without_torch_function
+from surefoot.core.without_hooks import WithoutHooks, without_torch_function
 from surefoot.watch.data_origin import data_origins_in, origin_of_data
 from surefoot.watch.deferred import ArrivalQueue
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance

@@ -168,9 +168,8 @@ def read(folder: Path, half: str, truth: str, script: str, seed: int, trouble: s
         result.device, result.cannot_run = held["device"], held["cannot_run"]
     if trouble:
         return result
-    first = next((path.parent for path in sorted(folder.glob("rank*/facts.json"))), folder)  # one may have been aborted
     try:
-        facts, description = load(first)
+        facts, description = load(folder)
     except UsageError as error:
         result.trouble = str(error)
         return result

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.observe.without_hooks import WithoutHooks
+from surefoot.core.without_hooks import WithoutHooks
 
 if TYPE_CHECKING:
     from surefoot.experiments.changes.experiment import Experiment

@@ -45,6 +45,27 @@ def rank_of(name: str) -> int | None:
     return int(found["rank"] or 0) if found else None
 
 
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One checkpoint, as described by its manifest."""
+
+    step: int
+    path: Path
+    """The folder; with several processes, the part of this one."""
+    good: bool
+    """Whether it is finite and no detector had raised an alarm: usable for a rollback."""
+    finite: bool
+    quiet: bool
+    best: bool
+    """Whether it is the good one with the lowest metric."""
+    metric: float | None
+    reasons: tuple[str, ...]
+    """The reasons why it was not quiet."""
+    saved_at: str
+    """The time of the save, in UTC, as ISO 8601."""
+    bytes: int
+
+
 @dataclass
 class CheckpointListing:
     """One step in the folder."""
@@ -129,6 +150,22 @@ class CheckpointListing:
     def metric_given(self) -> bool:
         """Whether the user chose that metric; a default metric is not compared with it."""
         return self.first.facts.get("metric_given") is not False
+
+    def info(self, rank: int, best: bool) -> CheckpointInfo:
+        """The description of the part of one rank."""
+        manifest = self.manifests[rank]
+        return CheckpointInfo(
+            step=self.step,
+            path=self.paths[rank],
+            good=self.good,
+            finite=self.finite,
+            quiet=self.quiet,
+            best=best,
+            metric=self.metric,
+            reasons=tuple(str(reason) for reason in manifest.facts.get("reasons") or ()),
+            saved_at=manifest.saved_at,
+            bytes=manifest.bytes,
+        )
 
 
 def _number(manifest: Manifest, name: Literal["rank", "world_size", "number"], otherwise: int) -> int:

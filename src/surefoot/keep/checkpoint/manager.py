@@ -26,8 +26,8 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +37,7 @@ import torch.distributed as dist
 from surefoot.core.folder_lock import rank_of_process
 from surefoot.core.settings import is_number, is_whole, shown
 from surefoot.errors import CheckpointError, UsageError, require
-from surefoot.keep.checkpoint.due import Due
-from surefoot.keep.checkpoint.listing import CheckpointListing, by_metric, complete_steps, make_evidence
+from surefoot.keep.checkpoint.listing import CheckpointInfo, by_metric, complete_steps, make_evidence
 from surefoot.keep.checkpoint.loading import Loaded, Reader, listed_steps, load_first, load_path, load_step
 from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.checkpoint.tree import Flattened
@@ -62,25 +61,75 @@ _CLOCKS_DIFFER = (
 )
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """One checkpoint, as described by its manifest."""
+class Due:
+    """Tracks which steps are saved, and when the next checkpoint is due.
 
-    step: int
-    path: Path
-    """The folder; with several processes, the part of this one."""
-    good: bool
-    """Whether it is finite and no detector had raised an alarm: usable for a rollback."""
-    finite: bool
-    quiet: bool
-    best: bool
-    """Whether it is the good one with the lowest metric."""
-    metric: float | None
-    reasons: tuple[str, ...]
-    """The reasons why it was not quiet."""
-    saved_at: str
-    """The time of the save, in UTC, as ISO 8601."""
-    bytes: int
+    A checkpoint is due at every multiple of `every_steps`, and when `every_minutes` have passed. A save that failed, or
+    was not good, leaves it due, so that the next step is tried. When training returns to an earlier step, so does the
+    count.
+
+    Several processes must save the same steps, or no checkpoint is complete. So conditions of a single process (its
+    clock, a busy writer, a full disk) are ignored: a save is due only at the multiples.
+
+    In a single process, one save may wait while another is being written: the newer of the two counts as in progress.
+    """
+
+    def __init__(self, every_steps: int | None, every_minutes: float | None) -> None:
+        self._every_steps, self._every_minutes = every_steps, every_minutes
+        self._saved = self._asked = 0
+        self._under_way: int | None = None  # single process: being written
+        self._begun: int | None = None  # several processes: saved, or attempted
+        self._saved_at = time.monotonic()
+        self._line = 0
+        # Reports of the writing thread. Only the training thread changes the counts, so no lock is needed.
+        self._ended: deque[tuple[int, int, bool, float]] = deque()
+
+    def at(self, step: int, together: bool) -> bool:
+        """Whether a save is due after this step; `together` means with other processes."""
+        self._take_in()
+        if step < self._asked:
+            self._go_back(min(self._saved, step), step)
+        self._asked = step
+        every = self._every_steps
+        if together:
+            return every is not None and step > 0 and step % every == 0 and step != self._begun
+        saved = self._saved if self._under_way is None else self._under_way
+        if every is not None and step // every > saved // every:
+            return True
+        if self._every_minutes is None or self._under_way is not None:
+            return False
+        return time.monotonic() - self._saved_at >= 60 * self._every_minutes
+
+    def begin(self, step: int) -> int:
+        """A save of this step starts; returns the argument for `end`."""
+        self._take_in()
+        self._under_way = self._begun = step
+        return self._line
+
+    def end(self, step: int, line: int, good: bool) -> None:
+        """The save has ended; may be called from another thread."""
+        self._ended.append((step, line, good, time.monotonic()))
+
+    def restart(self, step: int) -> None:
+        """The state of this step was loaded: it counts as saved."""
+        self._go_back(step, step)
+        self._begun = step
+        self._saved_at = time.monotonic()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            step, line, good, when = self._ended.popleft()
+            if line != self._line:  # training has returned to an earlier step in the meantime
+                continue
+            if good:
+                self._saved, self._saved_at = step, when
+            if step == self._under_way:
+                self._under_way = None
+
+    def _go_back(self, saved: int, step: int) -> None:
+        self._line += 1
+        self._saved, self._asked = saved, step
+        self._under_way = self._begun = None
 
 
 class CheckpointManager:
@@ -285,7 +334,7 @@ class CheckpointManager:
         """The checkpoints that are complete according to manifests and sizes, newest first."""
         newest_first = complete_steps(listed_steps(self._place))
         best = by_metric(newest_first)[:1]
-        return [_info(each, self.rank, each in best) for each in newest_first if self.rank in each.paths]
+        return [each.info(self.rank, each in best) for each in newest_first if self.rank in each.paths]
 
     def load(
         self,
@@ -388,22 +437,6 @@ def _check_save(step: int, process: int, every_minutes: float | None, world_size
         raise UsageError(f"`step` must be a whole number of at least 0; got {step!r}.")
     if every_minutes is not None and world_size > 1:
         raise UsageError(_CLOCKS_DIFFER)
-
-
-def _info(listing: CheckpointListing, rank: int, best: bool) -> CheckpointInfo:
-    manifest = listing.manifests[rank]
-    return CheckpointInfo(
-        step=listing.step,
-        path=listing.paths[rank],
-        good=listing.good,
-        finite=listing.finite,
-        quiet=listing.quiet,
-        best=best,
-        metric=listing.metric,
-        reasons=tuple(str(reason) for reason in manifest.facts.get("reasons") or ()),
-        saved_at=manifest.saved_at,
-        bytes=manifest.bytes,
-    )
 
 
 def _facts(

@@ -1,7 +1,7 @@
 """What one of several ranks records so that the ranks can be compared later: `rank.jsonl`.
 
 Each rank writes its own file and starts no collective. Ranks record the same steps, which are chosen by number
-(`observe.sampling`), and compute the same fingerprints, which are equal if the bits are (`observe.fingerprints`).
+(`guard.model_sampling`), and compute the same fingerprints, which are equal if the bits are (`observe.fingerprints`).
 """
 
 from __future__ import annotations

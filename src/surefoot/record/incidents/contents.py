@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import has_other_ranks, is_readable, readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.incidents.fingerprints import Print, print_of
 from surefoot.record.incidents.values import Encoded, encode
 

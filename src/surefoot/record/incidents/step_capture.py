@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surefoot.observe.without_hooks import runs_eagerly, without_torch_function
+from surefoot.core.without_hooks import runs_eagerly, without_torch_function
 from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
 from surefoot.record.incidents.values import TensorMirror

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from surefoot.core.user_code import is_users
-from surefoot.observe.without_hooks import intercepts_operations
+from surefoot.core.without_hooks import intercepts_operations
 from surefoot.watch.script_hooks import script_hooks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from surefoot.core.device import has_streams
-from surefoot.observe.without_hooks import without_torch_function
+from surefoot.core.without_hooks import without_torch_function
 from surefoot.watch.indexed_calls import PROBABILITIES
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
-from surefoot.observe.without_hooks import WithoutHooks
 from surefoot.record.facts import PolicyDivergence, PolicyEntropy
 from surefoot.watch.user_frames import site
 

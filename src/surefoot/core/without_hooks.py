@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 without_torch_function = torch._C.DisableTorchFunction
 """A context in which no function mode and no tensor subclass is called."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _level = torch._C._functorch.maybe_current_level
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
 
 
 def runs_eagerly() -> bool:
@@ -49,10 +54,28 @@ class WithoutHooks:
         self._guard = without_torch_function()
         self._guard.__enter__()
         if not self._grad:
-            self._before = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
+            self._before = _is_grad_enabled()
+            _set_grad_enabled(False)
 
     def __exit__(self, *error: object) -> None:
         if not self._grad:
-            torch._C._set_grad_enabled(self._before)
+            _set_grad_enabled(self._before)
         self._guard.__exit__(*error)
+
+
+def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function with gradients disabled, as decorated by `torch.no_grad()`, without calling that.
+
+    Entering `torch.no_grad` calls functions that a script may have replaced, and that `surefoot run` observes.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = _is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_grad_enabled(before)
+
+    return run

@@ -1,10 +1,11 @@
 """Computing beside the script: no mode, no subclass and no autograd notices."""
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surefoot.observe.without_hooks import WithoutHooks, intercepts_operations, runs_eagerly
+from surefoot.core.without_hooks import WithoutHooks, intercepts_operations, runs_eagerly, without_gradients
 
 
 class Counting(TorchFunctionMode):
@@ -63,3 +64,34 @@ def test_a_class_that_hears_of_every_operation_is_left_alone_and_torchs_own_are_
     assert not intercepts_operations(torch.ones(1))
     assert not intercepts_operations(torch.nn.Parameter(torch.ones(1)))
     assert intercepts_operations(torch.Tensor._make_subclass(Strange, torch.ones(1)))
+
+
+@without_gradients
+def state(fails=False):
+    if fails:
+        raise ValueError("failed")
+    return torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradients_are_off_inside_and_as_before_after(enabled):
+    with torch.set_grad_enabled(enabled):
+        assert not state()
+        assert torch.is_grad_enabled() is enabled
+        with pytest.raises(ValueError, match="failed"):
+            state(fails=True)
+        assert torch.is_grad_enabled() is enabled
+
+
+def test_a_function_that_a_script_has_replaced_is_not_called(monkeypatch):
+    def replaced():
+        raise AssertionError("called")
+
+    monkeypatch.setattr(torch, "is_grad_enabled", replaced)
+    monkeypatch.setattr(torch, "no_grad", replaced)
+
+    @without_gradients
+    def double(x):
+        return x * 2
+
+    assert double(torch.ones(1)).item() == 2
