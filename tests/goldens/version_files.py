@@ -57,7 +57,8 @@ def unpack(archive: str, folder: Path, version: Path = VERSION_1) -> Path:
 
 def newest(archive: str) -> Path:
     """The newest folder of versions that has an archive: files of the current version."""
-    return max(path.parent for path in VERSION_1.parent.glob(f"v*/{archive}.tar.xz"))
+    folders = [path.parent for path in VERSION_1.parent.glob(f"v*/{archive}.tar.xz")]
+    return max(folders, key=lambda folder: int(folder.name[1:]))
 
 
 def pack(folder: Path, archive: Path) -> None:

@@ -192,8 +192,9 @@ def too_low(run: RecordedRun) -> Claim | None:
         if rate is None or not run.main
         else f"step of {run.main.type} at a learning rate of {rate:.2g}"
     )
+    held_back = straight is not None and straight.is_held_back
     return Claim(
-        0.85 if typical < 1e-5 else 0.7,
+        0.85 if typical < 1e-5 or held_back else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
         f"gradients are steady (norm {median(run.grad_norms):.3g}) and the loss moved from {curve.start:.4g} to "
         f"{curve.end:.4g}{f'; {straight.words}' if straight is not None else ''}.",
@@ -202,7 +203,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "warning" if straight is not None and straight.is_held_back else "info",
+        severity="error" if is_stuck else "warning" if held_back else "info",
     )  # fmt: skip
 
 
