@@ -30,12 +30,12 @@ LONGEST = 24
 def compare(name: str, text: str) -> None:
     """Fail unless `text` is byte for byte what the golden file holds."""
     path = FOLDER / name
-    assert path.is_file(), f"{name} is missing: write it with `python tests/goldens/write.py`"
+    assert path.is_file(), f"{name} is missing: write it with `.venv/bin/python tests/goldens/write.py`"
     golden = path.read_text(encoding="utf-8")
     if text != golden:
         lines = difflib.unified_diff(golden.splitlines(), text.splitlines(), f"goldens/{name}", "now", lineterm="", n=2)
         shown = "\n".join(list(lines)[:80])
-        raise AssertionError(f"{shown}\n\nIf that is meant: python tests/goldens/write.py {name}")
+        raise AssertionError(f"{shown}\n\nIf that is meant: .venv/bin/python tests/goldens/write.py {name}")
 
 
 # ---- values as text -----------------------------------------------------------------------------------------------
