@@ -4,22 +4,27 @@
     python benchmarks/false_alarms.py --steps 20000 --seeds 5 --only hinge_mostly_zero batch_of_four
     python benchmarks/false_alarms.py --total 1000000 --seeds 4 --jobs 16 --seconds 1500   # on a machine with 16 cores
 
-Nothing is wrong with any of these runs, so every step that is not applied, every return, every halt and every alarm
-above `info` is false. The kinds are added up in three groups: `open` ones, those `held out` while rules are worked on
-(a third, chosen by a hash of the name), and `new` ones, which were written after the rules. Each run also trains in the
-bare loop, and without a clipper the parameters must come out the same, bit for bit (`none` in the table: not
-compared). Every kind is run with the first seed before any is run with the second one. When `--seconds` have passed,
-runs end where they are, and the table shows the steps that were taken. Kinds to which nothing happened are not listed.
+Nothing is wrong with any of these runs, so every step that is not applied, every return, every halt and
+every alarm above `info` is false. The kinds are added up in three groups: `open` ones, those `held out` while rules are
+worked on (a third, chosen by a hash of the name), and `new` ones, which were written after the rules. With the first
+seed, each run also trains in the bare loop, and without a clipper the parameters must come out the same, bit for bit
+(`none` in the table: not compared). Every kind is run with the first seed before any is run with the second one. When
+`--seconds` have passed, runs end where they are, and the table shows the steps that were taken. Kinds to which nothing
+happened are not listed.
+`--json` writes all runs to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,11 +40,12 @@ class Row(NamedTuple):
     """Optimizer steps of all its learners."""
     result: Result
     same_bits: bool | None
-    """`None` with a clipper, whose arithmetic is not the bare loop's to the last bit, and if time was up."""
+    """`None` with a clipper, whose arithmetic is not the bare loop's to the last bit, with later seeds, and if time was
+    up."""
 
 
-def measure(name: str, seed: int, steps: int, until: float) -> Row:
-    """Train guarded and bare, up to the time `until`."""
+def measure(name: str, seed: int, steps: int, until: float, compares: bool) -> Row:
+    """Train guarded, up to the time `until`; with `compares` also bare."""
     torch.set_num_threads(1)
     if time.time() > until:
         return Row(name, 0, Result([], []), None)
@@ -47,7 +53,7 @@ def measure(name: str, seed: int, steps: int, until: float) -> Row:
     guarded = train_guarded(run, seed, steps, until=until)
     learners = run(seed, steps)
     clipped = any(learner.max_norm is not None for learner in learners)
-    whole = len(guarded.losses) == steps and time.time() < until
+    whole = compares and len(guarded.losses) == steps and time.time() < until
     same = same_bits(guarded, train_bare(run, seed, steps)) if whole and not clipped else None
     guarded.parameters = []
     return Row(name, len(guarded.losses) * len(learners), guarded, same)
@@ -55,7 +61,8 @@ def measure(name: str, seed: int, steps: int, until: float) -> Row:
 
 def table(rows: list[Row]) -> list[str]:
     """One line per kind to which something happened, all seeds together, and the rate over everything."""
-    lines = [f"{'run':<30}{'steps':>8}{'skipped':>8}{'returns':>8}{'stayed':>7}{'halts':>6}{'alarms':>7}  bits  alarms"]
+    counted = ("steps", "skipped", "returns", "stayed", "halts", "alarms")
+    lines = [f"{'run':<30}{''.join(f'{name:>8}' for name in counted)}  bits  alarms"]
     for name in sorted({row.name for row in rows}):
         own = [row for row in rows if row.name == name]
         total = Total.of(own)
@@ -63,10 +70,8 @@ def table(rows: list[Row]) -> list[str]:
         bits = "none" if not compared else "same" if all(compared) else "DIFF"
         kinds = [f"{kind} {count}" for kind, count in total.alarms.items()]
         if total.skipped or total.returns or total.halts or kinds or bits == "DIFF":
-            lines.append(
-                f"{name:<30}{total.steps:>8}{total.skipped:>8}{total.returns:>8}{total.stayed:>7}{total.halts:>6}"
-                f"{total.alarms.total():>7}  {bits}  {', '.join(kinds)}"
-            )
+            numbers = (*total[:-1], total.alarms.total())
+            lines.append(f"{name:<30}{''.join(f'{number:>8}' for number in numbers)}  {bits}  {', '.join(kinds)}")
     groups = ("open", "held out", "new")
     parts = {group: [row for row in rows if group_of(row.name) == group] for group in groups}
     return [*lines, *(_sum(f"{name}: ", part) for name, part in parts.items() if part), _sum("", rows)]
@@ -121,7 +126,8 @@ def _measured(tasks: list[tuple[str, int]], steps: int, jobs: int, seconds: floa
     """Every run, at most until `seconds` have passed. A run that something happened to is printed when it ends."""
     until, rows = time.time() + seconds, list[Row]()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(measure, name, seed, steps, until) for name, seed in tasks]):
+        first = tasks[0][1]
+        for done in as_completed([pool.submit(measure, *task, steps, until, task[1] == first) for task in tasks]):
             row = done.result()
             rows.append(row)
             found = row.result
@@ -129,6 +135,11 @@ def _measured(tasks: list[tuple[str, int]], steps: int, jobs: int, seconds: floa
                 text = f"{dict(found.alarms)}, {found.skipped} skipped, halted: {found.halted}"
                 print(f"{row.name}: {text}", flush=True)
     return [row for row in rows if row.steps]
+
+
+def _kept(result: Result) -> dict[str, object]:
+    """The result without the losses and parameters."""
+    return {name: value for name, value in asdict(result).items() if name not in ("losses", "parameters")}
 
 
 def main() -> int:
@@ -141,12 +152,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=86_400.0, help="end all runs after this time")
     parser.add_argument("--only", nargs="*", choices=sorted(HEALTHY), default=None, metavar="RUN")
     parser.add_argument("--incidents", action="store_true", help="print every alarm in full")
+    parser.add_argument("--json", type=Path, default=None, help="a file for all runs")
     options = parser.parse_args()
     began = time.perf_counter()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     tasks = [(name, seed) for seed, name in product(seeds, options.only or HEALTHY)]
     steps = options.steps if options.total is None else -(-options.total // len(tasks))
     rows = _measured(tasks, steps, options.jobs, options.seconds)
+    if options.json is not None:
+        options.json.write_text(json.dumps([row._asdict() | {"result": _kept(row.result)} for row in rows]))
     if options.incidents:
         print(*(f"{row.name}: {line}" for row in rows for line in row.result.incidents), sep="\n")
     print(*table(rows), sep="\n")

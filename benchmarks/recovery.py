@@ -21,18 +21,22 @@ After the ratios, for surefoot and for repeat: in how many runs it did something
 many steps after the fault (median and latest; `+0` is the step itself), and how many steps were left out, returns made
 and steps repeated, all seeds together. At the end: how often each fault was noticed, and the cells that reload reaches
 (within 0.5 % of the clean run for every seed) and repeat does not.
-Without clipping anywhere, and with `--clip` at a norm of 1.0 everywhere.
+Without clipping anywhere, and with `--clip` at a norm of 1.0 everywhere. Every cell is run with the first seed before
+any is run with the second one; no run begins after `--seconds`, and a cell shows the seeds that it has. `--json` writes
+all runs to a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import logging
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,6 +77,10 @@ class Ended(NamedTuple):
     loss: float
     """The held-out loss."""
     done: Done
+
+
+Seeds = dict[int, Ended]
+"""The runs of one cell, by seed."""
 
 
 class Injector:
@@ -272,8 +280,12 @@ GUARDS: dict[str, Callable[[Task, Injector, float | None], Done]] = {
 }
 
 
-def train(model: str, guard: str, fault: str | None, seed: int, steps: int, clip: float | None) -> Ended:
-    """One run to its end."""
+def train(
+    model: str, guard: str, fault: str | None, seed: int, steps: int, clip: float | None, until: float
+) -> Ended | None:
+    """One run to its end; `None` if it would begin after `until`."""
+    if time.time() > until:
+        return None
     logging.getLogger("surefoot").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     task = TASKS[model](seed, steps)
@@ -281,14 +293,16 @@ def train(model: str, guard: str, fault: str | None, seed: int, steps: int, clip
     return Ended(task.held_out_loss(), done)
 
 
-def ratios(results: list[Ended], clean: list[Ended]) -> list[float]:
+def ratios(results: Seeds, clean: Seeds) -> list[float]:
     """The losses over those of the clean runs."""
-    return [ended.loss / reference.loss for ended, reference in zip(results, clean, strict=True)]
+    return [ended.loss / clean[seed].loss for seed, ended in results.items() if seed in clean]
 
 
-def cell(results: list[Ended], clean: list[Ended]) -> str:
+def cell(results: Seeds, clean: Seeds) -> str:
     """Median and worst ratio. A run that is lost for one seed is lost: nan does not hide behind a median."""
     found = ratios(results, clean)
+    if not found:
+        return "not run"
     if any(ratio != ratio for ratio in found):
         return "nan"
     return f"{statistics.median(found):.3f} {max(found):.3f}"
@@ -322,6 +336,8 @@ def options_given() -> argparse.Namespace:
     parser.add_argument("--models", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--only", nargs="*", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--guards", nargs="*", choices=list(GUARDS), default=list(GUARDS))
+    parser.add_argument("--seconds", type=float, default=86_400.0, help="begin no run after this time")
+    parser.add_argument("--json", type=Path, default=None, help="a file for all runs")
     options = parser.parse_args()
     if find_spec("lightning") is None and "Lightning" in options.guards:
         print("lightning is not installed: its column is left out")
@@ -333,22 +349,30 @@ class Cells:
     """Every run of the table, started at once so that no core waits for another, and read in the table's order."""
 
     def __init__(self, pool: ProcessPoolExecutor, options: argparse.Namespace) -> None:
-        self._options = options
-        wanted: list[tuple[str, str, str | None]] = []
-        for model in options.models:
-            wanted.append((model, "bare", None))
-            wanted += [(model, guard, fault) for fault in options.only for guard in _by_length(options.guards)]
+        until = time.time() + options.seconds
+        wanted: list[tuple[str, str, str | None]] = [(model, "bare", None) for model in options.models]
+        wanted += list(product(options.models, _by_length(options.guards), options.only))
         self._runs = {
-            (model, guard, fault): [
-                pool.submit(train, model, guard, fault, seed, options.steps, options.clip)
-                for seed in range(options.seeds)
-            ]
-            for model, guard, fault in wanted
+            (*cell, seed): pool.submit(train, *cell, seed, options.steps, options.clip, until)
+            for seed in range(options.seeds)
+            for cell in wanted
         }
 
-    def of(self, model: str, guard: str, fault: str | None) -> list[Ended]:
-        """The runs of one cell, one for each seed. Waits for them."""
-        return [run.result() for run in self._runs[model, guard, fault]]
+    def of(self, model: str, guard: str, fault: str | None) -> Seeds:
+        """The runs of one cell that have begun. Waits for them."""
+        found = {key[3]: run.result() for key, run in self._runs.items() if key[:3] == (model, guard, fault)}
+        return {seed: ended for seed, ended in found.items() if ended is not None}
+
+    def to_json(self) -> str:
+        """All runs, as a list."""
+        names, done = ("model", "guard", "fault", "seed"), {key: run.result() for key, run in self._runs.items()}
+        return json.dumps(
+            [
+                dict(zip(names, key, strict=True)) | {"loss": ended.loss, **ended.done._asdict()}
+                for key, ended in done.items()
+                if ended is not None
+            ]
+        )
 
 
 def _by_length(guards: list[str]) -> list[str]:
@@ -360,15 +384,16 @@ def _by_length(guards: list[str]) -> list[str]:
 def table(cells: Cells, model: str, options: argparse.Namespace) -> list[str]:
     """Print a line for each fault; returns the cells that reload reaches and repeat does not."""
     clean = cells.of(model, "bare", None)
-    print(f"{model}, clean: {', '.join(f'{run.loss:.3f}' for run in clean)} after {options.steps} steps")
+    print(f"{model}, clean: {', '.join(f'{run.loss:.3f}' for run in clean.values())} after {options.steps} steps")
     print(f"{'final loss / clean, median worst':<40}" + "".join(f"{guard:>15}" for guard in options.guards))
     short = []
     for fault in options.only:
         results = {guard: cells.of(model, guard, fault) for guard in options.guards}
-        said = " | ".join(summary([run.done for run in results[g]]) for g in ("surefoot", "repeat") if g in results)
+        guards = [guard for guard in ("surefoot", "repeat") if guard in results]
+        said = " | ".join(summary([run.done for run in results[guard].values()]) for guard in guards)
         line = "".join(f"{cell(results[guard], clean):>15}" for guard in options.guards)
         print(f"{fault:<40}{line}   {said}", flush=True)
-        if "repeat" in results and "reload" in results:
+        if results.get("repeat") and results.get("reload") and clean:
             worst, reached = (max(ratios(results[guard], clean)) for guard in ("repeat", "reload"))
             if reached <= REACHED and not worst <= REACHED:
                 short.append(f"{model}, {fault}: repeat {worst:.3f}, reload {reached:.3f}")
@@ -383,7 +408,10 @@ def main() -> None:
         for guard in set(options.guards) & {"surefoot", "repeat"}:
             print(f"noticed by {guard}, all models:")
             for fault in options.only:
-                print(f"  {fault:<40}{noticed([r.done for m in options.models for r in cells.of(m, guard, fault)])}")
+                runs = [run.done for model in options.models for run in cells.of(model, guard, fault).values()]
+                print(f"  {fault:<40}{noticed(runs)}")
+        if options.json is not None:
+            options.json.write_text(cells.to_json())
     print(f"cells that reload reaches (worst <= {REACHED}) and repeat does not: {'; '.join(short) or 'none'}")
     print(f"{time.perf_counter() - begun:.0f} s, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}")
 

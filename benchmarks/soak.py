@@ -13,7 +13,9 @@ reported. The cost of a step is measured in three ways that other programs on th
 
 - function calls of the main thread, of Python and of C, counted over `COUNTED_STEPS` steps in a row, which contain the
   same number of snapshots each time. They are the same on every machine; they may grow by `CALLS_TIMES`;
-- bytes that the process writes per step. They may grow by `--tolerance`;
+- bytes that the process writes per step. They may grow by `--tolerance`. Most of them belong to checkpoints, so parts
+  of a process are compared that contain the same number of them (`CHECKPOINT_MINUTES`); a process that is too short for
+  five such parts, 12,000 steps by default, is not judged by its bytes;
 - CPU time of the process, all threads together, over the CPU time of plain steps of the same model without surefoot
   (`PlainSteps`). The two take turns every few dozen steps, so that a busy machine slows both alike. This also shows a C
   function that takes longer from call to call. It may grow by `TIME_TIMES`.
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 MEASURES_PER_PROCESS = 40
 CHECKPOINT_MINUTES = 10
+PARTS = 5
+"""The second and the last of this many parts of a process are compared."""
 COUNTED_STEPS = 100
 """Steps whose function calls are counted, at the end of each part of a process. A multiple of what recurs."""
 CALLS_TIMES = 1.01
@@ -183,6 +187,9 @@ def train(folder: Path, until: int, process: int, seconds_per_step: float, total
     log = sf.RunLog(folder / "log")
     step_once, first = log_rows_only(folder, log, clock) if log_only else guarded_loop(folder, log, total)
     every = max(STEPS_IN_TURN + COUNTED_STEPS, (until - first) // MEASURES_PER_PROCESS)
+    checkpoint = checkpoint_steps(seconds_per_step)
+    if until - first >= PARTS * checkpoint:
+        every = checkpoint * -(-every // checkpoint)
     cost = CostMeter(folder, process, step_once)
     for step in range(first, until):
         clock.now += seconds_per_step
@@ -255,7 +262,12 @@ COLUMNS = {
 }
 
 
-def report(measures: list[Measure], tolerance: float) -> bool:
+def checkpoint_steps(seconds_per_step: float) -> int:
+    """The number of steps between two checkpoints."""
+    return math.ceil(60 * CHECKPOINT_MINUTES / seconds_per_step)
+
+
+def report(measures: list[Measure], tolerance: float, checkpoint: int) -> bool:
     """Print the figures, and what grows beyond its limit; whether all of them stay flat."""
     limits = dict.fromkeys(("memory_mib", "open_files", "written"), 1 + tolerance)
     limits |= {"plain_steps": TIME_TIMES, "calls": CALLS_TIMES}  # the folder has a limit of its own
@@ -263,13 +275,17 @@ def report(measures: list[Measure], tolerance: float) -> bool:
     print(f"{'process':>8} {'steps':>20} " + " ".join(f"{title:>18}" for title in COLUMNS.values()))
     for process in sorted({each.process for each in measures}):
         mine = [each for each in measures if each.process == process]
-        fifth = max(1, len(mine) // 5)
+        fifth = max(1, len(mine) // PARTS)
+        judged = set(limits)
+        if len(mine) < PARTS or mine[1].step - mine[0].step < checkpoint:
+            judged.remove("written")
+            print(f"process {process + 1} is too short to judge its bytes per step: a checkpoint in {checkpoint} steps")
         early, late = mine[fifth : 2 * fifth], mine[-fifth:]
         cells = []
         for name in COLUMNS:
             before, after = (statistics.median(getattr(each, name) for each in part) for part in (early, late))
             cells.append(f"{before:7.1f} -> {after:7.1f}")
-            if name in limits and after > limits[name] * before:
+            if name in judged and after > limits[name] * before:
                 change = f"x {after / before:.2f}" if before else f"{before:g} -> {after:.3g}"
                 too_large.append(f"process {process + 1}: {COLUMNS[name]} {change}, above x {limits[name]}")
         span = f"{mine[0].step:,} - {mine[-1].step:,}"
@@ -346,7 +362,8 @@ def main() -> None:
             measures += [Measure(**json.loads(line)) for line in found.stdout.splitlines() if line.startswith("{")]
         took, hours = time.perf_counter() - began, given.steps * given.seconds_per_step / 3600
         print(f"{given.steps:,} steps ({hours:,.1f} hours by the clock that is set) in {took:,.0f} s")
-        flat, whole = report(measures, given.tolerance), check_log(Path(scratch), given.steps)
+        flat = report(measures, given.tolerance, checkpoint_steps(given.seconds_per_step))
+        whole = check_log(Path(scratch), given.steps)
     if given.out:
         draw(
             measures,

@@ -392,3 +392,10 @@ USUAL = [0.4 + 0.1 * (step % 3) for step in range(50)]
 def test_a_series_of_bad_batches_ends_when_the_loss_falls_at_once_and_stays_high(losses, ends):
     records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate([*USUAL, *losses])]
     assert burst_end(records, 50, bool) == (len(records) - 5 if ends else None)
+
+
+def test_several_high_losses_in_a_row_occur_by_chance_where_losses_vary_a_hundredfold():
+    usual = [0.01, 0.02, 0.04, 0.3, 45.0, 700.0, 0.01, 0.02, 0.03, 0.7] * 5
+    losses = [*usual, 106.0, 55.0, 98.0, 88.0, 0.1, 6.0, 0.04, 9.2]
+    records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate(losses)]
+    assert burst_end(records, 50, bool) is None

@@ -397,8 +397,9 @@ def burst_end(records: Sequence[StepRecord], onset: int | None, agreed: Callable
     """The last step of a series of bad batches that began at `onset`, if the records show that it has just ended.
 
     While a model learns other data, its loss falls little by little. If it falls at once and then stays, still above
-    its level before `onset`, the data is as before, and the weights are not. `agreed` returns whether a flag is set on
-    any rank. All ranks call it at the same steps: they share the onset.
+    its level before `onset`, the data is as before, and the weights are not. Each loss after the series must be above
+    three quarters of those before it: where losses vary a hundredfold, several high ones in a row occur by chance.
+    `agreed` returns whether a flag is set on any rank. All ranks call it at the same steps: they share the onset.
     """
     now = records[-1].signals.step
     last = now - AFTER_BURST_STEPS
@@ -415,8 +416,9 @@ def burst_end(records: Sequence[StepRecord], onset: int | None, agreed: Callable
 def _has_fallen(usual: list[float], during: list[float], after: list[float]) -> bool:
     if len(usual) < USUAL_STEPS // 2 or len(during) < BURST_STEPS or len(after) < AFTER_BURST_STEPS:
         return False
-    level, half = sorted(usual)[len(usual) // 2], AFTER_BURST_STEPS // 2
-    fell = min(during) - level > BURST_FALL * (max(after) - level)
+    ordered, half = sorted(usual), AFTER_BURST_STEPS // 2
+    level, upper_quartile = ordered[len(usual) // 2], ordered[3 * len(usual) // 4]
+    fell = min(during) - level > BURST_FALL * (max(after) - level) and min(after) > upper_quartile
     stays = sum(after[half:]) - half * level > STILL_FALLING * (sum(after[:half]) - half * level) > 0
     return fell and stays
 
