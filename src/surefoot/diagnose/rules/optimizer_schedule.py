@@ -82,11 +82,13 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
 def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     """The rate reaches zero long before the end."""
     rates, count, top = known.rates, len(known.rates), max(known.rates)
-    tiny = 1e-4 * top
-    first_tiny = next((i for i, v in enumerate(rates) if v < tiny and all(w < tiny for w in rates[i:])), None)
-    if first_tiny is None or first_tiny >= 0.7 * count or rates[0] < tiny:
-        return None
     each_batch = _per_step(known.schedulers, count)
+    first_tiny = _stays_below(rates, 1e-4 * top)
+    if first_tiny is None and each_batch:  # milestones in epochs, counted in batches, are passed at the very beginning
+        early = _stays_below(rates, 2e-3 * top)
+        first_tiny = early if early is not None and early < 0.1 * count else None
+    if not first_tiny or first_tiny >= 0.7 * count:
+        return None
     waits = "ReduceLROnPlateau" in known.kinds and not (each_batch and _was_falling(run, rates))
     if run.curve.learned and run.curve.drop > (0.5 if waits else 0.9):
         return None
@@ -99,6 +101,12 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     )
     once = "Call `scheduler.step()` once per epoch, after the loop over the batches."
     return replace(claim, fixes=(once,)) if each_batch else claim
+
+
+def _stays_below(rates: list[float], limit: float) -> int | None:
+    """The first step from which on every rate is below the limit; `None` if the last one is not."""
+    last = next((i for i in range(len(rates) - 1, -1, -1) if rates[i] >= limit), -1)
+    return last + 1 if last + 1 < len(rates) else None
 
 
 def _was_falling(run: RecordedRun, rates: list[float]) -> bool:
