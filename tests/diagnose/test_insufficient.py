@@ -13,7 +13,7 @@ from surefoot.cli import app
 from surefoot.diagnose.engine import diagnose
 from surefoot.report.page.source import read_source
 from surefoot.report.page.summary import head
-from watched import CLASSES, LOOP, NET
+from watched import CLASSES, FIT, LOOP, NET, VALUES
 
 if TYPE_CHECKING:
     from watched import Nursery
@@ -125,3 +125,22 @@ def test_every_reader_shows_the_reason(watch: Nursery) -> None:
     live = CliRunner().invoke(app, ["watch", "--once", str(folder)]).stdout
     assert "finished: unknown" in live
     assert reason in live
+
+
+@pytest.mark.parametrize(("sign", "is_doubted"), [("", True), ("-", False)])
+def test_a_log_probability_times_a_number_that_makes_good_actions_unlikely_is_no_healthy_run(
+    watch: Nursery, sign: str, is_doubted: bool
+) -> None:
+    run = watch(
+        VALUES,
+        FIT.replace("nn.Linear(32, 1)", "nn.Linear(32, 2)").replace("1e-2", "1e-3"),
+        "for step in range(60):\n"
+        "    optimizer.zero_grad()\n"
+        "    for row in torch.randint(256, (4,)).tolist():\n"
+        "        chances = torch.softmax(model(x[row]), 0)\n"
+        "        action = int(torch.multinomial(chances.detach(), 1))\n"
+        "        gain = 1.0 + abs(float(y[row])) * action\n"
+        f"        ({sign}torch.log(chances[action]) * gain).backward()\n"
+        "    optimizer.step()\n",
+    )
+    assert ("are costs" in run.diagnosis.summary) == is_doubted

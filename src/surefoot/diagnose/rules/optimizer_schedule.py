@@ -82,12 +82,15 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
 def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     """The rate reaches zero long before the end."""
     rates, count, top = known.rates, len(known.rates), max(known.rates)
+    each_batch = _per_step(known.schedulers, count)
     first_tiny = _first_below(rates, 1e-4 * top)
     if first_tiny is None and run.curve.left >= 0.5:  # hardly anything was learned before it was almost 0
         first_tiny = _first_below(rates, 9e-3 * top)
+    if first_tiny is None and each_batch:  # milestones in epochs, counted in batches, are passed at the very beginning
+        early = _first_below(rates, 2e-3 * top)
+        first_tiny = early if early is not None and early < 0.1 * count else None
     if first_tiny is None:
         return None
-    each_batch = _per_step(known.schedulers, count)
     waits = "ReduceLROnPlateau" in known.kinds and not (each_batch and _was_falling(run, rates))
     if run.curve.learned and run.curve.drop > (0.5 if waits else 0.9):
         return None
