@@ -24,6 +24,7 @@ def scheduled(scheduler: str) -> str:
 
 BROKEN_SCHEDULES = {
     "decays once per batch": ("StepLR(optimizer, 5, gamma=0.1)", 25, "once per batch"),
+    "has milestones in epochs": ("MultiStepLR(optimizer, [2, 4, 5], gamma=0.1)", 5, "once per batch"),
     "reaches its floor and climbs again": ("CosineAnnealingLR(optimizer, T_max=20)", 20, "T_max"),
     "only grows": ("ExponentialLR(optimizer, gamma=1.1)", 59, "only grows"),
     "jumps": ("LambdaLR(optimizer, lambda step: 0.01 if step < 30 else 300.0)", 30, "jumps"),

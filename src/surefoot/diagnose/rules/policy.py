@@ -398,7 +398,17 @@ def raises_unlikely(run: RecordedRun) -> bool:
                 if product is None or product.other_binary or product.negated is None or not each.total:
                     continue
                 signs.append((each.total > 0) != product.negated)
-    return (is_policy(run) or _weighs_logarithms(run)) and len(signs) >= 5 and mean(signs) > 0.9
+    plain = _plain_weights(run)
+    signs += [weight > 0 for weight in plain]
+    is_weighted = is_policy(run) or _weighs_logarithms(run) or bool(plain)
+    return is_weighted and len(signs) >= 5 and mean(signs) > 0.9
+
+
+def _plain_weights(run: RecordedRun) -> list[float]:
+    """The numbers that single log-probabilities are multiplied by right before backward, if they vary as returns do."""
+    roots = [root for root in run.sampled.backward_calls if "Log" in root.operations[:4]]
+    weights = [root.factor for root in roots if root.factor is not None and "Softmax" in root.operations]
+    return weights if len({abs(weight) for weight in weights}) >= 5 else []
 
 
 def _weighs_logarithms(run: RecordedRun) -> bool:
