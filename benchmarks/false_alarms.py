@@ -21,7 +21,6 @@ import json
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -139,7 +138,7 @@ def _measured(tasks: list[tuple[str, int]], steps: int, jobs: int, seconds: floa
 
 def _kept(result: Result) -> dict[str, object]:
     """The result without the losses and parameters."""
-    return {name: value for name, value in asdict(result).items() if name not in ("losses", "parameters")}
+    return {name: value for name, value in vars(result).items() if name not in ("losses", "parameters")}
 
 
 def main() -> int:

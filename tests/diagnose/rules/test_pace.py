@@ -71,6 +71,20 @@ def test_a_loss_that_falls_to_the_end_without_a_prediction_is_only_mentioned() -
     assert claim.severity == "info"
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(200, "info"), (400, "warning")])
+def test_a_short_run_whose_steps_lead_straight_down_may_be_the_start_of_a_long_training(
+    steps: int, severity: str
+) -> None:
+    slow = [2.0 - 0.0005 * step for step in range(steps)]
+    path = {"since": 60, "start": -1.0, "end": -0.9, "length": 0.1}
+    looks = [look(step, steps=moves(5e-4)) for step in range(0, 80, 20)]
+    looks.append(look(150, steps=[moves(5e-4)[0] | {"path": path}]))
+    claim = pace.too_low(run(slow, sampled_steps=looks))
+    assert claim is not None
+    assert claim.evidence["slope_kept"] == pytest.approx(0.9)
+    assert claim.severity == severity
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])
 def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None:
     assert watch(START, paced(rate, optimizer), LOOP).causes == []

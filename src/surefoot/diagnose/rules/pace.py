@@ -27,6 +27,8 @@ _RECOVERED = 0.9
 """A loss that was thrown far up at first and then lost this share of its first value has recovered."""
 _LAST = 10
 """Steps before a NaN in which a climb shows."""
+_MANY_STEPS, _NEARLY_ALL = 300, 0.8
+"""After this many small steps, this share of what there was to learn must be left for a warning."""
 _UNMOVED = 1e-5
 """Weights that move by less than this share of their norm in a whole run have not learned, whatever the loss did."""
 
@@ -193,6 +195,9 @@ def too_low(run: RecordedRun) -> Claim | None:
         else f"step of {run.main.type} at a learning rate of {rate:.2g}"
     )
     held_back = straight is not None and straight.is_held_back
+    is_lost = (
+        curve.count >= _MANY_STEPS and curve.left >= _NEARLY_ALL
+    )  # otherwise it may be the start of a long training
     return Claim(
         0.85 if typical < 1e-5 or held_back else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
@@ -203,7 +208,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "warning" if held_back else "info",
+        severity="error" if is_stuck else "warning" if held_back and is_lost else "info",
     )  # fmt: skip
 
 
