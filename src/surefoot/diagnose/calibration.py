@@ -37,10 +37,11 @@ FIRST: dict[str, tuple[int, int]] = {
 """By cause: the mutants in which the first finding was true, and all in which it came first."""
 _OWN_WEIGHT = 10
 """What a rule says counts as much as this many mutants."""
-UNFAMILIAR: dict[str, float] = {"value": 0.85, "dynamics": 0.8, "curve": 0.8}
+UNFAMILIAR: dict[str, float] = {"dynamics": 0.8, "curve": 0.8}
 """The part of the stated confidence that is left if a cause was never counted, by kind of evidence; of others, all.
 
-The wrong ones of the public scripts were not counted by kind: that single values lose less is an assumption.
+The wrong ones of the public scripts were not counted by kind: that only what is read off the course of a run loses
+confidence is an assumption.
 """
 _LATER = {"crash": 0.6, "wiring": 0.6}
 """The part that a finding keeps which is not the first, by its kind of evidence."""

@@ -84,7 +84,9 @@ def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:
     rates, count, top = known.rates, len(known.rates), max(known.rates)
     each_batch = _per_step(known.schedulers, count)
     first_tiny = _first_below(rates, 1e-4 * top)
-    if first_tiny is None and run.curve.left >= 0.5:  # hardly anything was learned before it was almost 0
+    if (
+        first_tiny is None and run.curve.finite and run.curve.left >= 0.5
+    ):  # hardly anything was learned before it was almost 0
         first_tiny = _first_below(rates, 9e-3 * top)
     if first_tiny is None and each_batch:  # milestones in epochs, counted in batches, are passed at the very beginning
         early = _first_below(rates, 2e-3 * top)
