@@ -410,8 +410,13 @@ def test_a_run_that_dies_in_the_middle_of_a_repeat_ends_bitwise_the_same(tmp_pat
     settings = {"sgd": True}
 
     def guarded():
-        loop = Loop(bad_batch, **settings)
-        return loop.guarded(checkpoints=sf.CheckpointManager(tmp_path, every_steps=5, keep_last=8))
+        manager = sf.CheckpointManager(tmp_path, every_steps=5, keep_last=8)
+
+        def tamper(loop, step, x, y):
+            manager.wait()  # on a slow disk it would continue from an older checkpoint, with other moments in memory
+            return bad_batch(loop, step, x, y)
+
+        return Loop(tamper, **settings).guarded(checkpoints=manager)
 
     first = guarded().run(stop_after)
     first.stabilizer._run.persistence.checkpoints.wait()
