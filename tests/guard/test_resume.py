@@ -261,3 +261,21 @@ def test_it_may_stop_at_the_edges_of_a_pass(tmp_path: Path, stop: int) -> None:
 
 def test_a_run_may_be_stopped_many_times(tmp_path: Path) -> None:
     check_resume(tmp_path, (1, 2, 3, 1, 1, 5, 1), accumulate=2, scheduler=SCHEDULERS["warmup_cosine"])
+
+
+def test_a_loop_that_does_not_continue_its_checkpoints_is_warned_once(tmp_path, caplog):
+    def train(first: int, continues: bool) -> None:
+        model = nn.Linear(2, 1)
+        manager = sf.CheckpointManager(tmp_path, every_steps=2)
+        stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoints=manager)
+        for _ in stabilizer.resume(range(first)) if continues else range(first):
+            stabilizer.backward(model(torch.ones(1, 2)).mean())
+            stabilizer.step()
+        manager.wait()
+        manager._claim.release()  # as if the process had ended
+
+    train(4, continues=True)
+    train(6, continues=True)
+    assert "begins with step 0" not in caplog.text
+    train(3, continues=False)
+    assert caplog.text.count("has checkpoints up to step 6, but this run begins with step 0") == 1

@@ -383,7 +383,8 @@ _CAUSES = (
     _cause(
         "loss.target-offset",
         "targets at the wrong offset",
-        "A language model reaches a very low loss at once and only repeats its input, or it does not learn.",
+        "A language model reaches a very low loss at once and only repeats its input, or its loss falls slowly and "
+        "stays high.",
         "The targets that reach the loss equal the input ids at the same positions (in a causal model), or those two "
         "positions later, and not those one position later.",
         "mask.leaks-future data.leakage data.labels-uninformative",
@@ -608,9 +609,11 @@ _CAUSES = (
         "lr.schedule-broken",
         "the learning rate is not what was planned",
         "Learning stops early, or the loss jumps at unexpected steps.",
-        "The recorded rate reaches 0 long before the end, jumps, or rises again after its decay.",
+        "The recorded rate falls to a small part of its highest value long before the end, jumps, or rises again after "
+        "its decay.",
         "lr.too-low lr.too-high resume.state-missing",
-        "Call `scheduler.step()` once per step or once per epoch, in the unit in which its length is given.",
+        "If milestones, `step_size` or `T_max` are numbers of epochs, call `scheduler.step()` after the loop over the "
+        "batches; if they are numbers of batches, call it after each `optimizer.step()`.",
         "Print the rate over the planned steps before training.",
         "Save and restore the scheduler with the rest of the state.",
     ),

@@ -24,7 +24,7 @@ def as_text(diagnosis: Diagnosis, folder: str, colour: bool = False) -> str:
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     steps = count_of(diagnosis.steps, "step")
     lines = ["", f"surefoot: {_painted(diagnosis.verdict, colour)} · {steps} · {folder}"]
-    if diagnosis.verdict == "unknown":
+    if diagnosis.verdict in ("unknown", "healthy"):
         lines.extend(_wrapped("  ", diagnosis.summary))
     for finding in serious[:SHOWN]:
         lines.extend(_lines(finding, colour))
@@ -41,7 +41,7 @@ def as_full_text(diagnosis: Diagnosis, folder: str = "", colour: bool = False) -
     """The verdict and every finding, with its evidence and all its fixes."""
     steps = count_of(diagnosis.steps, "step")
     lines = [" · ".join(filter(None, (_painted(diagnosis.verdict, colour), steps, folder)))]
-    if diagnosis.verdict == "unknown":
+    if diagnosis.verdict in ("unknown", "healthy"):
         lines.extend(_wrapped("  ", diagnosis.summary))
     elif diagnosis.left_out:
         lines.extend(_wrapped("  ", diagnosis.left_out))
@@ -56,8 +56,6 @@ def as_full_text(diagnosis: Diagnosis, folder: str = "", colour: bool = False) -
             lines.extend(_wrapped("    Evidence: ", shown))
         for number, fix in enumerate(finding.fixes, 1):
             lines.extend(_wrapped(f"    Fix {number}: ", fix))
-    if not diagnosis.findings and diagnosis.verdict != "unknown":
-        lines.append("  nothing to report")
     return "\n".join(lines)
 
 

@@ -258,10 +258,13 @@ class RunPersistence:
             repeats=self.repeats,
             microbatches=loop.microbatches,
         )
-        self._restored = False
+        self._restored = self._has_stepped = False
 
     def before_update(self) -> None:
         """Called before the optimizer writes: complete copies that are in progress."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._warn_of_unused_checkpoints()
         self.saver.before_update()
         if self.weights.ring is not None:
             self.weights.ring.before_update()
@@ -322,6 +325,22 @@ class RunPersistence:
         if self._on_resume is not None:
             self._on_resume(int(found.step), found.path)
         return int(found.step)
+
+    def _warn_of_unused_checkpoints(self) -> None:
+        """Before the first step: a run that was killed begins again with step 0 if its loop does not continue it."""
+        if self.checkpoints is None or self._restored or self._ranks.place != 0:
+            return
+        newest = 0
+        with suppress(OSError):  # saving reports a folder that cannot be read
+            newest = max((each.step for each in self.checkpoints.checkpoints() if each.good), default=0)
+        if newest > 0:
+            log.warning(
+                "surefoot: %s has checkpoints up to step %d, but this run begins with step 0. To continue, draw the "
+                "batches from `stabilizer.resume(loader)` or call `stabilizer.restore()`; for a new run, use another "
+                "folder.",
+                self.checkpoints.folder,
+                newest,
+            )
 
     def _refuse_together(self, tree: Any) -> None:
         """Raise `CheckpointError` if any rank cannot load its state: a rank that continued would wait for it."""

@@ -75,3 +75,11 @@ def test_what_cannot_begin_in_the_middle_is_consumed_and_that_is_logged(caplog):
     _, resumed = resume((value for value in range(5)), current.state_dict(None))
     assert list(resumed) == [2, 3, 4]
     assert "re-reading 2 batches, because a generator cannot start in the middle" in caplog.text
+
+
+def test_a_sequence_is_continued_without_a_message(caplog):
+    current, iterator = begin(range(5), 0)
+    draw(current, iterator, 2)
+    _, resumed = resume(range(5), current.state_dict(None))
+    assert list(resumed) == [2, 3, 4]
+    assert not caplog.text

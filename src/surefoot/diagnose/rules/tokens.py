@@ -90,9 +90,9 @@ def _causal(run: RecordedRun) -> Causality | None:
 def _two_later(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Claim:
     return Claim(
         0.93,
-        f"The targets of `{loss.op}` at {loss.site} are the input ids of {tokens.site} two tokens later in "
-        f"{tokens.second:.1%} of the positions (one token later in {tokens.following:.1%}): they are shifted twice, in "
-        f"the data and in the model. The loss is at {run.curve.end:.3g}.",
+        f"The targets are shifted twice, in the data and in the model: at `{loss.op}` ({loss.site}), they are the "
+        f"input ids two tokens later in {tokens.second:.1%} of the positions (one token later in {tokens.following:.1%}). "
+        f"The loss is at {run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json(),

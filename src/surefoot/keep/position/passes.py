@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -215,10 +215,10 @@ def _prepare_workers(loader: Any, current: LoaderPass, sampler: Any, stack: Exit
 
 def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     """Consume the batches that were returned before."""
-    if skip:
+    if skip and not isinstance(loader, Sequence):  # the batches of a sequence exist already, or are numbers
         log.warning(
-            "resuming: re-reading %d batches, because a %s cannot start in the middle. Use a loader with state_dict(), "
-            "such as torchdata's StatefulDataLoader, to avoid this.",
+            "surefoot: resuming: re-reading %d batches, because a %s cannot start in the middle. The result is the "
+            "same; a loader with state_dict(), such as torchdata's StatefulDataLoader, avoids the time.",
             skip,
             current.loader["type"],
         )
