@@ -91,8 +91,8 @@ def _two_later(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Clai
     return Claim(
         0.93,
         f"The targets are shifted twice, in the data and in the model: at `{loss.op}` ({loss.site}), they are the "
-        f"input ids two tokens later in {tokens.second:.1%} of the positions (one token later in {tokens.following:.1%}). "
-        f"The loss is at {run.curve.end:.3g}.",
+        f"input ids two tokens later in {tokens.second:.1%} of the positions (one token later in "
+        f"{tokens.following:.1%}). The loss is at {run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json(),
