@@ -142,6 +142,14 @@ class LossWindow:
         self.was_propagated = self._microbatches > 0
 
 
+def _settings(options: GuardOptions, recovery: TrainingRecovery | None) -> AttachSettings:
+    """The settings that all optimizers of a training share."""
+    return AttachSettings(
+        mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
+        recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
+    )  # fmt: skip
+
+
 class GuardedTraining:
     """The guard of one training run, with one attachment per optimizer."""
 
@@ -163,7 +171,7 @@ class GuardedTraining:
         """The optimizers of the framework when training began; empty once it has others."""
         if options.mode == "guard":
             options, optimizers = _what_to_guard(options, optimizers, models, framework, observes_others)
-        self._options, self._framework, self._loss_from = options, framework, loss_from
+        self._options, self._framework, self._loss_from, self._is_over = options, framework, loss_from, False
         self.probes = DeepProbes()
         """The observations at sampled steps, if an adapter sets them; they end with the training."""
         self.watches = options.mode == "watch"
@@ -174,21 +182,18 @@ class GuardedTraining:
         """The processes that decide together: only this one if nothing is decided."""
         recovery = _recovery(options, models, optimizers, self.ranks)
         self._needs_loss = recovery is not None and bool(loss_from)
-        settings = AttachSettings(
-            mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
-            recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
-            on_event=self._happened,
-        )  # fmt: skip
+        settings = replace(_settings(options, recovery), on_event=self._happened)
+
+        def decided(number: int, decision: StepDecision, refused: bool) -> None:
+            self.probes.decided(number, decision)  # an adapter sets them later
+
         self.attachments: list[Attachment] = []
         self.replaced = Replacements()
         self.hooks: list[RemovableHandle] = []
         """Hooks of the framework that end with the training."""
-        self._is_over = False
         try:
             for number, optimizer in enumerate(optimizers):
-                own = replace(
-                    settings, on_step=partial(self._stepped, number), on_decision=partial(self._decided, number)
-                )
+                own = replace(settings, on_step=partial(self._stepped, number), on_decision=partial(decided, number))
                 self.attachments.append(attach_with(list(models), optimizer, own))
         except BaseException:
             self.finish(diagnose=False)  # no optimizer stays guarded by a training that does not begin
@@ -317,9 +322,6 @@ class GuardedTraining:
         self._counted = [attachment.steps for attachment in self.attachments]
 
     # ---- numbers, and the end ---------------------------------------------------------------------------------------
-
-    def _decided(self, number: int, decision: StepDecision, refused: bool) -> None:
-        self.probes.decided(number, decision)
 
     def _stepped(self, number: int, record: StepRecord) -> None:
         self.probes.stepped(number, record)

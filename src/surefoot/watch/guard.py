@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from surefoot.watch.optimizer_record import OptimizerRecord
     from surefoot.watch.parameter_registry import ParameterRegistry
     from surefoot.watch.patches.hooks import Hooks
+    from surefoot.watch.probe_runner import ProbeRunner
 
 STEPS_LATER = 8
 """The host reads the numbers of a step decided on a GPU this many steps later, when they have arrived."""
@@ -108,6 +109,44 @@ class SkippedSteps:
         return self._registry.label(self._registry.parameters[int(number)])
 
 
+class TrainerGuards:
+    """The guards that a trainer has attached, whose numbers are used: a second measurement would find the same."""
+
+    def __init__(
+        self,
+        probes: ProbeRunner,
+        probe: str,
+        on_nonfinite: Callable[[OptimizerRecord], None],
+        on_step: Callable[[OptimizerRecord, StepRecord], None],
+    ) -> None:
+        """`probe` is the name under which a failure is reported; the functions are those of `OptimizerGuard`."""
+        self._probes, self._probe = probes, probe
+        self._on_nonfinite, self._on_step = on_nonfinite, on_step
+        self._attachments: IdentityMap[Attachment] = IdentityMap()
+
+    def add(self, attachment: Attachment, optimizer: Optimizer) -> None:
+        """A trainer guards an optimizer: `decided` and `arrived` will be called with the numbers of its steps."""
+        self._attachments.set(optimizer, attachment)
+
+    def of(self, optimizer: Optimizer) -> Attachment | None:
+        """The guard of an optimizer; `None` if the trainer has none for it."""
+        return self._attachments.get(optimizer)
+
+    def decided(self, record: OptimizerRecord, decision: StepDecision) -> None:
+        """A guard has decided on a step."""
+        if not isinstance(decision.nonfinite, Tensor) and decision.nonfinite:
+            self._probes.safely(self._probe, self._on_nonfinite, record)
+
+    def arrived(self, record: OptimizerRecord, step: StepRecord) -> None:
+        """The numbers of a step have arrived at its guard."""
+        self._probes.safely(REPORTS, self._on_step, record, step)
+
+    def settle(self) -> None:
+        """Read the steps that have not been read yet. Waits for the device."""
+        for attachment in self._attachments.values():
+            attachment.settle()
+
+
 class OptimizerGuard:
     """Attaches the guard to the optimizers of a script, and counts its actions."""
 
@@ -129,8 +168,7 @@ class OptimizerGuard:
         """The name under which a failure is reported."""
         self.measured = MeasuredSteps(context, self.probe, on_measure)
         self._attachments: IdentityMap[Attachment] = IdentityMap()
-        self._trainers: IdentityMap[Attachment] = IdentityMap()
-        """The guards of a trainer, whose numbers are used: a second measurement would find the same."""
+        self.trainers = TrainerGuards(context.probes, self.probe, on_nonfinite, on_step)
         self._without_optimizer: list[Attachment] = []
         """Attachments whose optimizer was deleted, with steps that may not have been read yet."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -155,7 +193,7 @@ class OptimizerGuard:
 
     def attachment(self, record: OptimizerRecord, optimizer: Optimizer) -> Attachment | None:
         """The attachment of an optimizer that is about to step; `None` if it has no parameters."""
-        known = self._trainers.get(optimizer) or self._attachments.get(optimizer)
+        known = self.trainers.of(optimizer) or self._attachments.get(optimizer)
         if known is not None or not any(group["params"] for group in optimizer.param_groups):
             return known
         if len(self._without_optimizer) > MOST_WITHOUT_OPTIMIZER:  # their steps have arrived long ago
@@ -180,24 +218,6 @@ class OptimizerGuard:
         # Nothing is read when an optimizer is deleted, which may happen anywhere in the script.
         weakref.finalize(optimizer, self._without_optimizer.append, made).atexit = False
         return made
-
-    def read_from(self, attachment: Attachment, record: OptimizerRecord, optimizer: Optimizer) -> None:
-        """A trainer guards an optimizer: `decided` and `arrived` will be called with the numbers of its steps."""
-        self.measured.add(record.number, optimizer)
-        self._trainers.set(optimizer, attachment)
-
-    def is_trainers(self, optimizer: Optimizer) -> bool:
-        """Whether the numbers of an optimizer come from the guard of a trainer."""
-        return self._trainers.get(optimizer) is not None
-
-    def decided(self, record: OptimizerRecord, decision: StepDecision) -> None:
-        """The guard of a trainer has decided on a step."""
-        if not isinstance(decision.nonfinite, Tensor) and decision.nonfinite:
-            self._probes.safely(self.probe, self._on_nonfinite, record)
-
-    def arrived(self, record: OptimizerRecord, step: StepRecord) -> None:
-        """The numbers of a step have arrived at the guard of a trainer."""
-        self._probes.safely(REPORTS, self._on_step, record, step)
 
     def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
         """With `--guard`, attach the guard before an optimizer steps, even if the script has replaced methods."""
@@ -260,7 +280,8 @@ class OptimizerGuard:
     def settle(self) -> None:
         """Read the steps that have not been read yet. Waits for the device."""
         self._settle_without_optimizer()
-        for attachment in (*self._attachments.values(), *self._trainers.values()):
+        self.trainers.settle()
+        for attachment in self._attachments.values():
             attachment.settle()
 
     def detach(self) -> None:

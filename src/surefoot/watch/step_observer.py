@@ -131,7 +131,7 @@ class StepObserver:
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
-        if self.guard.is_trainers(optimizer):
+        if self.guard.trainers.of(optimizer) is not None:
             self._await_step(record, optimizer, attachment)
             return
         if not self.guard.measured.measures(record.number):
@@ -248,7 +248,8 @@ class StepObserver:
         row["grad_norm"] = norm if norm is None else float(norm) * float(step.signals.clip_factor) / divide_by
         if norm is not None and not math.isfinite(norm) and "closure" not in row:
             optimizer = record.ref()
-            label = str if optimizer is not None and self.guard.is_trainers(optimizer) else self.guard.skipped.label
+            names_them = optimizer is not None and self.guard.trainers.of(optimizer) is not None
+            label = str if names_them else self.guard.skipped.label
             self._safely("gradients", self._nonfinite.record_late, row["at"], step, label)
         if self.guard.acts and step.skipped and not step.signals.extra.get(FOUND_BY_SCALER, 0.0):
             row["skipped"] = True

@@ -113,18 +113,20 @@ class TrainingWatch:
             optimizer = attachment.optimizer
             if optimizer is None:
                 return
-            self._records.append(steps.record_of(optimizer))
-            steps.guard.read_from(attachment, self._records[-1], optimizer)
+            record = steps.record_of(optimizer)
+            self._records.append(record)
+            steps.guard.measured.add(record.number, optimizer)
+            steps.guard.trainers.add(attachment, optimizer)
 
     def decided(self, number: int, decision: StepDecision) -> None:
         """The guard has decided on a step that is not applied yet."""
         if number < len(self._records):
-            self._watcher.steps.guard.decided(self._records[number], decision)
+            self._watcher.steps.guard.trainers.decided(self._records[number], decision)
 
     def stepped(self, number: int, step: StepRecord) -> None:
         """The numbers of a step have arrived at the guard."""
         if number < len(self._records):
-            self._watcher.steps.guard.arrived(self._records[number], step)
+            self._watcher.steps.guard.trainers.arrived(self._records[number], step)
 
     def end(self, error: BaseException | None = None) -> RunFacts | None:
         """Stop observing; returns the facts. `error` is the exception that ended the training."""
