@@ -408,8 +408,8 @@ _CAUSES = (
         "An attention layer outputs NaN, often only for a few batches.",
         "A softmax gets a row in which every value is minus infinity, which gives 0 / 0.",
         "data.nonfinite-input loss.undefined-op precision.fp16-overflow",
-        "Use `surefoot.build.masked_softmax(scores, keep)`, which returns zeros for such a row, or let every token "
-        "attend to itself.",
+        "Use `surefoot.build.masked_softmax(scores, keep)`, which returns zeros for such a row (`keep` is True where a "
+        "key may be used: invert a padding mask), or let every token attend to itself.",
         "Fill masks with a large negative number instead of minus infinity (`surefoot.build.mask_fill_value`).",
         "Remove empty sequences from the data.",
     ),

@@ -136,7 +136,15 @@ def diagnose(facts: RunFacts, description: RunDescription | None = None, strict:
         return diagnosis
     if reason := why_unknown(run, claims.failed):
         return replace(diagnosis, verdict="unknown", reason=reason)
-    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps.{_limit(facts)}")
+    return replace(diagnosis, reason=f"No fault was found in {run.steps:,} steps{_course(run)}.{_limit(facts)}")
+
+
+def _course(run: RecordedRun) -> str:
+    """What the loss did, if it shows progress."""
+    curve = run.curve
+    if run.blind or run.adversarial or len(curve.finite) < 2:
+        return ""
+    return f", in which the loss went from {curve.start:.3g} to {curve.end:.3g}"
 
 
 def _limit(facts: RunFacts) -> str:
