@@ -33,7 +33,7 @@ def test_the_script_prints_what_the_page_shows(name, tmp_path):
 
 def test_a_killed_run_continues_and_prints_what_the_page_shows(tmp_path):
     page = SYMPTOMS / "killed-every-night.md"
-    (script,), (printed, listed) = blocks(page, "python"), blocks(page, "text")
+    (script, _), (printed, listed) = blocks(page, "python"), blocks(page, "text")
     kill = "stabilizer.steps == 170 and os.kill(os.getpid(), 9)"
     killed = script.replace("stabilizer.step()", f"stabilizer.step(); {kill}")
     (tmp_path / "killed.py").write_text("import os\n" + killed)
