@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from surefoot.observe.triton_pass import PlacedTensors, TritonPass
 
 
-_layout, _dtype = map(attrgetter, ("layout", "dtype"))
+_layout, _dtype, _is_cpu = map(attrgetter, ("layout", "dtype", "is_cpu"))
 _IN_CACHE = 1 << 18
 """The number of elements that the CPU measures in one go: 1 MiB of float32."""
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -117,9 +117,8 @@ def finite_norm(tensors: list[Tensor]) -> float | None:
     Takes a fraction of the time. `None` if they must be measured one by one: a value is not finite, squares overflow,
     or a tensor is sparse, sharded, complex or on a device.
     """
-    for each in tensors:
-        if not is_plain(each) or not each.is_cpu:
-            return None
+    if not all_plain(tensors) or not all(map(_is_cpu, tensors)):
+        return None
     total = float(torch.linalg.vector_norm(torch.stack(_norms(tensors, _measure_dtype(tensors)))))
     return total if math.isfinite(total) else None
 
