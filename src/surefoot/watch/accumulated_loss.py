@@ -16,7 +16,9 @@ from surefoot.core.without_hooks import WithoutHooks
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import script_hooks
 
-_PASSED = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
+_SCALING = frozenset(("Div", "Mul"))
+_FOLLOWED = _SCALING | {"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand"}
+"""Operations with one input that change the loss by a factor at most."""
 _SUM = 2
 """torch's number for `reduction="sum"`."""
 _CLOSE = 0.02
@@ -42,17 +44,19 @@ def share_of(root: Tensor, scaled: bool) -> float | None:
     with WithoutHooks():
         for _ in range(8):
             op = graph.op(node)
+            if op in ("NllLoss", "NllLoss2D") and node._saved_reduction == _SUM:
+                counted = _number(node._saved_total_weight)
+                return None if counted is None else share * counted
+            if op not in _FOLLOWED:
+                break  # its inputs are not looked at: a compiled model has one for every parameter
             below = [n for n, _ in node.next_functions if n is not None]
-            if op in ("Div", "Mul") and len(below) == 1:
+            if len(below) != 1:
+                break
+            if op in _SCALING:
                 number = _number(getattr(node, "_saved_other", None))
                 if not number:
                     return None
                 share = share / number if op == "Div" else share * number
-            elif op in ("NllLoss", "NllLoss2D") and node._saved_reduction == _SUM:
-                counted = _number(node._saved_total_weight)
-                return None if counted is None else share * counted
-            elif op not in _PASSED or len(below) != 1:
-                break
             node = below[0]
     return share
 
