@@ -30,12 +30,13 @@ from surefoot.errors import RankFailed, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.context import GuardContext, build_guard
+from surefoot.guard.data_loop import LoopHooks
 from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
-from surefoot.guard.persistence import LoopHooks, RunPersistence
+from surefoot.guard.persistence import RunPersistence
 from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
