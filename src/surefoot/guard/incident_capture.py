@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from surefoot.core.state_tree import pack
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import weak_callback, weak_reference
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
-from surefoot.guard.step_notes import StepNotes, warn, weak_callback, while_noting
+from surefoot.guard.step_notes import StepNotes, warn, while_noting
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.environment import replay_command

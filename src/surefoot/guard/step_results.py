@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
 
 from surefoot.core.state_tree import pack_record, unpack_record
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import InertWhenCopied, weak_reference
 from surefoot.errors import TrainingHalted
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.keep.buffers import BufferKeeper
@@ -204,8 +203,8 @@ class StepResults:
         self.buffers.load_state_dict(state["buffers"])
 
 
-class _AfterLoad:
-    """Called when a state was loaded into a module. In a copied or unpickled module, it does nothing."""
+class _AfterLoad(InertWhenCopied):
+    """Called when a state was loaded into a module."""
 
     def __init__(self, results: StepResults) -> None:
         self._results = weakref.ref(results)
@@ -214,13 +213,6 @@ class _AfterLoad:
         results = self._results()
         if results is not None:
             results.buffers.loaded(module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The loading process may not have surefoot: use a method of the standard library that does nothing.
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
