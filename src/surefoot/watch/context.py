@@ -93,7 +93,7 @@ class SchedulerRecord:
 
     def as_facts(self) -> SchedulerFacts:
         """Everything except the scheduler itself."""
-        return SchedulerFacts(**{name: value for name, value in vars(self).items() if name != "ref"})
+        return SchedulerFacts.from_record(self)
 
 
 @dataclass
@@ -114,7 +114,7 @@ class LoaderRecord:
 
     def as_facts(self) -> LoaderFacts:
         """Everything except the loader itself."""
-        return LoaderFacts(training=False, **{name: value for name, value in vars(self).items() if name != "ref"})
+        return LoaderFacts.from_record(self, training=False)
 
 
 class WatchContext:
