@@ -27,7 +27,8 @@ from surefoot.core.device import has_streams
 from surefoot.decide.agreement import Ranks, find_group
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
-from surefoot.guard.attach import AttachSettings, account_of, attach_with
+from surefoot.guard.attach import account_of, attach_with
+from surefoot.guard.context import GuardSettings
 from surefoot.guard.validation import split_clip
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import bytes_for_copies
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from surefoot.detect.checker import StabilityChecker
-    from surefoot.guard.attach import Attachment, Mode
+    from surefoot.guard.attach import Attachment
+    from surefoot.guard.context import Mode
     from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.incidents.retention import IncidentKeeper
@@ -142,9 +144,9 @@ class LossWindow:
         self.was_propagated = self._microbatches > 0
 
 
-def _settings(options: GuardOptions, recovery: TrainingRecovery | None) -> AttachSettings:
+def _settings(options: GuardOptions, recovery: TrainingRecovery | None) -> GuardSettings:
     """The settings that all optimizers of a training share."""
-    return AttachSettings(
+    return GuardSettings(
         mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
         recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
     )  # fmt: skip
