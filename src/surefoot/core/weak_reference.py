@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -20,6 +20,12 @@ def weak_reference(thing: Any) -> Callable[[], Any]:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
+
+
+def weak_references(things: Iterable[Value]) -> Callable[[], list[Value]]:
+    """Return a function that returns those of the things that still exist, in order."""
+    references = [weak_reference(thing) for thing in things]
+    return lambda: [thing for reference in references if (thing := reference()) is not None]
 
 
 def weak_callback(method: Callable[Given, object]) -> Callable[Given, None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import torch
 
 from surefoot.core.state_tree import pack_record, unpack_record
-from surefoot.core.weak_reference import InertWhenCopied, weak_reference
+from surefoot.core.weak_reference import InertWhenCopied, weak_references
 from surefoot.errors import TrainingHalted
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.keep.buffers import BufferKeeper
@@ -81,7 +81,7 @@ class StepResults:
             on_step: called with every step once its numbers have arrived.
             restore_after_overflow: whether buffers are also restored after an fp16 overflow.
         """
-        self._models = [weak_reference(model) for model in models]
+        self._models = weak_references(models)
         self.history, self._lag_steps, self._respond, self._on_step = history, lag_steps, respond, on_step
         self._restore_after_overflow = restore_after_overflow
         self.steps = 0
@@ -94,7 +94,7 @@ class StepResults:
         """The steps that have not been read yet, oldest first."""
         self._halted: TrainingHalted | None = None
         self._stale_before = 0
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
         self._statistics = RunningStatistics(models)
         after_load = _AfterLoad(self)
         self._handles = [
@@ -103,9 +103,6 @@ class StepResults:
             if not isinstance(module, torch.jit.ScriptModule)  # does not accept such a hook
         ]
         weakref.finalize(self, _remove, self._handles).atexit = False
-
-    def _fresh_buffers(self) -> BufferKeeper:
-        return BufferKeeper([model for reference in self._models if (model := reference()) is not None])
 
     def forget_models(self) -> None:
         """Stop restoring buffers: no step will follow."""
@@ -157,7 +154,7 @@ class StepResults:
     def returned(self) -> None:
         """The run has returned to earlier weights: steps taken on the replaced ones are only counted."""
         self._stale_before = self.steps
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
@@ -199,7 +196,7 @@ class StepResults:
         self.history.load_state_dict(state["history"])
         self._stale_before = state["stale_before"]
         self.pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
         self.buffers.load_state_dict(state["buffers"])
 
 

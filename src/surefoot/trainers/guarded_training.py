@@ -18,13 +18,12 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm, norm_and_factor
 from surefoot.core import end_of_run
 from surefoot.core.device import has_streams
-from surefoot.decide.agreement import Ranks, find_group
+from surefoot.decide.agreement import Ranks, find_group, rank_and_world_size
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
 from surefoot.guard.attach import account_of, attach_with
@@ -390,7 +389,7 @@ def notice_replaced(training: GuardedTraining, optimizers: Iterable[Optimizer], 
 
 def report_diagnosis(folder: Path) -> None:
     """Diagnose the run in a folder on the first rank, and log the result."""
-    if end_of_run.conclude is None or not _is_first_rank():
+    if end_of_run.conclude is None or rank_and_world_size()[0] != 0:
         return
     try:
         verdict, text = end_of_run.conclude(folder)
@@ -513,17 +512,8 @@ def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
-def _rank() -> tuple[int, int]:
-    several = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-
-
-def _is_first_rank() -> bool:
-    return _rank()[0] == 0
-
-
 def _state_folder() -> str:
-    rank, count = _rank()
+    rank, count = rank_and_world_size()
     return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}-of-{count}"
 
 
