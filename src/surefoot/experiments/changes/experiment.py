@@ -28,6 +28,7 @@ from surefoot.watch.patches.hooks import Hooks
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from surefoot.experiments.changes.guard import Guard
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.guard.step_decision import StepDecision
     from surefoot.watch.watcher import Watcher
@@ -61,8 +62,8 @@ class Enough(SystemExit):
 class Experiment:
     """The order of this run, and what the run recorded."""
 
-    def __init__(self, watcher: Watcher, order: RunOrder) -> None:
-        self.watcher, self.order = watcher, order
+    def __init__(self, watcher: Watcher, order: RunOrder, files: Guard) -> None:
+        self.watcher, self.order, self._files = watcher, order, files
         self.acted = 0
         """How often the change took effect."""
         self.patience: int | None = None
@@ -75,10 +76,6 @@ class Experiment:
         """Why the change was abandoned."""
         self.skipped: list[int] = []
         """Steps that were skipped on purpose."""
-        self.refused: str | None = None
-        """A file of the user that the script tried to write to."""
-        self.outside: list[str] = []
-        """New files outside the scratch folder."""
         self.first_step = 0
         """The number of steps before the experiment: those before the captured step of an incident, otherwise 0."""
         self.ended = ""
@@ -219,8 +216,8 @@ class Experiment:
             problem=self.problem,
             notes=list(dict.fromkeys(self.notes)),
             skipped=self.skipped,
-            refused=self.refused,
-            outside=self.outside,
+            refused=self._files.refused,
+            outside=self._files.outside,
             ended=self.ended,
             seen=self._seen,
         )
