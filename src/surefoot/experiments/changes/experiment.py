@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,22 +37,12 @@ GRACE_SECONDS = 10.0
 """How long a script may take to end after the `SystemExit`."""
 BROKEN_STEPS = 25
 """After this many consecutive non-finite losses, the run is not expected to recover."""
-
-
-class ChangeArguments(Protocol):
-    """Changes the arguments of a call."""
-
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Positional and keyword arguments; `None` leaves them as they are."""
-
-
-class ChangeResult(Protocol):
-    """Changes the result of a call."""
-
-    def __call__(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result; `None` leaves it as it is."""
+ChangeArguments: TypeAlias = Callable[
+    [tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], Mapping[str, Any]] | None
+]
+"""Returns other positional and keyword arguments of a call; `None` leaves them as they are."""
+ChangeResult: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""Given the result and the arguments of a call, returns another result; `None` leaves it as it is."""
 
 
 class Enough(SystemExit):
