@@ -245,7 +245,7 @@ class StepCapture:
         """Whether the inputs of a model are kept although a batch was seen: for one step, they are small."""
         self._held_bytes = 0
         self._just_drawn = 0
-        self.failed = on_failure or weak_callback(self._give_up)
+        self.failed = on_failure or weak_callback(self.close)
         """Called if recording fails."""
         self._between_steps = between_steps
         if between_steps:
@@ -380,14 +380,11 @@ class StepCapture:
             return self.current
         return next((window for window in self._past if window.step == step), None)
 
-    def close(self) -> None:
-        """Stop recording."""
+    def close(self, error: Exception | None = None) -> None:
+        """Stop recording, perhaps because of an error."""
         self.models.clear()
         self.under_way = Microbatch()
         self._past.clear()
-
-    def _give_up(self, error: Exception) -> None:
-        self.close()
 
 
 class _ForwardHook(InertWhenCopied):
