@@ -32,3 +32,10 @@ def test_require_raises_only_where_the_condition_fails():
     errors.require(True, "fine")
     with pytest.raises(errors.SettingError, match="`n` must be positive"):
         errors.require(False, "`n` must be positive; got -1.")
+
+
+def test_the_causes_of_an_error_follow_it_and_a_cycle_ends():
+    first, second, third = ValueError("1"), ValueError("2"), ValueError("3")
+    first.__cause__, second.__context__, third.__cause__ = second, third, first
+    assert list(errors.with_causes(first)) == [first, second, third]
+    assert list(errors.with_causes(None)) == []

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `surefoot run` needs this file before the script, when nothing may be imported
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from surefoot.types import Incident
 
 
@@ -51,6 +53,15 @@ class TrainingHalted(SurefootError, RuntimeError):
         super().__init__(message)
         self.incident = incident
         """The incident of the step that used up the last attempt."""
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, its cause, the cause of that, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def require(condition: bool, message: str) -> None:

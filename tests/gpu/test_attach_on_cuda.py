@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.guard.context import build_guard
+from surefoot.guard.context import GuardSettings, build_guard
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.observe.parameters import Layout
 from surefoot.watch.guard import RULES
@@ -233,7 +233,7 @@ def test_statistics_that_were_loaded_are_what_a_refused_step_goes_back_to() -> N
 def test_rules_that_remember_nothing_are_decided_by_a_recorded_graph_too() -> None:
     """`surefoot run` has no other rule: without the graph each of its steps would launch a hundred small kernels."""
     model, optimizer = built("adamw")
-    guarded = build_guard([model], optimizer, Layout([model], optimizer), checker=RULES, acts=False).guarded
+    guarded = build_guard([model], optimizer, Layout([model], optimizer), GuardSettings("watch", checker=RULES)).guarded
     for step in range(8):
         optimizer.zero_grad()
         model(torch.randn(16, 32, device="cuda")).square().mean().backward()

@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.core.block_tables import BLOCK
-from surefoot.guard.context import build_guard
+from surefoot.guard.context import GuardSettings, build_guard
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.observe.parameters import Layout
 from surefoot.observe.updates import UpdateMeter
@@ -142,7 +142,7 @@ def test_the_learning_rate_that_the_step_was_taken_with_counts():
     model = nn.Linear(64, 64).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     watch = sf.LayerMetrics(parameters=True, updates=True)
-    guard = build_guard([model], optimizer, Layout([model], optimizer), watch=watch).guarded
+    guard = build_guard([model], optimizer, Layout([model], optimizer), GuardSettings(watch=watch)).guarded
     for step in range(4):
         model.zero_grad()
         model(torch.randn(8, 64, device="cuda")).square().mean().backward()

@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import surefoot as sf
 from loops import differences, everything
-from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.guard.attach import attach_with
+from surefoot.guard.context import GuardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -700,7 +701,7 @@ def test_signals_and_losses_are_observed_with_the_step():
 def test_without_a_model_parameters_are_named_by_their_place_or_by_the_caller():
     model, opt = built("adamw")
     first, second = sf.attach(None, opt, mode="watch"), None
-    named = AttachSettings(mode="watch", name_of=lambda p: f"shape {tuple(p.shape)}")
+    named = GuardSettings(mode="watch", name_of=lambda p: f"shape {tuple(p.shape)}")
     second = attach_with(None, opt, named)
     train(model, opt, steps=1)
     assert first.history[0].signals.layers.names[0] == "optimizer.group0.0"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.guard.context import build_guard
+from surefoot.guard.context import GuardSettings, build_guard
 from surefoot.guard.step_results import call_each
 from surefoot.observe.parameters import Layout
 from surefoot.types import Signals
@@ -20,7 +20,7 @@ from surefoot.types import Signals
 def built(**settings: Any) -> Any:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, optimizer, build_guard([model], optimizer, Layout([model], optimizer), **settings)
+    return model, optimizer, build_guard([model], optimizer, Layout([model], optimizer), GuardSettings(**settings))
 
 
 def test_incidents_reach_the_log_and_the_caller(tmp_path):
@@ -33,7 +33,7 @@ def test_incidents_reach_the_log_and_the_caller(tmp_path):
 
 
 def test_an_observer_has_no_budgets_and_no_hooks_on_parameters():
-    model, _, guard = built(acts=False, escalation=sf.Escalation())
+    model, _, guard = built(mode="watch", escalation=sf.Escalation())
     assert guard.history.budgets.escalation is None
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 

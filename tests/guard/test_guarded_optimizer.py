@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from counted import Operations
-from surefoot.guard.context import build_guard
+from surefoot.guard.context import GuardSettings, build_guard
 from surefoot.guard.guarded_optimizer import GuardedOptimizer, StepFacts
 from surefoot.observe.parameters import Layout
 
@@ -21,7 +21,7 @@ def guarded(make: Any, **settings: Any) -> tuple[nn.Linear, Any, GuardedOptimize
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = make(model.parameters())
-    context = build_guard([model], optimizer, Layout([model], optimizer), **settings)
+    context = build_guard([model], optimizer, Layout([model], optimizer), GuardSettings(**settings))
     return model, optimizer, context.guarded
 
 
@@ -92,7 +92,7 @@ def test_a_refused_step_is_known_on_the_host_and_leaves_the_gradients():
 
 
 def test_an_observer_changes_nothing_and_says_what_would_have_refused_the_step():
-    model, optimizer, guard = guarded(fused, acts=False, decide_on="device")
+    model, optimizer, guard = guarded(fused, mode="watch", decide_on="device")
     backward(model, times=NAN)
     before = dict(vars(optimizer))
     step = guard.begin(facts(lr_factor=0.5))

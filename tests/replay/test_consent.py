@@ -27,8 +27,8 @@ def recorded(**run):
 
 
 def test_a_script_that_was_named_is_run_with_its_arguments(places):
-    order = order_for(places[2], recorded(), "train.py", ("--lr", "1"), None, seconds=5)
-    assert (order.script, order.arguments, order.seconds) == ("train.py", ("--lr", "1"), 5)
+    order = order_for(places[2], recorded(), "train.py", ("--lr", "1"), None)
+    assert (order.script, order.arguments) == ("train.py", ("--lr", "1"))
 
 
 def test_nothing_of_the_received_folder_is_run(places):

@@ -34,7 +34,7 @@ from surefoot.act.pieces import same_rows, take_rows, tensors_of
 from surefoot.core.device import allocated_and_reserved, empty_cache
 from surefoot.core.random_state import read_streams, set_streams
 from surefoot.core.save_restore import LARGEST_STATISTIC, is_writable, may_have_changed, save_slots, write_all
-from surefoot.errors import UsageError
+from surefoot.errors import UsageError, with_causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -304,11 +304,8 @@ def _note(error: BaseException, text: str) -> None:
 
 def _clear_frames(error: BaseException | None) -> None:
     """Clear the frames of a traceback, including those of earlier errors."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in with_causes(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 def _in_use() -> str:

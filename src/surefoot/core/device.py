@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from surefoot.errors import UsageError
+from surefoot.errors import UsageError, with_causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -213,13 +213,10 @@ def is_fatal(error: BaseException) -> bool:
 
 def fatal_cause(error: BaseException | None) -> BaseException | None:
     """The device error among an error and its causes; `None` if there is none."""
-    for _ in range(20):
-        if error is None:
-            return None
-        text = str(error) if isinstance(error, RuntimeError) else ""
-        if isinstance(error, DeviceFailed) or any(part in text for part in _FATAL):
-            return error
-        error = error.__cause__ or error.__context__
+    for each in with_causes(error):
+        text = str(each) if isinstance(each, RuntimeError) else ""
+        if isinstance(each, DeviceFailed) or any(part in text for part in _FATAL):
+            return each
     return None
 
 

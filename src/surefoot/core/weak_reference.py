@@ -1,11 +1,13 @@
-"""References that do not keep the user's objects alive."""
+"""References that do not keep the user's objects alive, and hooks that do nothing in copies of them."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any, Generic, ParamSpec, TypeVar
 
+Given = ParamSpec("Given")
 Value = TypeVar("Value")
 
 
@@ -18,6 +20,33 @@ def weak_reference(thing: Any) -> Callable[[], Any]:
         return weakref.ref(thing)
     except TypeError:
         return lambda: thing
+
+
+def weak_references(things: Iterable[Value]) -> Callable[[], list[Value]]:
+    """Return a function that returns those of the things that still exist, in order."""
+    references = [weak_reference(thing) for thing in things]
+    return lambda: [thing for reference in references if (thing := reference()) is not None]
+
+
+def weak_callback(method: Callable[Given, object]) -> Callable[Given, None]:
+    """A function that calls `method` while its object exists, and does nothing afterwards."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args, **kwargs)
+
+    return call
+
+
+class InertWhenCopied:
+    """Base of hooks that do nothing in a copied or unpickled object. A file with such a hook needs no surefoot."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # accepts anything and returns nothing, in every version of Python
 
 
 class IdentityMap(Generic[Value]):

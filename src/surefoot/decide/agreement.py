@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from surefoot.types import Scalar
 
 
+def rank_and_world_size() -> tuple[int, int]:
+    """The rank of this process among all that were started together, even if they do not train together."""
+    several = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+
+
 def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     """The processes that train these models together; `None` if this process trains alone.
 
@@ -30,7 +36,7 @@ def find_group(models: Sequence[nn.Module]) -> dist.ProcessGroup | None:
     is not enough: ranks may train different models. Raises `UsageError` for models that are trained by different
     processes: a refusal in one group would be unknown in the other.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if rank_and_world_size()[1] == 1:
         return None
     members = {frozenset(dist.get_process_group_ranks(group)): group for model in models for group in _groups_of(model)}
     # The replicas of a model that is itself sharded over a mesh: the mesh has the ranks of DDP and more.

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.decide.agreement import agree, average_gradients
+from surefoot.decide.agreement import agree, average_gradients, rank_and_world_size
 from surefoot.errors import RankFailed, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _why_inseparable(model: nn.Module) -> str:
     """What would make ranks wait for each other, or average differently; empty if there is nothing."""
     if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         return "the forward of a sharded model (FSDP2, DTensor) is a collective that all ranks must enter equally often"
-    alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+    alone = rank_and_world_size()[1] == 1
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             return "the forward of a sharded model (FSDP) is a collective that all ranks must enter equally often"

@@ -15,7 +15,8 @@ import torch
 from surefoot.act.torch_clip import clip_grad_norm
 from surefoot.doctor.checks import Check, failed, passed, skipped, warned
 from surefoot.doctor.model_copy import ModelCopy, needs_closure
-from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.guard.attach import attach_with
+from surefoot.guard.context import GuardSettings
 
 if TYPE_CHECKING:
     from surefoot.doctor.context import CheckContext
@@ -52,7 +53,7 @@ def check_trial_run(context: CheckContext, num_steps: int) -> list[Check]:
 def _train(context: CheckContext, trial: ModelCopy, num_steps: int) -> tuple[list[float], Incident | None]:
     """The losses, and the first alarm."""
     alarms: list[Incident] = []
-    settings = AttachSettings(mode="watch", on_event=alarms.append, decide_on="host", announce=False)
+    settings = GuardSettings(mode="watch", on_event=alarms.append, decide_on="host", announce=False)
     attachment = attach_with(trial.model, trial.optimizer, settings)
     losses: list[float] = []
     try:

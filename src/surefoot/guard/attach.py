@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -25,7 +25,7 @@ from surefoot.decide.unguardable import check_optimizer
 from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import SettingError, TrainingHalted, UsageError, require
 from surefoot.guard.attached_recovery import AttachedRecovery, recovering
-from surefoot.guard.context import build_guard
+from surefoot.guard.context import GuardSettings, build_guard
 from surefoot.guard.guard_state import in_present_format, load_state, read_state, settled_state
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
 from surefoot.guard.loop_capture import LoopCapture
@@ -42,18 +42,14 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
-    from surefoot.guard.context import GuardContext
-    from surefoot.guard.step_decision import StepDecision
+    from surefoot.guard.context import GuardContext, Mode
     from surefoot.guard.step_results import Respond
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Decision, Incident, Scalar, Shaper, StepRecord
 
 logger = logging.getLogger("surefoot")
-
-Mode: TypeAlias = Literal["guard", "watch"]
 
 
 def attach(
@@ -102,48 +98,13 @@ def attach(
         on_step, on_event: called with the record of each step once its numbers have arrived, and with each incident.
         decide_on, lag_steps: `"host"` reads a step at once, `"device"` `lag_steps` later. `"auto"`: host on a CPU.
     """
-    settings = AttachSettings(
+    settings = GuardSettings(
         mode, clip, checker, escalation, recovery, incidents, log, watch, on_step, on_event, decide_on, lag_steps
     )
     return attach_with(model, optimizer, settings)
 
 
-@dataclass(frozen=True)
-class AttachSettings:
-    """The settings of `attach`, and those that only `surefoot run` has."""
-
-    mode: Mode = "guard"
-    clip: Clipper | Shaper | Sequence[Clipper | Shaper] | None = None
-    checker: StabilityChecker | None = None
-    escalation: Escalation | None = Escalation()  # noqa: RUF009 (frozen)
-    recovery: TrainingRecovery | None = None
-    incidents: IncidentKeeper | str | Path | None = None
-    log: str | PathLike[str] | RunLog | None = None
-    watch: LayerMetrics | None = None
-    on_step: Callable[[StepRecord], None] | None = None
-    on_event: Callable[[Incident], None] | None = None
-    decide_on: Literal["auto", "host", "device"] = "auto"
-    lag_steps: int = 4
-    name_of: Callable[[Tensor], str | None] | None = None
-    """Names parameters that belong to none of the models."""
-    announce: bool = True
-    """Whether each incident is logged as a warning."""
-    on_decision: Callable[[StepDecision, bool], None] | None = None
-    """Called between the decision and the optimizer's step, for what must be done before the step is applied.
-
-    Not called for an optimizer that evaluates its closure several times. On the device the numbers of the decision are
-    tensors.
-    """
-    run_hook: Callable[..., Any] = run_directly
-    """Called as `run_hook(hook, *args)` for every hook; returns what the hook returns."""
-
-    @property
-    def acts(self) -> bool:
-        """Whether broken steps are skipped."""
-        return self.mode == "guard"
-
-
-def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, settings: AttachSettings) -> Attachment:
+def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, settings: GuardSettings) -> Attachment:
     """The implementation of `attach`, with all settings."""
     models = [] if model is None else models_of(model)
     optimizer = _unwrapped(optimizer)
@@ -178,7 +139,7 @@ def attach_with(model: nn.Module | Sequence[nn.Module] | None, optimizer: Any, s
     return Attachment(optimizer, hooks, results, guard.log)
 
 
-def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings) -> GuardContext:
+def _built(models: Sequence[nn.Module], optimizer: Any, settings: GuardSettings) -> GuardContext:
     layout = Layout(models, optimizer, *([settings.name_of] if settings.name_of is not None else []))
     require(bool(layout.parameters), "the optimizer has no parameters.")
     require(
@@ -188,27 +149,10 @@ def _built(models: Sequence[nn.Module], optimizer: Any, settings: AttachSettings
     )
     if settings.acts:
         check_values(layout)
-    runs_directly = settings.run_hook is run_directly
-    return build_guard(
-        models,
-        optimizer,
-        layout,
-        acts=settings.acts,
-        clip=settings.clip,
-        checker=settings.checker,
-        escalation=settings.escalation,
-        recovery=settings.recovery,
-        watch=settings.watch,
-        decide_on=settings.decide_on,
-        lag_steps=settings.lag_steps,
-        log=settings.log,
-        keeps_incidents=settings.incidents is not None,
-        samples_model=False,
-        # The code that runs the hooks also handles the errors of its own functions.
-        on_step=_safe(settings.on_step, "on_step") if runs_directly else settings.on_step,
-        on_event=_safe(settings.on_event, "on_event") if runs_directly else settings.on_event,
-        announce=settings.announce,
-    )
+    if settings.run_hook is run_directly:  # otherwise the code that runs the hooks also handles these errors
+        on_step, on_event = _safe(settings.on_step, "on_step"), _safe(settings.on_event, "on_event")
+        settings = replace(settings, on_step=on_step, on_event=on_event)
+    return build_guard(models, optimizer, layout, replace(settings, samples_model=False))
 
 
 class Attachment:
@@ -339,7 +283,7 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _check(models: Sequence[object], optimizer: Any, settings: AttachSettings) -> None:
+def _check(models: Sequence[object], optimizer: Any, settings: GuardSettings) -> None:
     for model in models:
         require(
             isinstance(model, nn.Module), f"`model` must be a torch.nn.Module or several; got {type(model).__name__}."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from surefoot.core.random_state import set_streams
 from surefoot.keep.dead_workers import WorkerErrors
@@ -17,26 +18,34 @@ from surefoot.record.incidents.random_streams import QuickStreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
+    from surefoot.guard.repeating import Repeats
     from surefoot.guard.run_state import RunState
     from surefoot.guard.saving import CheckpointSaver
     from surefoot.keep.checkpoint.manager import CheckpointManager
 
 
-class BetweenBatches(Protocol):
-    """The work between two batches that makes it possible to repeat steps."""
+@dataclass(frozen=True)
+class LoopHooks:
+    """The functions that a run calls during its loop."""
 
-    def go_back(self) -> None:
-        """Return to an earlier moment, if this was decided since the last batch."""
-
-    def take_moment(self) -> None:
-        """Keep this moment, if it is due."""
-
-    def leaves_out_next(self) -> bool:
-        """Whether to leave out the batches of the next step."""
-
-    def leave_out(self) -> None:
-        """Count the next step as left out. Its batches are drawn."""
+    on_draw: Callable[[Any], None] | None
+    """Called with each batch that was drawn from `resume`."""
+    on_stop_point: Callable[[], None]
+    """Called where the run can stop; saves and exits if requested."""
+    on_failed_draw: Callable[[Exception], None]
+    """Called with the error of a data loader, when all steps are complete."""
+    on_begin: Callable[[], Callable[[int], None]]
+    """Called before the first batch of a loop; the function that it returns is called at the end of the data."""
+    on_resume: Callable[[int, Path], None] | None
+    """Called with the step and the folder when the run continues from a checkpoint."""
+    leave_out: Callable[[], None]
+    """Counts the next step as left out of a repeat. Its batches were drawn."""
+    on_back: Callable[[int], None] | None
+    """Called with the step that the run has returned to; the steps after it are repeated."""
+    microbatches: Callable[[], int]
+    """The number of batches per step; another number of ranks may change it."""
 
 
 class DrawnWindows:
@@ -79,14 +88,9 @@ class DataLoop:
         run_state: RunState,
         saver: CheckpointSaver,
         checkpoints: CheckpointManager | None,
-        *,
+        loop: LoopHooks,
         several_ranks: bool,
-        on_draw: Callable[[Any], None] | None,
-        on_stop_point: Callable[[], None],
-        on_failed_draw: Callable[[Exception], None],
-        on_begin: Callable[[], Callable[[int], None]],
-        repeats: BetweenBatches | None = None,
-        microbatches: Callable[[], int] = lambda: 1,
+        repeats: Repeats | None,
     ) -> None:
         """Start to follow loaders.
 
@@ -94,16 +98,11 @@ class DataLoop:
             run_state: has the position in the data.
             saver: saves due checkpoints between two batches.
             checkpoints: define the signals that stop a run.
+            loop: the functions called during the loop.
             several_ranks: whether other processes train with this one, which must stop together.
-            on_draw: called with each batch that was drawn.
-            on_stop_point: called where the run can stop; saves and exits if requested.
-            on_failed_draw: called with the error of a loader, between two batches, when all steps are complete.
-            on_begin: called before the first batch of a loop; the function that it returns is called with the number of
-                batches at the end of the data.
             repeats: returns to an earlier moment between two batches, and decides which steps are left out.
-            microbatches: returns the number of batches per step before the first step.
         """
-        self._repeats, self._microbatches = repeats, microbatches
+        self.hooks, self._repeats = loop, repeats
         self.windows = DrawnWindows()
         self._run_state, self._saver, self._several_ranks = run_state, saver, several_ranks
         self._quick_streams = QuickStreams() if checkpoints is not None else None
@@ -111,8 +110,7 @@ class DataLoop:
         self._drawer: int | None = None  # the thread that draws batches
         self._stepper: int | None = None  # the thread that trains
         self._drawn = False
-        self.on_draw, self._on_stop_point, self.on_begin = on_draw, on_stop_point, on_begin
-        self._on_failed_draw, self._worker_errors = on_failed_draw, WorkerErrors()
+        self._worker_errors = WorkerErrors()
 
     def follow(self, loader: Any, epochs: int) -> FollowedBatches:
         """The remaining batches, from where the run stopped."""
@@ -127,9 +125,9 @@ class DataLoop:
     def _epochs_until_stopped(self, numbers: Iterator[int]) -> Iterator[int]:
         with self.interrupts.installed():
             for number in numbers:
-                self._on_stop_point()  # a signal that arrived after the last step of the previous epoch
+                self.hooks.on_stop_point()  # a signal that arrived after the last step of the previous epoch
                 yield number
-            self._on_stop_point()
+            self.hooks.on_stop_point()
 
     @property
     def between_batches_soon(self) -> bool:
@@ -167,12 +165,12 @@ class DataLoop:
         while repeats is not None and self._stepper in (None, threading.get_ident()) and repeats.leaves_out_next():
             left = 0
             try:
-                for owner in self.windows.drawn_by() or [drawn] * self._microbatches():
+                for owner in self.windows.drawn_by() or [drawn] * self.hooks.microbatches():
                     self.draw(owner.batches, between=False)
                     left += 1
             finally:
                 if left:
-                    repeats.leave_out()
+                    self.hooks.leave_out()
             self.before_draw(drawn)
 
     def why_not_repeated(self) -> str | None:
@@ -207,7 +205,7 @@ class DataLoop:
             try:
                 if self._run_state.position.back_to(mark):
                     set_streams(streams.full())
-                    self._on_failed_draw(error)
+                    self.hooks.on_failed_draw(error)
             finally:  # after the error of a loader, the program continues as it would without a save
                 self._run_state.position.back_to(failed_at)
                 set_streams(drawn.full())
@@ -229,7 +227,7 @@ class DataLoop:
         """Save what is due, and stop if requested, unless this thread draws ahead of the training thread."""
         if self._stepper in (None, threading.get_ident()):
             self._saver.copy_due()
-            self._on_stop_point()
+            self.hooks.on_stop_point()
 
     def after_draws(self) -> None:
         """No more batches are requested, and there may be no further step: write what is due."""
@@ -264,7 +262,7 @@ class DrawnBatches:
 
     def __init__(self, batches: Iterator[Any], loop: DataLoop) -> None:
         self.batches, self._loop = batches, loop
-        self._drawn, self._on_end = 0, loop.on_begin()
+        self._drawn, self._on_end = 0, loop.hooks.on_begin()
 
     def __iter__(self) -> DrawnBatches:
         return self
@@ -284,6 +282,6 @@ class DrawnBatches:
             self._loop.stop_here()  # the signal may have killed the loader's workers
             raise
         self._drawn += 1
-        if self._loop.on_draw is not None:
-            self._loop.on_draw(batch)
+        if self._loop.hooks.on_draw is not None:
+            self._loop.hooks.on_draw(batch)
         return batch

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from surefoot.core.state_tree import pack
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import weak_callback, weak_reference, weak_references
+from surefoot.decide.agreement import rank_and_world_size
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
-from surefoot.guard.step_notes import StepNotes, warn, weak_callback, while_noting
+from surefoot.guard.step_notes import StepNotes, warn, while_noting
 from surefoot.keep.staging import map_tensors
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.environment import replay_command
@@ -74,7 +75,7 @@ class RunToCapture:
             settings: the settings of the loop, which are recorded.
             is_bare: whether the loop is the script's own, so that a replay has to find models and backward calls.
         """
-        self._models = [weak_reference(model) for model in models]
+        self._models = weak_references(models)
         self._optimizer, self._scheduler = weak_reference(optimizer), weak_reference(scheduler)
         self.layout, self.policy, self.history, self.ranks = guard.layout, guard.policy, guard.history, guard.ranks
         self.settings, self.is_bare = settings, is_bare
@@ -86,7 +87,7 @@ class RunToCapture:
     @property
     def models(self) -> list[nn.Module]:
         """The models that are still alive."""
-        return [model for reference in self._models if (model := reference()) is not None]
+        return self._models()
 
     @property
     def optimizer(self) -> Any:
@@ -121,14 +122,7 @@ class RunIncidentWriter:
 
     def has_room(self, step: int) -> bool:
         """Whether the keeper accepts an incident of this step."""
-        return self._keeper.has_room(step, *self._place)
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """This process among all that were started together, even if they do not train together."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        return self._keeper.has_room(step, *rank_and_world_size())
 
     def write(
         self,
@@ -147,7 +141,7 @@ class RunIncidentWriter:
         with torch.no_grad():
             prints = prints_of(window, _number(record.signals.loss), gradients, _norms(record))
             state = self._state(held)
-        rank, world_size = self._place
+        rank, world_size = rank_and_world_size()
         captured = CapturedStep(
             step=record.signals.step,
             event=what,
@@ -163,7 +157,7 @@ class RunIncidentWriter:
             gradients=gradients,
             prints=prints,
         )
-        place = self._keeper.place(captured.step, *self._place)
+        place = self._keeper.place(captured.step, rank, world_size)
         captured.write(place, self._keeper)
         return place
 

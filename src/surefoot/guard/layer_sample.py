@@ -68,12 +68,12 @@ def counted(plain: Sequence[Sample], scaled: Sequence[Sample], divide: Tensor | 
     return torch.cat([table.to(tables[0].device) for table in tables]) if tables else None
 
 
-def histograms(step: int, kind: Kind, names: Sequence[str], counts: Tensor, part: str) -> list[Histogram]:
+def histograms(step: int, kind: Kind, names: Sequence[str], counts: Tensor, part: str = "") -> list[Histogram]:
     """Messages of the run log from counts on the host, a row for each name."""
     return [_histogram(step, kind, name, row, part) for name, row in zip(names, counts.tolist(), strict=True)]
 
 
-def output_histograms(step: int, names: Sequence[str], counts: Tensor, part: str) -> list[Histogram]:
+def output_histograms(step: int, names: Sequence[str], counts: Tensor, part: str = "") -> list[Histogram]:
     """Messages for the outputs of modules, combined over all calls of each; `names` belong to the rows of `counts`."""
     calls = calls_by_module(names)
     combined = [counts[own].sum(0) for own in calls.values()]
@@ -161,24 +161,24 @@ class LayerSample:
         chosen = torch.tensor([place.get(name, -1) for name in names], device="cpu")
         return {key: torch.where(chosen < 0, torch.nan, values[chosen]) for key, values in known.items()}
 
-    def messages(self, part: str) -> list[Histogram | LayerRows]:
+    def messages(self) -> list[Histogram | LayerRows]:
         """All messages for the run log. Waits for the numbers if they have not arrived."""
         if self._readings is None:
             return []
         sizes = [len(self._shown), len(self._outputs), len(self._gradients)]
         weights, outputs, gradients = torch.split(self._readings[0].wait(), sizes)
         return [
-            *histograms(self.step, "weight", self._shown, weights, part),
-            *output_histograms(self.step, self._outputs, outputs, part),
-            *histograms(self.step, "gradient", self._gradients, gradients, part),
-            *self._layers(part),
+            *histograms(self.step, "weight", self._shown, weights),
+            *output_histograms(self.step, self._outputs, outputs),
+            *histograms(self.step, "gradient", self._gradients, gradients),
+            *self._layers(),
         ]
 
-    def _layers(self, part: str) -> list[LayerRows]:
+    def _layers(self) -> list[LayerRows]:
         columns = {} if self._columns_taken else self._by_column()
-        found = [LayerRows(self.step, self._weights, columns, part)] if columns else []
+        found = [LayerRows(self.step, self._weights, columns)] if columns else []
         if self._outputs:
-            found.append(LayerRows(self.step, *self._activation_columns(), part))
+            found.append(LayerRows(self.step, *self._activation_columns()))
         return found
 
     def _activation_columns(self) -> tuple[list[str], dict[str, list[float | None]]]:

@@ -34,7 +34,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from surefoot.types import NamedParameter
 
 log = logging.getLogger("surefoot")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,10 @@ class ModelSampler:
     """Records sampled steps of one optimizer in detail; the module's docstring lists the calls it needs."""
 
     def __init__(
-        self,
-        models: Sequence[nn.Module],
-        sampling: Sampling | None = None,
-        part: str = "",
-        *,
-        activations: bool = True,
+        self, models: Sequence[nn.Module], sampling: Sampling | None = None, *, activations: bool = True
     ) -> None:
         """Without `activations` no module gets a hook."""
-        self._sampling, self._part, self._hooks = sampling or Sampling(), part, activations
+        self._sampling, self._hooks = sampling or Sampling(), activations
         self._activations = ActivationWatch(models)
         weakref.finalize(self, self._activations.end)  # hooks must not outlive the sampler
         self._now: LayerSample | None = None
@@ -145,15 +141,14 @@ class ModelSampler:
         found: dict[str, Tensor] = {}
         for each in self._pending:
             if each.step == step:
-                self._safely(partial(_join, found, each, names))
+                found |= self._safely(partial(each.columns, names)) or {}
         return found
 
     def arrived(self, through: int | None = None) -> list[Histogram | LayerRows]:
         """The messages up to and including step `through`, or all so far, each once. Waits for their numbers."""
         found: list[Histogram | LayerRows] = []
         while self._pending and (through is None or self._pending[0].step <= through):
-            ready = self._pending.popleft()
-            self._safely(partial(_add, found, ready, self._part))
+            found += self._safely(self._pending.popleft().messages) or []
         return found
 
     def _begin(self, step: int, named: Sequence[NamedParameter], divide: Tensor | float | None) -> None:
@@ -162,22 +157,16 @@ class ModelSampler:
             raise self._activations.error
         self._now = LayerSample(step, named, divide, seen)
 
-    def _safely(self, work: Callable[[], object]) -> None:
+    def _safely(self, work: Callable[[], _Result]) -> _Result | None:
+        """The result of a function. Its error ends the sampling, and the result is `None`."""
         try:
-            work()
+            return work()
         except Exception as error:  # observation never ends a run
             self._active, self._now = False, None
             self._activations.end()
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("histograms and activations are no longer recorded (%s); training continues", words)
-
-
-def _join(found: dict[str, Tensor], sample: LayerSample, names: Sequence[str]) -> None:
-    found |= sample.columns(names)
-
-
-def _add(found: list[Histogram | LayerRows], sample: LayerSample, part: str) -> None:
-    found += sample.messages(part)
+            return None
 
 
 class ArrivingHistograms:

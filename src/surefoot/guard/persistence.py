@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from surefoot.decide.agreement import Ranks
     from surefoot.decide.recovery import TrainingRecovery
-    from surefoot.guard.data_loop import FollowedBatches
+    from surefoot.guard.data_loop import FollowedBatches, LoopHooks
     from surefoot.guard.run_history import RunHistory
     from surefoot.guard.run_state import RunState, RunTree, StabilizerState
     from surefoot.guard.step_results import StepResults
@@ -190,28 +189,6 @@ class EarlierWeights:
         return self.ring is not None and self.ring.abandoned.take_back()
 
 
-@dataclass(frozen=True)
-class LoopHooks:
-    """The functions that a run calls during its loop."""
-
-    on_draw: Callable[[Any], None] | None
-    """Called with each batch that was drawn from `resume`."""
-    on_stop_point: Callable[[], None]
-    """Called where the run can stop; saves and exits if requested."""
-    on_failed_draw: Callable[[Exception], None]
-    """Called with the error of a data loader, when all steps are complete."""
-    on_begin: Callable[[], Callable[[int], None]]
-    """Called before the first batch of a loop; the function that it returns is called at the end of the data."""
-    on_resume: Callable[[int, Path], None] | None
-    """Called with the step and the folder when the run continues from a checkpoint."""
-    leave_out: Callable[[], None]
-    """Counts the next step as left out of a repeat."""
-    on_back: Callable[[int], None] | None
-    """Called with the step that the run has returned to; the steps after it are repeated."""
-    microbatches: Callable[[], int]
-    """The number of batches per step; another number of ranks may change it."""
-
-
 class RunPersistence:
     """Snapshots, checkpoints, data position and signals of one run."""
 
@@ -245,19 +222,8 @@ class RunPersistence:
         self.repeats: Repeats | None = None
         """Repeats the steps that a return undoes, if this is enabled."""
         if recovery is not None and recovery.repeat:
-            self.repeats = Repeats(self, history, ranks, leave_out=loop.leave_out, on_back=loop.on_back)
-        self.data = DataLoop(
-            run_state,
-            self.saver,
-            checkpoints,
-            several_ranks=ranks.several,
-            on_draw=loop.on_draw,
-            on_stop_point=loop.on_stop_point,
-            on_failed_draw=loop.on_failed_draw,
-            on_begin=loop.on_begin,
-            repeats=self.repeats,
-            microbatches=loop.microbatches,
-        )
+            self.repeats = Repeats(self, history, ranks, loop.on_back)
+        self.data = DataLoop(run_state, self.saver, checkpoints, loop, ranks.several, self.repeats)
         self._restored = self._has_stepped = False
 
     def before_update(self) -> None:

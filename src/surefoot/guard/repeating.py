@@ -4,8 +4,8 @@ A moment is a snapshot of the weights with everything else that belongs to it: s
 scale, `also_save`, the stabilizer's own state, the random streams and the data position. It is kept between two
 batches, where a checkpoint is taken too. A return has two parts:
 
-- inside `step()`, the weights and moments are restored immediately, so that the loop continues with valid weights; -
-  when the next batch is requested, the rest of the moment is restored, and the loop gets the batches after it again.
+- inside `step()`, the weights and moments are restored immediately, so that the loop continues with valid weights;
+- when the next batch is requested, the rest of the moment is restored, and the loop gets the batches after it again.
 
 `decide/repeat.py` decides which steps are left out. Their batches are drawn but not trained on, and they count as
 skipped steps: the schedule follows the data. Checkpoints of undone steps become evidence, and the log begins a new
@@ -81,8 +81,6 @@ class Repeats:
         persistence: RunPersistence,
         history: RunHistory,
         ranks: Ranks,
-        *,
-        leave_out: Callable[[], None],
         on_back: Callable[[int], None] | None,
     ) -> None:
         """Repeat the steps of a run.
@@ -91,11 +89,10 @@ class Repeats:
             persistence: its snapshots, checkpoints and data position.
             history: its steps, and the budgets that decide what is repeated.
             ranks: the processes that train together.
-            leave_out: counts the next step as left out.
             on_back: called with the step that the run has returned to.
         """
         self._persistence, self._history, self._ranks = persistence, history, ranks
-        self._on_left_out, self._on_back = leave_out, on_back
+        self._on_back = on_back
         self._results: StepResults | None = None
         self._pending: PendingReturn | None = None
 
@@ -135,10 +132,6 @@ class Repeats:
         """Whether to leave out the batches of the next step."""
         state = self._history.budgets.repeats.state
         return state is not None and self._results is not None and self._results.steps in state.left_out
-
-    def leave_out(self) -> None:
-        """Count the next step as left out."""
-        self._on_left_out()
 
     # ---- a return ---------------------------------------------------------------------------------------------------
 

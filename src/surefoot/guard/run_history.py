@@ -262,8 +262,9 @@ class Budgets:
             jumped_after=jump,
             burst_through=burst_end(history, self.onset, self.agreed) if setback else None,
         )
-        suspicion = self.repeats.suspicion(history, refused, self._alone)
-        advice = self.repeats.advise(step, unhealthy, advice, suspicion)
+        if self.repeats.state is not None:
+            suspicion = self.repeats.suspicion(history, refused, self._alone)
+            advice = self.repeats.advise(step, unhealthy, advice, suspicion)
         if (setback or lost) and self._recovery_state.unhealthy >= SETBACKS_COUNTED:
             loss = format_number(record.signals.loss)
             self._reasons.append((step, f"the loss at step {step} is {loss}, so much of the progress is lost"))

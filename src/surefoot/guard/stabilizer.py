@@ -29,13 +29,14 @@ from surefoot.detect.checker import StabilityChecker
 from surefoot.errors import RankFailed, UsageError
 from surefoot.guard.backward import GradientWarnings, GradientWindow
 from surefoot.guard.closure_step import ClosureStep
-from surefoot.guard.context import GuardContext, build_guard
+from surefoot.guard.context import GuardContext, GuardSettings, build_guard
+from surefoot.guard.data_loop import LoopHooks
 from surefoot.guard.dead_layers import DeadLayers
 from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
-from surefoot.guard.persistence import LoopHooks, RunPersistence
+from surefoot.guard.persistence import RunPersistence
 from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
 from surefoot.guard.run_summary import RunSummary
@@ -384,11 +385,11 @@ class TrainingStabilizer:
         layout = layout_of(models, optimizer)
         if checkpoints is not None:
             checkpoints.claim()
-        guard = build_guard(
-            models, optimizer, layout, clip=clip, precision=precision, scaler=scaler, checker=checker,
-            escalation=escalation, recovery=recovery, watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log,
-            scheduler=scheduler, keeps_incidents=keeper is not None,
+        guard_settings = GuardSettings(
+            clip=clip, precision=precision, scaler=scaler, checker=checker, escalation=escalation, recovery=recovery,
+            watch=watch, decide_on=decide_on, lag_steps=lag_steps, log=log, scheduler=scheduler, incidents=keeper,
         )  # fmt: skip
+        guard = build_guard(models, optimizer, layout, guard_settings)
         self.optimizer, self.scheduler, self._precision = optimizer, scheduler, precision
         self.log = guard.log
         """The run log, if there is one."""

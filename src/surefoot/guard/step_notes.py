@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from surefoot.core.weak_reference import weak_callback
 from surefoot.record.incidents.step_capture import StepCapture, Window
 
 if TYPE_CHECKING:
@@ -216,15 +216,3 @@ def while_noting(method: Method) -> Method:
         return self.notes.safely(method, self, *args, **kwargs)
 
     return cast("Method", guarded)
-
-
-def weak_callback(method: Callable[[Exception], None]) -> Callable[[Exception], None]:
-    """A method of an object that is not kept alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(error: Exception) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(error)
-
-    return call

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
 
 from surefoot.core.state_tree import pack_record, unpack_record
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import InertWhenCopied, weak_references
 from surefoot.errors import TrainingHalted
 from surefoot.guard.step_decision import StepNumbers
 from surefoot.keep.buffers import BufferKeeper
@@ -82,7 +81,7 @@ class StepResults:
             on_step: called with every step once its numbers have arrived.
             restore_after_overflow: whether buffers are also restored after an fp16 overflow.
         """
-        self._models = [weak_reference(model) for model in models]
+        self._models = weak_references(models)
         self.history, self._lag_steps, self._respond, self._on_step = history, lag_steps, respond, on_step
         self._restore_after_overflow = restore_after_overflow
         self.steps = 0
@@ -95,7 +94,7 @@ class StepResults:
         """The steps that have not been read yet, oldest first."""
         self._halted: TrainingHalted | None = None
         self._stale_before = 0
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
         self._statistics = RunningStatistics(models)
         after_load = _AfterLoad(self)
         self._handles = [
@@ -104,9 +103,6 @@ class StepResults:
             if not isinstance(module, torch.jit.ScriptModule)  # does not accept such a hook
         ]
         weakref.finalize(self, _remove, self._handles).atexit = False
-
-    def _fresh_buffers(self) -> BufferKeeper:
-        return BufferKeeper([model for reference in self._models if (model := reference()) is not None])
 
     def forget_models(self) -> None:
         """Stop restoring buffers: no step will follow."""
@@ -158,7 +154,7 @@ class StepResults:
     def returned(self) -> None:
         """The run has returned to earlier weights: steps taken on the replaced ones are only counted."""
         self._stale_before = self.steps
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
 
     def _account(self, numbers: StepNumbers) -> None:
         record = numbers.record()
@@ -200,12 +196,12 @@ class StepResults:
         self.history.load_state_dict(state["history"])
         self._stale_before = state["stale_before"]
         self.pending = deque(StepNumbers(unpack_record(packed)) for packed in state["pending"])
-        self.buffers = self._fresh_buffers()
+        self.buffers = BufferKeeper(self._models())
         self.buffers.load_state_dict(state["buffers"])
 
 
-class _AfterLoad:
-    """Called when a state was loaded into a module. In a copied or unpickled module, it does nothing."""
+class _AfterLoad(InertWhenCopied):
+    """Called when a state was loaded into a module."""
 
     def __init__(self, results: StepResults) -> None:
         self._results = weakref.ref(results)
@@ -214,13 +210,6 @@ class _AfterLoad:
         results = self._results()
         if results is not None:
             results.buffers.loaded(module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The loading process may not have surefoot: use a method of the standard library that does nothing.
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.errors import with_causes
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -92,14 +94,11 @@ def error_of_worker(error: BaseException | None) -> BaseException | None:
     The error that torch raises finally reports only that a worker has ended.
     """
     found: BaseException | None = None
-    for _ in range(20):
-        if error is None:
-            break
-        death = worker_death(str(error)) if isinstance(error, RuntimeError) else None
+    for each in with_causes(error):
+        death = worker_death(str(each)) if isinstance(each, RuntimeError) else None
         if death is not None and (death.signal or death.exit_code is not None):
-            return error
-        found = error if death is not None and found is None else found
-        error = error.__cause__ or error.__context__
+            return each
+        found = each if death is not None and found is None else found
     return found
 
 

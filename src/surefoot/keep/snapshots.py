@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from surefoot.core.device import has_streams, total_bytes, unreserved_bytes
 from surefoot.core.save_restore import is_writable, write_all
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import weak_reference, weak_references
 from surefoot.keep.checkpoint.tree import local_part
 from surefoot.keep.staging import Place, Staged, bytes_of, map_tensors, sharded_like, stage, with_layout_of
 from surefoot.keep.weight_movement import MovementJumps, ScriptWrites, WeightMovement
@@ -88,13 +88,9 @@ class TrainedState:
             beside: returns weights that follow those of the models.
             set_beside: restores them.
         """
-        self._model_references, self._reference = [weak_reference(model) for model in models], weak_reference(optimizer)
+        self._models, self._reference = weak_references(models), weak_reference(optimizer)
         self._rules, self._set_rules = rules, set_rules
         self._beside, self._set_beside = beside, set_beside
-
-    @property
-    def _models(self) -> list[nn.Module]:
-        return [model for reference in self._model_references if (model := reference()) is not None]
 
     @property
     def _optimizer(self) -> Any:
@@ -108,7 +104,7 @@ class TrainedState:
         """The tensors as they are now. Walks all modules, which takes a while: pass the result on."""
         found: dict[int, Tensor] = {}
         outline: list[Any] = []
-        for model in self._models:
+        for model in self._models():
             own = list(model.parameters())
             buffers = dict(model.named_buffers())
             found.update((id(tensor), tensor) for tensor in (*own, *buffers.values()))

@@ -15,7 +15,6 @@ only pass on, drop or reshape; activations that are called as functions (`F.relu
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from surefoot.core.device import is_capturing
 from surefoot.core.nested import leaves
+from surefoot.core.weak_reference import InertWhenCopied
 from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.observe.histograms import Sample, largest_of, take_sample
 from surefoot.observe.parameters import plain_name
@@ -143,8 +143,8 @@ class OutputObserver(Protocol):
         """The module was called."""
 
 
-class ForwardHook:
-    """A forward hook. In a copied or unpickled model it does nothing, and a file with it needs no surefoot."""
+class ForwardHook(InertWhenCopied):
+    """A forward hook."""
 
     __slots__ = ("_name", "_watch")
 
@@ -159,9 +159,6 @@ class ForwardHook:
 
     def __deepcopy__(self, _: Any) -> Callable[..., None]:
         return _take_off
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # accepts anything and returns nothing, in every version of Python
 
 
 def _take_off(module: nn.Module, args: Any, output: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.core.device_copies import upload
 from surefoot.core.settings import require_module
-from surefoot.core.weak_reference import weak_reference
+from surefoot.core.weak_reference import weak_reference, weak_references
 from surefoot.types import NamedParameter, format_table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Layout:
 
         `name_of` names parameters that belong to none of the models.
         """
-        self._models = [weak_reference(model) for model in models]
+        self._models = weak_references(models)
         self._optimizer = weak_reference(optimizer)
         self._name_of = name_of
         self._seen: list[int] = []
@@ -101,7 +101,7 @@ class Layout:
         seen = list(chain.from_iterable(map(id, group["params"]) for group in groups))
         if seen == self._seen:
             return False
-        models = [model for reference in self._models if (model := reference()) is not None]
+        models = self._models()
         names = {id(parameter): name for name, parameter in named_parameters(models)}
         own = {id(p): name for group in groups for p in group["params"] if (name := self._name_of(p)) is not None}
         self.parameters = optimizer_parameters(groups, own | names)

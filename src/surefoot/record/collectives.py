@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.errors import with_causes
 from surefoot.record.messages import Event
 
 COLLECTIVE_FAILED = "dist.collective-failed"
@@ -37,14 +38,11 @@ def failed_collective(error: BaseException | None) -> BaseException | None:
     >>> failed_collective(RuntimeError("NCCL error in: ProcessGroupNCCL.cpp")) is not None
     True
     """
-    for _ in range(20):
-        if error is None:
-            return None
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        text = str(error) if isinstance(error, RuntimeError) else ""
+    for each in with_causes(error):
+        kinds = {kind.__name__ for kind in type(each).__mro__}
+        text = str(each) if isinstance(each, RuntimeError) else ""
         if kinds & _KINDS or any(part in text for part in COLLECTIVE_WORDS):
-            return error
-        error = error.__cause__ or error.__context__
+            return each
     return None
 
 

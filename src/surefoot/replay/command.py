@@ -48,9 +48,10 @@ def replay(
     """
     folder = Path(incident)
     facts = read_facts(folder)
-    order = order_for(folder, facts, script, tuple(arguments), target, seconds, module, ask)
+    order = order_for(folder, facts, script, tuple(arguments), target, module, ask)
     order = replace(
         order,
+        seconds=seconds,
         share=scratch_folder.shared(share, Path.cwd()),
         writable=scratch_folder.writable(writable),
         path=tuple(import_path(received(folder))),

@@ -39,7 +39,6 @@ def order_for(
     script: str | None,
     arguments: tuple[str, ...],
     target: str | None,
-    seconds: float = 600.0,
     module: str | None = None,
     ask: Callable[[str], bool] | None = None,
 ) -> Order:
@@ -54,31 +53,30 @@ def order_for(
         place, _, _ = target.rpartition(":")
         for file in [Path(place)] if os.path.exists(place) else files_of(place):
             _refuse(file, tree, f"the target {target!r}")
-        return Order(folder, target=target, seconds=seconds)
+        return Order(folder, target=target)
     if module is not None:
-        return _module_order(folder, module, arguments, seconds, tree)
+        return _module_order(folder, module, arguments, tree)
     if script is not None:
         if not Path(script).exists():
             raise UsageError(f"there is no script {script!r} here")
         _refuse(Path(script), tree, f"the script {script!r}")
-        return Order(folder, script=script, arguments=arguments, seconds=seconds)
-    return _recorded(folder, facts["script"], arguments, seconds, tree, ask)
+        return Order(folder, script=script, arguments=arguments)
+    return _recorded(folder, facts["script"], arguments, tree, ask)
 
 
-def _module_order(folder: Path, module: str, arguments: tuple[str, ...], seconds: float, tree: Path) -> Order:
+def _module_order(folder: Path, module: str, arguments: tuple[str, ...], tree: Path) -> Order:
     files = files_of(module)
     if not files:
         raise UsageError(f"there is no module {module!r} here")
     for file in files:
         _refuse(file, tree, f"the module {module!r}")
-    return Order(folder, script=module, module=True, arguments=arguments, seconds=seconds)
+    return Order(folder, script=module, module=True, arguments=arguments)
 
 
 def _recorded(
     folder: Path,
     recorded: ScriptFacts,
     arguments: tuple[str, ...],
-    seconds: float,
     tree: Path,
     ask: Callable[[str], bool] | None,
 ) -> Order:
@@ -86,7 +84,7 @@ def _recorded(
     words = recorded.get("arguments")
     given = bool(arguments)
     arguments = arguments or tuple(str(word) for word in (words if isinstance(words, list) else []))
-    order, files, option, what = _named(folder, recorded, arguments, seconds, tree)
+    order, files, option, what = _named(folder, recorded, arguments, tree)
     for file in files:
         _refuse(file, tree, what)
         if not _is_below_here(file):
@@ -115,12 +113,12 @@ def _recorded(
 
 
 def _named(
-    folder: Path, recorded: ScriptFacts, arguments: tuple[str, ...], seconds: float, tree: Path
+    folder: Path, recorded: ScriptFacts, arguments: tuple[str, ...], tree: Path
 ) -> tuple[Order, list[Path], str, str]:
     """The module or script that an incident names: its order, its files, its option, and a phrase."""
     module, path = recorded.get("module"), recorded.get("path")
     if isinstance(module, str) and module:
-        order = _module_order(folder, module, arguments, seconds, tree)
+        order = _module_order(folder, module, arguments, tree)
         return order, files_of(module), f"--module {_quoted(module)}", f"the module {module!r}"
     if not isinstance(path, str) or not path:
         raise UsageError("the incident names no script. Set --script train.py or --target module:function")
@@ -129,7 +127,7 @@ def _named(
             f"the recorded script {path!r} does not exist here. Change to the folder where it was "
             "started, or set --script or --target"
         )
-    order = Order(folder, script=path, arguments=arguments, seconds=seconds)
+    order = Order(folder, script=path, arguments=arguments)
     return order, [Path(path)], f"--script {_quoted(path)}", f"the script {path!r}"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from surefoot.errors import SurefootError
-from surefoot.experiments.changes.guard import Files, protect
+from surefoot.experiments.changes.guard import protect
 from surefoot.record.incidents.bundle import as_plain
 from surefoot.record.incidents.environment import hardware, switches, versions
 from surefoot.record.incidents.reading import StoredIncident, read_incident
@@ -33,6 +33,7 @@ from surefoot.watch.run_script import Target, clean
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from surefoot.experiments.changes.guard import Guard, WriteRules
     from surefoot.record.incidents.summary import IncidentPrints
     from surefoot.replay.first_step import FirstStep
     from surefoot.replay.locate.memory_writes import MemoryWrite
@@ -95,17 +96,16 @@ def main(order_path: str) -> NoReturn:
     """Execute one order."""
     order: PassOrder = json.loads(Path(order_path).read_text())
     answer = Answer(Path(order["answer"]))
-    files = Files(
-        {
-            "scratch": order["scratch"],
-            "out": order["export"],
-            "writable": order["writable"],
-            "began": order["began"],
-        }
-    )
+    rules: WriteRules = {
+        "scratch": order["scratch"],
+        "out": order["export"],
+        "writable": order["writable"],
+        "began": order["began"],
+    }
+    files: Guard | None = None
     try:
         incident = read_incident(order["incident"])
-        protect(files)
+        files = protect(rules)
         _use_threads(incident)
         if order["target"] is not None:
             _run_target(order, incident, answer)
@@ -114,7 +114,7 @@ def main(order_path: str) -> NoReturn:
     except SurefootError as error:
         answer.fail(" ".join(str(error).split()))
     except BaseException as error:
-        if files.refused:
+        if files is not None and files.refused:
             answer.fail(
                 f"the script writes to {files.refused}, which existed before and is outside the working "
                 "directory; a replay would change it. Make it write elsewhere: its arguments may follow `--script`"

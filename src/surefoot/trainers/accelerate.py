@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from surefoot.core.weak_reference import InertWhenCopied
 from surefoot.errors import UsageError
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
 from surefoot.trainers.guarded_training import GuardedTraining, GuardOptions, load_from, require_guard, save_into
@@ -152,17 +152,14 @@ def _follow_the_rest(training: GuardedTraining, accelerator: Any) -> None:
     training.replaced.follow(accelerator, "end_training", followed_end)
 
 
-class _Hook:
-    """A hook of an accelerator. In a copied or unpickled one, it does nothing."""
+class _Hook(InertWhenCopied):
+    """A hook of an accelerator."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
         self._call(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _keep_in_checkpoints(training: GuardedTraining, accelerator: Any) -> None:

@@ -18,16 +18,16 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm, norm_and_factor
 from surefoot.core import end_of_run
 from surefoot.core.device import has_streams
-from surefoot.decide.agreement import Ranks, find_group
+from surefoot.decide.agreement import Ranks, find_group, rank_and_world_size
 from surefoot.decide.recovery import Escalation, TrainingRecovery
 from surefoot.errors import CheckpointError, SettingError, UsageError
-from surefoot.guard.attach import AttachSettings, account_of, attach_with
+from surefoot.guard.attach import account_of, attach_with
+from surefoot.guard.context import GuardSettings
 from surefoot.guard.validation import split_clip
 from surefoot.keep.checkpoint import storage
 from surefoot.keep.snapshots import bytes_for_copies
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from surefoot.detect.checker import StabilityChecker
-    from surefoot.guard.attach import Attachment, Mode
+    from surefoot.guard.attach import Attachment
+    from surefoot.guard.context import Mode
     from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
     from surefoot.record.incidents.retention import IncidentKeeper
@@ -142,9 +143,9 @@ class LossWindow:
         self.was_propagated = self._microbatches > 0
 
 
-def _settings(options: GuardOptions, recovery: TrainingRecovery | None) -> AttachSettings:
+def _settings(options: GuardOptions, recovery: TrainingRecovery | None) -> GuardSettings:
     """The settings that all optimizers of a training share."""
-    return AttachSettings(
+    return GuardSettings(
         mode=options.mode, clip=options.clip, checker=options.checker, escalation=options.escalation,
         recovery=recovery, incidents=options.incidents, log=options.log, watch=options.watch,
     )  # fmt: skip
@@ -388,7 +389,7 @@ def notice_replaced(training: GuardedTraining, optimizers: Iterable[Optimizer], 
 
 def report_diagnosis(folder: Path) -> None:
     """Diagnose the run in a folder on the first rank, and log the result."""
-    if end_of_run.conclude is None or not _is_first_rank():
+    if end_of_run.conclude is None or rank_and_world_size()[0] != 0:
         return
     try:
         verdict, text = end_of_run.conclude(folder)
@@ -511,17 +512,8 @@ def listed(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
-def _rank() -> tuple[int, int]:
-    several = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-
-
-def _is_first_rank() -> bool:
-    return _rank()[0] == 0
-
-
 def _state_folder() -> str:
-    rank, count = _rank()
+    rank, count = rank_and_world_size()
     return STATE_FOLDER if count == 1 else f"{STATE_FOLDER}-rank{rank}-of-{count}"
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from surefoot.core.device_copies import begin_reading_number
-from surefoot.decide.agreement import Ranks
+from surefoot.decide.agreement import Ranks, rank_and_world_size
 from surefoot.guard.log_rows import open_log
 from surefoot.record.messages import StepRow
 from surefoot.trainers.guarded_training import LossWindow, report_diagnosis
@@ -40,7 +40,7 @@ class WatchedEngine:
             engine,
         )
         self._options = options
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        several = rank_and_world_size()[1] > 1
         self.log = open_log(options.log, Ranks(dist.group.WORLD if several else None, torch.device("cpu")))
         self.replaced = Replacements()
         self._step = step

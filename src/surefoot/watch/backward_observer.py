@@ -18,6 +18,7 @@ from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of
 from surefoot.watch.data_origin import draws_ahead
+from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.loss_level import LossLevels, data_under
 from surefoot.watch.loss_readings import LossPlace, LossReadings
 from surefoot.watch.measuring_budget import SPIKES_FOLLOWED
@@ -192,7 +193,7 @@ class BackwardObserver:
         if norm is not None and self.series.rows:
             self.series.rows[-1]["grad_norm"] = norm
         if self.series.rows and not self.series.waits:
-            self._context.events.log_step(0, self.series.rows[-1])
+            self._context.events.write(WatchLog.step, self.series.rows[-1], 0)
         if state.sampled is not None and state.backwards <= MANUAL_STEPS:  # the next step is sampled, too
             self._safely("parameters", self.manual.keep_gradients, self._context.registry)
         self._sampler.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from surefoot.record.facts import FileLoadedEvent, LoaderFacts, SchedulerFacts
 from surefoot.record.stragglers import StepClock
@@ -20,10 +20,9 @@ from surefoot.watch.watch_state import WatchState
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
-    from surefoot.observe.histograms import Sample
     from surefoot.record.facts import (
         ClippingFacts,
         DrawnBatch,
@@ -31,12 +30,13 @@ if TYPE_CHECKING:
         PolicyDivergence,
         PolicyEntropy,
         RunFacts,
-        SampledStep,
         StepSkippedEvent,
     )
     from surefoot.watch.log_rows import OpenLog
-    from surefoot.watch.step_rows import ClipColumns, SeriesRow
+    from surefoot.watch.step_rows import ClipColumns
 
+
+_Given = ParamSpec("_Given")
 
 MOST_SAMPLED_STEPS = 48
 
@@ -93,7 +93,7 @@ class SchedulerRecord:
 
     def as_facts(self) -> SchedulerFacts:
         """Everything except the scheduler itself."""
-        return SchedulerFacts(**{name: value for name, value in vars(self).items() if name != "ref"})
+        return SchedulerFacts.from_record(self)
 
 
 @dataclass
@@ -114,7 +114,7 @@ class LoaderRecord:
 
     def as_facts(self) -> LoaderFacts:
         """Everything except the loader itself."""
-        return LoaderFacts(training=False, **{name: value for name, value in vars(self).items() if name != "ref"})
+        return LoaderFacts.from_record(self, training=False)
 
 
 class WatchContext:
@@ -163,47 +163,21 @@ class EventRecorder:
     def add(self, event: Event) -> None:
         """Add an event to the facts and to the log."""
         self.events.append(event)
-        self._log_event(event)
+        self.write(WatchLog.event, event)
 
     def add_skip(self, event: StepSkippedEvent, count: int) -> None:
         """Add a skipped step, the `count`th one so far."""
         if count <= MOST_SKIPS:
             self.events.append(event)
-        self._log_event(event)
+        self.write(WatchLog.event, event)
 
-    def _log_event(self, event: Event) -> None:
+    def write(
+        self, method: Callable[Concatenate[WatchLog, _Given], None], *args: _Given.args, **kwargs: _Given.kwargs
+    ) -> None:
+        """Call a method of the run log, if there is one."""
         if self.log is not None:
-            self._probes.safely("run log", self.log.event, event)
-
-    def log_kept(self, step: int, folder: Path, command: str) -> None:
-        """Log that a bad step was captured, and the command that replays it."""
-        if self.log is not None:
-            self._probes.safely("run log", self.log.kept, step, folder, command)
-
-    def log_overflow(self, step: int, scale: float | None) -> None:
-        """Log that a gradient scaler has skipped a step."""
-        if self.log is not None:
-            self._probes.safely("run log", self.log.overflow, step, scale)
-
-    def log_step(self, optimizer: int, row: SeriesRow) -> None:
-        """Write the row of a step. All its numbers have been read."""
-        if self.log is not None:
-            self._probes.safely("run log", self.log.step, row, optimizer)
-
-    def step_writer(self, optimizer: int) -> Callable[[SeriesRow], None]:
-        """`log_step` for one optimizer."""
-        return partial(self.log_step, optimizer)
+            self._probes.safely("run log", partial(method, self.log, *args, **kwargs))
 
     def logs_outputs(self, step: int) -> bool:
         """Whether histograms of layer outputs are logged at a sampled step."""
         return self.log is not None and step >= self.log.outputs_from_step
-
-    def log_sampled_tensors(self, facts: SampledStep, outputs: Sequence[tuple[str, Sample]]) -> None:
-        """Log histograms of weights, gradients and layer outputs at the end of a sampled step."""
-        if self.log is not None:
-            self._probes.safely("run log", self.log.sampled_tensors, facts, outputs)
-
-    def log_sampled_step(self, facts: SampledStep) -> None:
-        """Log what a sampled step recorded about each layer."""
-        if self.log is not None:
-            self._probes.safely("run log", self.log.sampled_step, facts)

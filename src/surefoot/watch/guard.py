@@ -28,7 +28,8 @@ from surefoot.core.device import note_failure
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.detect.checker import StabilityChecker
 from surefoot.detect.step_rules import NonFinite
-from surefoot.guard.attach import AttachSettings, attach_with
+from surefoot.guard.attach import attach_with
+from surefoot.guard.context import GuardSettings
 from surefoot.guard.step_hooks import hooks_of, keep_hook_order, release_hook_order
 from surefoot.record.facts import GuardFacts, StepSkippedEvent
 from surefoot.watch.measured_steps import MeasuredSteps
@@ -201,7 +202,7 @@ class OptimizerGuard:
         acts = self.acts and not self._why_not(record, optimizer)
         if not acts:
             self.measured.add(record.number, optimizer)
-        settings = AttachSettings(
+        settings = GuardSettings(
             mode="guard" if acts else "watch",
             checker=RULES if _world_size() == 1 else RULES_OF_RANKS,
             escalation=None,

@@ -30,6 +30,7 @@ from surefoot.record.incidents.fingerprints import plain_values
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.bad_step import BadStep, BufferVersions, FoundStep, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
+from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.messages import print_line
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class IncidentWriter:
         if folder is not None:
             self._kept = folder, self._state.steps, record.number
             self.replay_command = replay_command(folder)
-            self._context.events.log_kept(self._state.steps, folder, self.replay_command)
+            self._context.events.write(WatchLog.kept, self._state.steps, folder, self.replay_command)
         return True
 
 

@@ -26,7 +26,7 @@ from surefoot.types import NamedParameter
 from surefoot.watch.layer_calls import output_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from surefoot.diagnose.findings import Diagnosis
@@ -93,7 +93,7 @@ class WatchLog:
                 self._log, self._began = opened
         return self._log
 
-    def step(self, row: dict[str, Any], optimizer: int) -> None:
+    def step(self, row: Mapping[str, Any], optimizer: int) -> None:
         """Write one optimizer's step. All its numbers have been read."""
         log = self.log
         if log is None:
@@ -274,7 +274,7 @@ def part_name(optimizer: int, registry: ParameterRegistry) -> str:
     return mine[0] if alone else f"optimizer {optimizer + 1}"
 
 
-def _clipping(row: dict[str, Any], fitted: bool) -> dict[str, Any]:
+def _clipping(row: Mapping[str, Any], fitted: bool) -> dict[str, Any]:
     """The gradient norm before clipping, and what clipping multiplied it by.
 
     The norm in the row is the one that the optimizer was given. If the script clips by norm, the norm before is the one

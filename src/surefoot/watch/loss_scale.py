@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.device_copies import begin_reading_number
+from surefoot.watch.log_rows import WatchLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ class LossScale:
         def take(found: float) -> None:
             if found:
                 self._note_skip(attempt)
-                self._events.log_overflow(step, self._state.scale)
+                self._events.write(WatchLog.overflow, step, self._state.scale)
 
         same = [each.detach().reshape(1).to(found_inf[0].device, non_blocking=True) for each in found_inf]
         self._read(same[0] if len(same) == 1 else torch.cat(same).amax(), take)

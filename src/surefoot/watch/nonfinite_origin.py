@@ -185,16 +185,25 @@ def _undefined(op: str, node: Any, given: dict[str, Tensor]) -> UndefinedValues 
         return None
 
 
-def _log(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    value = given["self"]
-    bad = int((value <= 0).sum())
-    return {"undefined_at": "values of 0 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+def _outside(
+    words: str, is_outside: Callable[[Tensor], Tensor], shows_lowest: bool = True
+) -> Callable[[Any, dict[str, Tensor]], UndefinedValues | None]:
+    """A check for values of the input; its evidence has the lowest one, or else the largest magnitude."""
+
+    def check(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
+        value = given["self"]
+        bad = int(is_outside(value).sum())
+        if not bad:
+            return None
+        if shows_lowest:
+            return {"undefined_at": words, "bad": bad, "lowest": float(value.min())}
+        return {"undefined_at": words, "bad": bad, "largest": float(value.abs().max())}
+
+    return check
 
 
-def _log1p(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    value = given["self"]
-    bad = int((value <= -1).sum())
-    return {"undefined_at": "values of -1 or less", "bad": bad, "lowest": float(value.min())} if bad else None
+_log = _outside("values of 0 or less", lambda value: value <= 0)
+_arc = _outside("values beyond ±1", lambda value: value.abs() > 1, shows_lowest=False)
 
 
 def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -206,24 +215,6 @@ def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     if value.dim() == 0 and not value.requires_grad:
         facts["empty_count"] = True
     return facts
-
-
-def _arc(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    value = given["self"]
-    bad = int((value.abs() > 1).sum())
-    return {"undefined_at": "values beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
-
-
-def _acosh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    value = given["self"]
-    bad = int((value < 1).sum())
-    return {"undefined_at": "values below 1", "bad": bad, "lowest": float(value.min())} if bad else None
-
-
-def _atanh(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
-    value = given["self"]
-    bad = int((value.abs() >= 1).sum())
-    return {"undefined_at": "values at or beyond ±1", "bad": bad, "largest": float(value.abs().max())} if bad else None
 
 
 def _pow(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
@@ -300,8 +291,10 @@ def _half_product(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None
 
 
 _UNDEFINED: dict[str, Callable[[Any, dict[str, Tensor]], UndefinedValues | None]] = {
-    "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _log1p, "Div": _div, "Acos": _arc, "Asin": _arc, "Pow": _pow,
-    "Acosh": _acosh, "Atanh": _atanh,
+    "Log": _log, "Log2": _log, "Log10": _log, "Log1P": _outside("values of -1 or less", lambda value: value <= -1),
+    "Acos": _arc, "Asin": _arc, "Acosh": _outside("values below 1", lambda value: value < 1),
+    "Atanh": _outside("values at or beyond ±1", lambda value: value.abs() >= 1, shows_lowest=False),
+    "Div": _div, "Pow": _pow,
     "Softmax": _softmax, "LogSoftmax": _softmax, "NllLoss": _nll, "NllLoss2D": _nll, "Exp": _exp,
     "ScaledDotProductFlashAttentionForCpu": _attention, "ScaledDotProductAttention": _attention,
     "Mm": _half_product, "Addmm": _half_product, "Bmm": _half_product, "Mul": _half_product,

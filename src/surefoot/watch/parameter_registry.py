@@ -84,25 +84,13 @@ class Parameter:
 
     def as_facts(self, label: str) -> ParameterFacts:
         """All facts; `label` is its name, prefixed with its model where needed."""
-        return ParameterFacts(
-            id=self.id,
-            shape=self.shape,
-            dtype=self.dtype,
-            name=self.name,
-            model=self.model,
-            module_type=self.module_type,
-            registered=self.registered,
+        return ParameterFacts.from_record(
+            self,
             optimizers=sorted(self.optimizers),
             trained_by=sorted(number for number, times in self.trained_by.items() if times.value),
-            loaded=self.loaded,
             rewritten=self.rewritten.value > 0,
-            requires_grad=self.requires_grad,
             first=_scale(self.first),
             last=_scale(self.last),
-            sampled=self.sampled,
-            in_graph=self.in_graph,
-            used=self.used,
-            with_grad=self.with_grad,
             zero_grad=self.zero_grad.value,
             changed=self.changed.value,
             unchanged=self.unchanged.value,

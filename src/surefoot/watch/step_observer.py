@@ -19,6 +19,7 @@ from surefoot.guard.attach import account_of
 from surefoot.observe.parameters import learning_rate
 from surefoot.observe.readable import readable
 from surefoot.watch.guard import OptimizerGuard
+from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.nonfinite_gradients import NonFiniteGradients
 from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
@@ -73,11 +74,11 @@ class StepObserver:
         self._state.thread = get_ident()
         records = self._context.optimizers.all
         number = len(records)
-        write = self._context.events.step_writer(number)
+        write = self._context.events.write
 
         def take(row: SeriesRow) -> None:
             self._unmeasured.take(row)
-            write(row)
+            write(WatchLog.step, row, number)
 
         record = OptimizerRecord(number, optimizer, site(3), self._state.steps, take)
         records.append(record)
@@ -230,7 +231,7 @@ class StepObserver:
         """A scaler has skipped a step: drop its losses, which belong to no row."""
         self._context.losses.close_skipped_step()
         self._context.data.roots_of_step.clear()
-        self._context.events.log_overflow(self._state.steps, self._state.scaler.scale)
+        self._context.events.write(WatchLog.overflow, self._state.steps, self._state.scaler.scale)
 
     def _found_nonfinite(self, record: OptimizerRecord) -> None:
         """The guard has found non-finite gradients in the current step, which is not applied yet."""

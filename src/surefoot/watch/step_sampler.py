@@ -17,6 +17,7 @@ from surefoot.watch.data_origin import data_origins_in, origin_of_data
 from surefoot.watch.deferred import ArrivalQueue
 from surefoot.watch.eager_stance import EAGER_LOOKS, EagerStance
 from surefoot.watch.function_recorder import remove_leftover_recorders
+from surefoot.watch.log_rows import WatchLog
 from surefoot.watch.optimizer_order import OptimizerOrder
 from surefoot.watch.sampling_budget import EXTRA, SamplingBudget
 from surefoot.watch.script_hooks import has_modes_of_its_own
@@ -116,7 +117,7 @@ class StepSampler:
             self._probes.switch_off("looking", error)
         facts = self._probes.safely("looking", sampled.as_facts)
         if facts is not None:
-            self._context.events.log_sampled_tensors(facts, sampled.calls.layers.outputs)
+            self._context.events.write(WatchLog.sampled_tensors, facts, sampled.calls.layers.outputs)
             sampled.calls.layers.outputs.clear()  # `sampled` may live until the next garbage collection
             sampled.seconds += self._probes.seconds_so_far()
             self._arriving.add(replace(facts, host_seconds=round(sampled.seconds, 6)), sampled.has_deferred)
@@ -140,7 +141,7 @@ class StepSampler:
 
     def _keep(self, facts: SampledStep) -> None:
         self.sampled_steps.append(facts)
-        self._context.events.log_sampled_step(facts)
+        self._context.events.write(WatchLog.sampled_step, facts)
 
     def settle(self, wait: bool) -> None:
         """Keep the facts of sampled steps whose numbers have arrived from the device; with `wait`, of all."""

@@ -40,7 +40,7 @@ class LossScalerState:
     def as_facts(self) -> LossScalerFacts:
         """All facts."""
         known = self.unscale_by if isinstance(self.unscale_by, float) else None
-        return LossScalerFacts(**(vars(self) | {"unscale_by": known, "made_at": self.made_at or None}))
+        return LossScalerFacts.from_record(self, unscale_by=known, made_at=self.made_at or None)
 
 
 class WatchState:

@@ -158,3 +158,19 @@ def test_what_does_not_fit_is_named_by_its_path(value: object, words: str) -> No
 def test_a_type_that_json_has_not_is_refused_where_it_is_written() -> None:
     with pytest.raises(TypeError, match="facts cannot hold set"):
         Outer(number=1, settings={"a": {1}}).to_json()  # type: ignore[dict-item]
+
+
+def test_facts_take_the_attributes_of_a_record_and_other_values_instead():
+    @dataclass
+    class Record:
+        name: str
+        size: float | None
+        more: int = 0
+
+    assert Inner.from_record(Record("weight", 2.0)) == Inner(name="weight", size=2.0)
+    assert Inner.from_record(Record("weight", 2.0), size=None) == Inner(name="weight")
+
+
+def test_a_record_without_a_field_is_an_error_rather_than_a_default():
+    with pytest.raises(AttributeError, match="size"):
+        Inner.from_record(Removed(why=""), name="weight")

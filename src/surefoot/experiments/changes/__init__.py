@@ -45,8 +45,7 @@ def begin(watcher: Watcher, order: RunOrder) -> Experiment:
     from surefoot.experiments.changes.guard import protect
     from surefoot.experiments.changes.table import install
 
-    experiment = Experiment(watcher, order)
-    protect(experiment)
+    experiment = Experiment(watcher, order, protect(order))
     made = False
     if order.get("incident"):  # `surefoot replay --experiments`: the run begins at the captured step
         from surefoot.replay.continued_run import continue_from_incident

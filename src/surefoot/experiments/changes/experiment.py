@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from surefoot.watch.patches.hooks import Hooks
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from surefoot.experiments.changes.guard import Guard
     from surefoot.experiments.changes.run_order import RunOrder
     from surefoot.guard.step_decision import StepDecision
     from surefoot.watch.watcher import Watcher
@@ -36,22 +37,12 @@ GRACE_SECONDS = 10.0
 """How long a script may take to end after the `SystemExit`."""
 BROKEN_STEPS = 25
 """After this many consecutive non-finite losses, the run is not expected to recover."""
-
-
-class ChangeArguments(Protocol):
-    """Changes the arguments of a call."""
-
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Positional and keyword arguments; `None` leaves them as they are."""
-
-
-class ChangeResult(Protocol):
-    """Changes the result of a call."""
-
-    def __call__(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result; `None` leaves it as it is."""
+ChangeArguments: TypeAlias = Callable[
+    [tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], Mapping[str, Any]] | None
+]
+"""Returns other positional and keyword arguments of a call; `None` leaves them as they are."""
+ChangeResult: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""Given the result and the arguments of a call, returns another result; `None` leaves it as it is."""
 
 
 class Enough(SystemExit):
@@ -61,8 +52,8 @@ class Enough(SystemExit):
 class Experiment:
     """The order of this run, and what the run recorded."""
 
-    def __init__(self, watcher: Watcher, order: RunOrder) -> None:
-        self.watcher, self.order = watcher, order
+    def __init__(self, watcher: Watcher, order: RunOrder, files: Guard) -> None:
+        self.watcher, self.order, self._files = watcher, order, files
         self.acted = 0
         """How often the change took effect."""
         self.patience: int | None = None
@@ -75,10 +66,6 @@ class Experiment:
         """Why the change was abandoned."""
         self.skipped: list[int] = []
         """Steps that were skipped on purpose."""
-        self.refused: str | None = None
-        """A file of the user that the script tried to write to."""
-        self.outside: list[str] = []
-        """New files outside the scratch folder."""
         self.first_step = 0
         """The number of steps before the experiment: those before the captured step of an incident, otherwise 0."""
         self.ended = ""
@@ -219,8 +206,8 @@ class Experiment:
             problem=self.problem,
             notes=list(dict.fromkeys(self.notes)),
             skipped=self.skipped,
-            refused=self.refused,
-            outside=self.outside,
+            refused=self._files.refused,
+            outside=self._files.outside,
             ended=self.ended,
             seen=self._seen,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,39 +62,22 @@ class WriteRules(TypedDict, total=False):
     """When the runs began, in seconds since the epoch: older files elsewhere belong to the user."""
 
 
-class Protected(Protocol):
-    """A run whose files are protected."""
-
-    @property
-    def order(self) -> WriteRules:
-        """Which files it may change."""
-
-    refused: str | None
-    """The first file that the script was not allowed to change."""
-    outside: list[str]
-    """New files elsewhere."""
-
-
-class Files:
-    """The state of the write protection before there is a run."""
-
-    def __init__(self, order: WriteRules) -> None:
-        self.order = order
-        self.refused: str | None = None
-        self.outside: list[str] = []
-
-
 _early: list[Guard] = []
 """The guard that was installed before torch was imported."""
 
 
 def guard_early(order: WriteRules) -> None:
-    """Protect the files from now on; `guard_for` assigns the guard to a run later."""
-    _early.append(Guard(Files(order)))
-    sys.addaudithook(_early[0].on_audit)
+    """Protect the files from now on; `protect` returns the same guard later."""
+    _early.append(_installed(order))
 
 
-def protect(run: Protected) -> None:
+def _installed(order: WriteRules) -> Guard:
+    guard = Guard(order)
+    sys.addaudithook(guard.on_audit)
+    return guard
+
+
+def protect(order: WriteRules) -> Guard:
     """Check every file that is written from now on, including those that torch and safetensors open themselves.
 
     Files that other native libraries open by absolute path, and files of processes that the script starts, are not
@@ -106,7 +89,7 @@ def protect(run: Protected) -> None:
 
     from surefoot.watch.patches.hooks import around
 
-    guard = guard_for(run)
+    guard = _early[0] if _early else _installed(order)
 
     def saves(name: str) -> Callable[..., Any]:
         def call(original: Any, args: Any, kwargs: Any) -> Any:
@@ -118,36 +101,23 @@ def protect(run: Protected) -> None:
     around(torch.serialization, "save", saves("f"))
     for module in (safetensors, safetensors.torch, safetensors.numpy):  # written in Rust: audit hooks do not see it
         around(module, "serialize_file", saves("filename"))
-
-
-def guard_for(run: Protected) -> Guard:
-    """The guard of a run: the early one, or a new one."""
-    if not _early:
-        guard = Guard(run)
-        sys.addaudithook(guard.on_audit)
-        return guard
-    guard = _early[0]
-    guard.belongs_to(run)
     return guard
 
 
 class Guard:
     """Decides which files may be written."""
 
-    def __init__(self, run: Protected) -> None:
-        order = run.order
-        self._run = run
+    def __init__(self, order: WriteRules) -> None:
+        self.refused: str | None = None
+        """The first file that the script was not allowed to change."""
+        self.outside: list[str] = []
+        """New files elsewhere."""
         self._scratch = os.path.realpath(order["scratch"]) if order.get("scratch") else None
         self._began = float(order.get("began") or 0.0)
         own = (os.path.realpath(home) for home in (self._scratch, order.get("out")) if home)
         self._free = (*own, *free_folders(), *map(os.path.realpath, order.get("writable") or ()))
         self._process = os.getpid()
         self._busy = False
-
-    def belongs_to(self, run: Protected) -> None:
-        """Report refused files to another run, including those refused so far."""
-        run.refused, run.outside = self._run.refused, self._run.outside
-        self._run = run
 
     def on_audit(self, event: str, args: Any) -> None:
         """Called with each audit event, before Python performs the operation."""
@@ -206,11 +176,11 @@ class Guard:
         try:
             found = os.lstat(path)
         except OSError:
-            if len(self._run.outside) < 8:
-                self._run.outside.append(path)
+            if len(self.outside) < 8:
+                self.outside.append(path)
             return
         if max(found.st_ctime, found.st_mtime) < self._began:
-            self._run.refused = self._run.refused or path
+            self.refused = self.refused or path
             raise PermissionError(
                 f"{path} existed before surefoot ran this script again, and must not be changed. Make the "
                 "script write inside its working directory."

@@ -99,6 +99,12 @@ class Facts:
         return made
 
     @classmethod
+    def from_record(cls: type[_F], record: object, **others: Any) -> _F:
+        """Facts with the attributes of a record that have the names of the fields, except for `others`."""
+        names = (field.name for field in dataclasses.fields(cast("Any", cls)) if field.name not in others)
+        return cls(**{name: getattr(record, name) for name in names}, **others)
+
+    @classmethod
     def prepared(cls, value: dict[str, object]) -> dict[str, object]:
         """The JSON object as the fields expect it; a class may complete it here."""
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import ClassVar, TypeAlias
 
 from surefoot.record.facts.calls import TensorSummary
@@ -126,7 +125,7 @@ class NonFiniteLossEvent(NonFiniteLoss):
     @classmethod
     def at(cls, step: int, loss: NonFiniteLoss) -> NonFiniteLossEvent:
         """The event that a loss of a step was not finite."""
-        return cls(**{each.name: getattr(loss, each.name) for each in fields(loss)} | {"step": step})
+        return cls.from_record(loss, step=step)
 
 
 class NonFiniteGradientEvent(Facts):

@@ -18,7 +18,6 @@ and saved between steps as usual.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.weak_reference import InertWhenCopied, weak_callback
 from surefoot.core.without_hooks import runs_eagerly, without_torch_function
 from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.random_streams import QuickStreams, StreamNote
@@ -245,7 +245,7 @@ class StepCapture:
         """Whether the inputs of a model are kept although a batch was seen: for one step, they are small."""
         self._held_bytes = 0
         self._just_drawn = 0
-        self.failed = on_failure or _closing(self)
+        self.failed = on_failure or weak_callback(self.close)
         """Called if recording fails."""
         self._between_steps = between_steps
         if between_steps:
@@ -380,43 +380,24 @@ class StepCapture:
             return self.current
         return next((window for window in self._past if window.step == step), None)
 
-    def close(self) -> None:
-        """Stop recording."""
+    def close(self, error: Exception | None = None) -> None:
+        """Stop recording, perhaps because of an error."""
         self.models.clear()
         self.under_way = Microbatch()
         self._past.clear()
 
 
-def _closing(notes: StepCapture) -> Callable[[Exception], None]:
-    """A function that ends the recording after an error, without a reference cycle."""
-    reference = weakref.ref(notes)
+class _ForwardHook(InertWhenCopied):
+    """The temporary hook of a model."""
 
-    def close(error: Exception) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.close()
-
-    return close
-
-
-class _ForwardHook:
-    """The temporary hook of a model. In a copied or unpickled model, it does nothing."""
-
-    def __init__(self, notes: StepCapture | None = None) -> None:
-        self._notes = None if notes is None else weakref.ref(notes)
+    def __init__(self, notes: StepCapture) -> None:
+        self._notes = weakref.ref(notes)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        notes = None if self._notes is None else self._notes()
+        notes = self._notes()
         if notes is not None:
             try:
                 with without_torch_function():
                     notes.called(module, args, kwargs)
             except Exception as error:
                 notes.failed(error)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
-        return _ForwardHook()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The loading process may not have surefoot: use a call of the standard library that does nothing.
-        return (getattr, (logging.getLogger("surefoot"), "debug"))

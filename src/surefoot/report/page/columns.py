@@ -42,14 +42,28 @@ def coded(table: pa.Table, name: str) -> tuple[Numbers, list[str]]:
         column = column.unify_dictionaries().combine_chunks()
         column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
         codes = to_numpy(column.indices, null=-1).astype(np.int64)
-        return _by_appearance(codes, [str(word) for word in column.dictionary.to_pylist()])
+        return by_appearance(codes, [str(word) for word in column.dictionary.to_pylist()])
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.combine_chunks()
     codes = to_numpy(encoded.indices, null=-1).astype(np.int64)
     return codes, [str(word) for word in encoded.dictionary.to_pylist()]
 
 
-def _by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]]:
+def coded_layers(table: pa.Table) -> tuple[Numbers, list[str]]:
+    """The same for the layers of a table; those of the same name in several parts are distinguished."""
+    layers, names = coded(table, "layer")
+    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
+    if len(part_names) < 2:
+        return layers, names
+    both, inverse = np.unique(parts * len(names) + layers, return_inverse=True)
+    used = [names[code % len(names)] for code in both.tolist()]
+    return inverse, [
+        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
+        for code, name in zip(both.tolist(), used, strict=True)
+    ]
+
+
+def by_appearance(codes: Numbers, words: list[str]) -> tuple[Numbers, list[str]]:
     """Renumber the codes by first appearance, and drop strings that no row uses. A null, -1, is the last index."""
     first = np.full(len(words) + 1, len(codes), dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # the last assignment wins: the first row

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from surefoot.record.arrays import to_numpy
-from surefoot.report.page.columns import coded, whole_numbers
+from surefoot.report.page.columns import coded, coded_layers, whole_numbers
 from surefoot.report.page.encode import packed
 from surefoot.report.page.layer_maps import time_columns
 
@@ -41,7 +41,7 @@ def layer_histograms(table: pa.Table) -> HistogramSection | None:
     if counts.shape[1] != len(EDGES) - 1:
         return None  # written by a version with other bins
     kinds, kind_names = coded(table, "kind")
-    layers, layer_names = _layers(table)
+    layers, layer_names = coded_layers(table)
     steps = whole_numbers(table, "step")
     odd = [whole_numbers(table, name) for name in _NONFINITE]
     both = kinds * len(layer_names) + layers
@@ -68,19 +68,6 @@ def _counts(table: pa.Table) -> Numbers:
     column = table.column("counts").combine_chunks()
     column = column if hasattr(column, "flatten") else column.chunk(0)
     return to_numpy(column.flatten(), null=0).astype(np.float32).reshape(table.num_rows, -1)
-
-
-def _layers(table: pa.Table) -> tuple[Numbers, list[str]]:
-    layers, names = coded(table, "layer")
-    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
-    if len(part_names) < 2:
-        return layers, names
-    both, inverse = np.unique(parts * len(names) + layers, return_inverse=True)
-    used = [names[code % len(names)] for code in both.tolist()]
-    return inverse, [
-        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
-        for code, name in zip(both.tolist(), used, strict=True)
-    ]
 
 
 def _fitted(counts: Numbers, edges: Sequence[float]) -> tuple[Numbers, list[float]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.report.page.columns import coded, measured, whole_numbers
+from surefoot.report.page.columns import by_appearance, coded_layers, measured, whole_numbers
 from surefoot.report.page.encode import packed
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
     if not table.num_rows:
         return []
     steps = whole_numbers(table, "step")
-    rows, names = _rows(table)
+    rows, names = by_appearance(*coded_layers(table))
     bad = measured(table, "nonfinite")
     broken = (bad[1] & (bad[0] > 0)) if bad is not None else np.zeros(len(steps), dtype=bool)
     found: list[LayerMap] = []
@@ -85,25 +85,6 @@ def _from_zero(table: pa.Table, ratios: Numbers) -> Numbers:
     if norms is None:
         return np.zeros(len(ratios), dtype=bool)
     return np.asarray(np.isposinf(ratios) & norms[1] & np.isfinite(norms[0]))
-
-
-def _rows(table: pa.Table) -> tuple[Numbers, list[str]]:
-    """A row per layer; layers of the same name in several parts are distinguished."""
-    layers, names = coded(table, "layer")
-    parts, part_names = coded(table, "part") if "part" in table.column_names else (np.zeros_like(layers), [""])
-    if len(part_names) < 2:
-        return layers, names
-    both = parts * len(names) + layers
-    present, first, rows = np.unique(both, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    places = np.empty(len(present), dtype=np.int64)
-    places[order] = np.arange(len(present))
-    used = [names[code % len(names)] for code in present.tolist()]
-    shown = [
-        f"{part_names[code // len(names)] or 'main'} · {name}" if used.count(name) > 1 else name
-        for code, name in zip(present.tolist(), used, strict=True)
-    ]
-    return places[rows], [shown[place] for place in order.tolist()]
 
 
 def _cells(
