@@ -39,10 +39,12 @@ _SETTING = re.compile(
 _CONDITION = re.compile(r"\b(?:if|when|while|should)\b", re.IGNORECASE)
 _RESULT = re.compile(r"\b(?:takes?|took|costs?|adds?|needs|was|were|had|gave|right|true)\b[^,]*$", re.IGNORECASE)
 _SETTING_COLUMNS = {"default", "limit", "strengths"}
-_SCRIPT = re.compile(r"\b((?:benchmarks|examples|tests)/[\w/]+(?:\.py)?)\b|`[^`]*\bsurefoot (zoo (?:score|mutate))\b")
+_SCRIPT = re.compile(
+    r"\b((?:benchmarks|examples|tests)/[\w/]+(?:\.py)?)\b|`[^`]*\bsurefoot\s+(zoo\s+(?:score|mutate))\b"
+)
 _DATE = re.compile(r"\b20\d\d-[01]\d-[0-3]\d\b")
 _MACHINE = re.compile(
-    r"\bH200\b|\b(?:two|one|\d+)(?: of \d+)?[ -](?:busy |idle |slow )?(?:CPU )?cores?\b", re.IGNORECASE
+    r"\bH200\b|\b(?:two|one|\d+)(?: of \d+)?[\s-](?:busy |idle |slow )?(?:CPU\s)?cores?\b", re.IGNORECASE
 )
 _LINK = re.compile(r"\]\(([^)#:\s]*)#([^)\s]+)\)")
 
