@@ -95,7 +95,7 @@ def _figures(block: str) -> list[tuple[str, str]]:
 def _figures_of_row(header: list[str], row: list[str]) -> list[str]:
     """Those of all cells but the first, which is a name. A cell of plain decimals is a result."""
     named = [(title.strip(), cell.strip()) for title, cell in zip(header, row, strict=False)][1:]
-    decimals = re.compile(r"(?:\**[\d,]+\.\d+(?:e[+-]?\d+)?\**(?:, |$))+")
+    decimals = re.compile(r"(?:\**[\d,]+\.\d+(?:e[+-]?\d+)?\**(?: \(\S+\))?(?:, |$))+")
     numbers = [cell for title, cell in named if title not in _SETTING_COLUMNS and decimals.fullmatch(cell)]
     return [*numbers, *(figure for title, cell in named for figure in _figures_of(f"{title}: {cell}"))]
 
