@@ -149,7 +149,8 @@ def test_a_long_sentence_ends_where_its_reasons_begin(tmp_path):
     )
     assert headline(tmp_path / "short", "It falls (from 9 to 2).") == "It falls (from 9 to 2)"
     labels = (
-        "Labels run from 0 to 10 at train.py:131, but the model has 10 outputs, so that cross_entropy raises an error"
+        "Labels run from 0 to 10 at examples/train.py:131, but the model has 10 outputs "
+        "so that cross_entropy raises an error in every batch"
     )
     assert headline(tmp_path / "but", f"{labels}: look at the data.") == labels
 
