@@ -165,7 +165,7 @@ def table(parts: Parts, given: argparse.Namespace) -> list[str]:
         ("the same as a list of all ranks", lambda n: f"{lists[n]:,} B"),
         ("log: training thread", lambda n: f"{parts.log_us / 1e3:.4f} ms"),
         ("log: disk, after 100,000 steps", lambda n: f"{parts.log_bytes:.1f} B"),
-        ("watch of ranks: a look per second, other thread", lambda n: f"{parts.look_us / 1e3 * STEP_SECONDS:.2f} ms"),
+        ("watch of ranks: a check per second, other thread", lambda n: f"{parts.look_us / 1e3 * STEP_SECONDS:.2f} ms"),
         ("watch of ranks: a file every 5 s", lambda n: f"{2048 * STEP_SECONDS / 5:.0f} B"),
         ("files written per second, all ranks", lambda n: f"{n / 5:,.0f}"),
         ("first rank: reading all files once", lambda n: f"{parts.read_us * n / 1e6:.2f} s"),

@@ -1,4 +1,4 @@
-"""Ask a run questions in SQL: DuckDB reads the tables that `load_run` gives, without copying them.
+"""Query a run with SQL: DuckDB reads the tables that `load_run` returns, without copying them.
 
     python examples/query_run.py runs/exp1
 

@@ -1,4 +1,4 @@
-"""Ray Train with two workers, guarded. One row of the data set is NaN, and one worker is killed on the way.
+"""Ray Train with two workers, guarded. One row of the data set is NaN, and one worker is killed during the run.
 
     python examples/trainer_ray.py
 

@@ -3,8 +3,9 @@
     python examples/warmup_transformer.py
 
 A small pre-norm transformer learns to repeat a sequence of eight letters, trained by SGD with momentum at a rate that
-is fine later and too high at the start: in the first steps the loss surface is steep, and momentum carries the weights
-over the edge. `warmup_cosine` reaches the same rate 150 steps later, when the surface has flattened.
+works later but is too high at the start: in the first steps the loss surface is steep, and with momentum the updates
+become so large that the loss diverges. `warmup_cosine` reaches the same rate 150 steps later, when the surface is
+flatter.
 Takes a few seconds on one core.
 """
 

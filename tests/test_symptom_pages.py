@@ -21,6 +21,11 @@ def words(text):
     return re.sub(r"[-+.,:\de]*\d[-+.,:\de]*", "#", text).split()
 
 
+def confidences(text):
+    """Each cause with its confidence, which follows from rules and does not depend on the version of torch."""
+    return re.findall(r"^  \w+ · (\S+) · ([\d.]+)$", text, re.M)
+
+
 @pytest.mark.parametrize("name", WATCHED)
 def test_the_script_prints_what_the_page_shows(name, tmp_path):
     page = SYMPTOMS / f"{name}.md"
@@ -29,6 +34,7 @@ def test_the_script_prints_what_the_page_shows(name, tmp_path):
     ended = forked.run(["-m", "surefoot", "run", "train.py"], cwd=tmp_path)
     assert ended.returncode == 0
     assert words(ended.stdout + ended.stderr) == words(shown)
+    assert confidences(ended.stderr) == confidences(shown)
 
 
 def test_a_killed_run_continues_and_prints_what_the_page_shows(tmp_path):

@@ -1,11 +1,14 @@
 """`surefoot explain`: the catalogue in the terminal."""
 
 import sys
+from typing import get_args
 
 import pytest
 
 import patience
+from surefoot.commands.explain import VERDICTS
 from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.findings import Outlook
 
 
 def flat(text):
@@ -26,6 +29,19 @@ def test_a_code_is_explained_in_full(command, code):
     assert (result.code, result.error) == (0, "")
     for text in (cause.title, cause.symptom, cause.evidence, *cause.fixes, *cause.look_alikes):
         assert flat(text) in flat(result.out)
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_verdict_is_explained_with_the_next_steps(command, verdict):
+    result, (meaning, *steps) = command("explain", verdict), VERDICTS[verdict]
+    assert (result.code, result.error) == (0, "")
+    assert steps
+    for text in (f"{verdict}: {meaning}", *(f"{number}. {step}" for number, step in enumerate(steps, 1))):
+        assert flat(text) in flat(result.out)
+
+
+def test_every_verdict_can_be_explained():
+    assert list(VERDICTS) == list(get_args(Outlook))
 
 
 def test_the_lines_of_a_fix_are_indented_below_its_first_line(command, monkeypatch):

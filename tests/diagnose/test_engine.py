@@ -11,7 +11,7 @@ from recorded import facts_of, falling
 from recorded import run as recorded
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.curves import LossCurve
-from surefoot.diagnose.engine import STRICT, _judge, covers, diagnose, load
+from surefoot.diagnose.engine import STRICT, _judge, covers, diagnose, finding_from, load
 from surefoot.diagnose.findings import Diagnosis, Severity
 from surefoot.diagnose.rule import Claim, Kind, Rule
 from surefoot.diagnose.rules import RULES
@@ -36,6 +36,18 @@ def judged(*found: Found) -> Diagnosis:
 
 def order(diagnosis: Diagnosis) -> list[str]:
     return [finding.cause for finding in diagnosis.findings]
+
+
+@pytest.mark.parametrize(
+    ("stated", "shown"),
+    [
+        ("At  a prediction meets a target.", "A prediction meets a target."),
+        ("log_softmax at  gets probabilities at train.py:3.", "log_softmax gets probabilities at train.py:3."),
+        ("At train.py:3 a prediction meets a target.", "At train.py:3 a prediction meets a target."),
+    ],
+)
+def test_a_place_that_is_not_known_is_left_out_of_the_summary(stated: str, shown: str) -> None:
+    assert finding_from("loss.broadcast", Claim(0.9, stated), {}).summary == shown
 
 
 def ended(last: float, **facts: Any) -> RecordedRun:

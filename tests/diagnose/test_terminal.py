@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from surefoot.diagnose.findings import Diagnosis, Finding, Severity
+from typing import get_args
+
+from surefoot.diagnose.findings import Diagnosis, Finding, Outlook, Severity
 from surefoot.diagnose.terminal import SHOWN, as_full_text, as_text, printable
 
 
@@ -48,6 +50,12 @@ def test_everything_is_shown_in_full() -> None:
 
 def test_remarks_are_notes_of_a_run_without_a_finding() -> None:
     assert "note: It is repro.unseeded." in as_text(Diagnosis("healthy", 5, (finding("repro.unseeded", "info"),)), "a")
+
+
+def test_only_a_healthy_verdict_says_what_to_do_if_the_result_is_still_poor() -> None:
+    ends = {verdict: as_text(Diagnosis(verdict, 5, ()), "a").splitlines()[-1] for verdict in get_args(Outlook)}
+    hints = [verdict for verdict, end in ends.items() if "surefoot explain" in end]
+    assert hints == ["healthy"]
 
 
 def test_an_unknown_verdict_says_why() -> None:

@@ -263,7 +263,7 @@ _CAUSES = (
         "a worker process of a data loader died",
         "The script ends with `DataLoader worker (pid …) is killed by signal` or `exited unexpectedly`, often hours "
         "into a run, and at a line that has nothing to do with data.",
-        "The error names the worker and how it ended: the signal or the exit code. An exception inside of the data "
+        "The error names the worker and how it ended: the signal or the exit code. An exception inside the data "
         "set is another error, which names the exception.",
         "memory.graph-retained device.out-of-memory",
         "Run with `num_workers=0`: an error that the worker could not report is then an ordinary one with a traceback.",
@@ -508,7 +508,7 @@ _CAUSES = (
         "in evaluation differ from those used in training.",
         "data.split-mismatch model.train-mode-eval data.leakage",
         "Use larger batches, and drop an incomplete last batch (`drop_last=True`).",
-        "Replace BatchNorm by GroupNorm or LayerNorm.",
+        "Replace BatchNorm with GroupNorm or LayerNorm.",
         "Synchronise statistics across ranks (`SyncBatchNorm`).",
     ),
     _cause(
@@ -666,7 +666,7 @@ _CAUSES = (
         "optim.frozen-parameters model.unregistered-parameters optim.no-gradient",
         "Remove `.detach()`, `.data`, `.item()`, `.numpy()`, `torch.tensor(...)` or `no_grad()` between the parameter "
         "and the loss.",
-        "Replace `argmax`, rounding and indexing by a differentiable operation, such as a softmax.",
+        "Replace `argmax`, rounding and indexing with a differentiable operation, such as a softmax.",
     ),
     _cause(
         "optim.stale-state",
@@ -697,7 +697,7 @@ _CAUSES = (
         "Weights shrink steadily, and the loss stops falling.",
         "Weight norms fall at every step, and the update by decay is larger than the one by the gradient.",
         "lr.too-low init.too-small model.vanishing-gradient",
-        "Lower the weight decay.",
+        "Lower the weight decay, for example to 0.01, the default of AdamW.",
         "Exclude biases and normalisation gains from weight decay (`surefoot.decay_groups`).",
         "Use AdamW, whose decay is separate from the moments.",
     ),
@@ -709,9 +709,10 @@ _CAUSES = (
         "targets), it no longer falls, and no other cause explains it. The size of the updates and gradients of 0 are "
         "reported as hints.",
         "data.labels-uninformative lr.too-low optim.no-update model.dead-units loss.softmax-before-cross-entropy",
-        "Run `surefoot doctor`: it tries other learning rates and a small batch on copies of the model.",
         "Train on 16 rows until the loss is near 0. If that fails, the fault is in the model or the loss; if it works, "
         "it is in the data.",
+        "Run `surefoot doctor file.py:build` on a function that returns model, loader, loss function and optimizer: it "
+        "tries other learning rates and a small batch on copies of the model.",
         "Print inputs, targets and outputs of one batch directly before the loss, with their shapes.",
     ),
     _cause(
@@ -1044,7 +1045,7 @@ _CAUSES = (
         "Run the script once with the environment variable `CUDA_LAUNCH_BLOCKING=1`: the traceback then names the "
         "call that failed.",
         "Run the script once under `compute-sanitizer`, which names the kernel and the address.",
-        "Replace the custom extension or kernel by torch's own operation, and compare.",
+        "Replace the custom extension or kernel with torch's own operation, and compare.",
     ),
     _cause(
         "device.out-of-memory",
@@ -1079,7 +1080,7 @@ _CAUSES = (
         "model.train-mode-eval model.batchnorm-tiny-batch lr.too-high fit.overfitting",
         "Evaluate more rows, the same ones each time, in evaluation mode.",
         "Let the learning rate decay to 0, or evaluate an average of the weights (`torch.optim.swa_utils`).",
-        "Replace BatchNorm by GroupNorm or LayerNorm: its running statistics lag behind the weights.",
+        "Replace BatchNorm with GroupNorm or LayerNorm: its running statistics lag behind the weights.",
     ),
     _cause(
         "fit.forgetting",
@@ -1100,7 +1101,7 @@ _CAUSES = (
         "A single spike that cannot be reproduced.",
         "The same step from the same state gives a different result, although deterministic operations are on.",
         "data.bad-batch repro.unseeded lr.too-high",
-        "Recompute the step, and continue if the second result is plausible.",
+        "Run the captured step again with `surefoot replay`: it says whether the result differs from the record.",
         "Run the vendor's diagnostics on this device.",
         "Remove the device from the job.",
     ),

@@ -103,7 +103,7 @@ def _overwritten(run: RecordedRun, message: str) -> str:
     made = re.sub(r"Backward\d*$", "", found[2] or "")
     whose = f"the result of {made.lower()} with shape {shape}" if made else f"a tensor of shape {shape}"
     return (
-        f"Backward needs {whose}, and it was changed after the forward pass had used it: replace `x += y` by "
+        f"Backward needs {whose}, and it was changed after the forward pass had used it: replace `x += y` with "
         "`x = x + y`, `x[i] = y` by a new tensor, and remove `inplace=True`."
     )
 

@@ -1,6 +1,6 @@
 """`dist.gradients-not-averaged`: ranks step with different gradients, and the reason as far as it was recorded.
 
-- Nothing averages them: there is no wrapper, the model inside of it was called, or `no_sync()` was on.
+- Nothing averages them: there is no wrapper, the model inside it was called, or `no_sync()` was on.
 - DDP averaged them, and then one rank changed its own, as by clipping on rank 0 only.
 - The script averages by hand and forgets some. If the gradients of one parameter of a layer are averaged and those of
   another one are not, one was forgotten. A whole layer that each rank trains for itself may be on purpose.

@@ -146,7 +146,7 @@ def _since(look: ComparedLook, before: ComparedLook | None) -> tuple[str, str]:
         return (
             f"after step {before.step:,}, which gave different results for equal parameters, gradients and moments: "
             "look for a difference between the machines, or a change inside the step",
-            "Look for code that changes the parameters inside of the optimizer's step or in a hook of it; without any, "
+            "Look for code that changes the parameters inside the optimizer's step or in a hook of it; without any, "
             "compare the machines.",
         )
     return (

@@ -34,6 +34,8 @@ def as_text(diagnosis: Diagnosis, folder: str, colour: bool = False) -> str:
     if not serious:
         for finding in remarks[:2]:
             lines.extend(_wrapped("  note: ", finding.summary))
+    if diagnosis.verdict == "healthy":
+        lines.append("  If the result is still poor: surefoot explain healthy")
     return "\n".join(lines)
 
 

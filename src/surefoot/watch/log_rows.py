@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from surefoot.guard.log_rows import LogRows
 from surefoot.observe.readable import readable
 from surefoot.record.facts import (
+    ActivationCall,
     FileSavedEvent,
+    LayerCall,
     ModelLoadedEvent,
     NonFiniteGradientEvent,
     NonFiniteLossEvent,
@@ -250,13 +252,16 @@ def _later(step: int | None, began: int) -> int | None:
 
 
 def _activations(facts: SampledStep) -> tuple[list[str], dict[str, list[Any]]]:
-    """The names of layers and activation functions, and statistics of their last output."""
+    """The names of layers and activation functions in the order of their calls, and statistics of their last output."""
     rows: dict[str, tuple[Any, ...]] = {}
-    for layer in facts.calls.layers:
-        rows[output_name(layer.module, layer.op)] = layer.out_mean, layer.out_std, layer.out_largest, None, None
-    for call in facts.calls.activations:
-        dead = (call.dead or 0) / call.units if call.units else None
-        rows[output_name(call.module, call.op)] = call.mean, call.std, call.largest, dead, call.saturated
+    calls: list[LayerCall | ActivationCall] = [*facts.calls.layers, *facts.calls.activations]
+    for call in sorted(calls, key=lambda call: call.index):
+        name = output_name(call.module, call.op)
+        if isinstance(call, LayerCall):
+            rows[name] = call.out_mean, call.out_std, call.out_largest, None, None
+        else:
+            dead = (call.dead or 0) / call.units if call.units else None
+            rows[name] = call.mean, call.std, call.largest, dead, call.saturated
     names = ("activation_mean", "activation_std", "activation_largest", "dead_share", "saturated_share")
     return list(rows), {name: [row[i] for row in rows.values()] for i, name in enumerate(names)}
 

@@ -52,6 +52,13 @@ def test_a_softmax_before_cross_entropy_is_named_with_both_lines_and_the_floor(w
     assert run.at("F.softmax(") in found.fixes[0]
 
 
+def test_the_first_fix_names_the_layer_if_the_softmax_has_no_line_of_its_own(watch: Nursery) -> None:
+    layers = NET.replace("nn.Linear(32, 3)", "nn.Linear(32, 3), nn.Softmax(-1)")
+    run = watch(CLASSES, CROSS_ENTROPY, layers, LOOP)
+    found = run.names_first("loss.softmax-before-cross-entropy", step=0, at="|loss = loss_of", evidence={"rows"})
+    assert found.fixes[0] == "Pass the logits: remove the softmax in `model.3`."
+
+
 def test_a_log_softmax_of_probabilities_by_hand_is_a_softmax_twice(watch: Nursery) -> None:
     by_hand = """
     def loss_of(given, target):

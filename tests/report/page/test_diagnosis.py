@@ -35,9 +35,10 @@ def test_what_is_no_diagnosis_has_no_findings_and_no_verdict(value):
     assert (verdict_of(value), reason_of(value), steps_of(value)) == ("", "", None)
 
 
-def test_only_an_unknown_verdict_has_a_reason():
+def test_a_verdict_without_a_serious_finding_has_a_reason():
     assert reason_of({"verdict": "unknown", "summary": "no step"}) == "no step"
-    assert reason_of({"verdict": "healthy", "summary": "no fault"}) == ""
+    assert reason_of({"verdict": "healthy", "summary": "no fault"}) == "no fault"
+    assert reason_of({"verdict": "broken", "summary": "the loss rises"}) == ""
 
 
 def test_remarks_are_not_serious():

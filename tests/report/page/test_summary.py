@@ -148,6 +148,11 @@ def test_a_long_sentence_ends_where_its_reasons_begin(tmp_path):
         "`net.3` returns probabilities and they go into cross_entropy: the loss cannot fall below 0.9"
     )
     assert headline(tmp_path / "short", "It falls (from 9 to 2).") == "It falls (from 9 to 2)"
+    labels = (
+        "Labels run from 0 to 10 at examples/train.py:131, but the model has 10 outputs "
+        "so that cross_entropy raises an error in every batch"
+    )
+    assert headline(tmp_path / "but", f"{labels}: look at the data.") == labels
 
 
 def test_the_headline_says_from_when_on_the_loss_is_not_finite(tmp_path):

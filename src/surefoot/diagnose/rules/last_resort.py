@@ -80,10 +80,11 @@ def broken_gradient(run: RecordedRun) -> Claim | None:
     event = events[0]
     hit, spared = event.parameters, event.finite
     named, fine = ", ".join(hit[:_NAMED]), ", ".join(spared[:_NAMED])
-    some = f"some gradients were not: those of {named} (those of {fine} were finite)" if spared else "no gradient was"
+    some = f"some gradients were not finite although the loss was: those of {named} (those of {fine} were finite)"
+    some = some if spared else "no gradient was finite although the loss was"
     return Claim(
         0.5,
-        f"At step {event.step} the loss was finite, but {some}. An operation of that step has no finite derivative "
+        f"At step {event.step} {some}. An operation of that step has no finite derivative "
         "at its input. The update made the weights non-finite, and every loss since.",
         step=event.step,
         where=tuple(hit[:_NAMED]),

@@ -49,9 +49,9 @@ def undefined_op(run: RecordedRun) -> Claim | None:
         if exact:
             return Claim(
                 0.95,
-                f"The loss at step {event.step} was finite, but the backward pass of "
-                f"{exact.call or exact.op.lower()} at {exact.site or 'the loss'} turned finite "
-                f"gradients into non-finite ones in {count_of(len(event.parameters), 'parameter')}.",
+                f"The backward pass of {exact.call or exact.op.lower()} at {exact.site or 'the loss'} turned finite "
+                f"gradients into non-finite ones in {count_of(len(event.parameters), 'parameter')}; the loss at step "
+                f"{event.step} was finite.",
                 step=event.step,
                 where=(exact.site or "", *event.parameters[:3]),
                 evidence=event.to_json(),
@@ -125,7 +125,7 @@ _FIXES = (
     (("div", "reciprocal"), "Keep the divisor away from 0: clamp it, or add an eps of its sign."),
     (
         ("norm", "linalgvectornorm", "vector_norm", "cdist", "dist", "std", "pairwise_distance"),
-        "Replace {call} by the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
+        "Replace {call} with the root of the sum of squares plus an eps: its derivative at 0 is undefined.",
     ),
     (("acos", "asin", "atanh"), "Clamp the input of {call} to -1 + 1e-6 and 1 - 1e-6."),
     (("acosh",), "Clamp the input of acosh to at least 1 + 1e-6."),

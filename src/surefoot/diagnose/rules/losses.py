@@ -399,8 +399,12 @@ def by_site(notes: Iterable[_Call]) -> dict[str, list[_Call]]:
 
 
 def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
-    source = source_of(note)
-    return (f"Pass the logits: remove the {what} at {source}.",) if source else ()
+    """The first fix. A layer of `nn.Sequential` has no line of its own: it runs at the line that calls the model."""
+    made = note.producer
+    if made is None or not made.site:
+        return ()
+    place = f"in `{made.module}`" if made.module and made.site == note.site else f"at {made.site}"
+    return (f"Pass the logits: remove the {what} {place}.",)
 
 
 RULES = (

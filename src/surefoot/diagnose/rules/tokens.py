@@ -150,7 +150,7 @@ def _not_masked(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Cla
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json() | {"counted": valid, "targets": of},
         fixes=(
-            "Replace the input ids by the mask token where the labels count, and set the other labels to the ignore "
+            "Replace the input ids with the mask token where the labels count, and set the other labels to the ignore "
             "index: `ids.masked_fill(mask, MASK)` and `labels.masked_fill(~mask, -100)`.",
         ),
     )

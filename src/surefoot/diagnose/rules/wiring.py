@@ -335,7 +335,7 @@ def _cut_inside_compiled(run: RecordedRun) -> Claim | None:
         0.85,
         f"The compiled model uses {count_of(len(dead), 'parameter')} ({share:.0%} of the weights of the optimizer) "
         f"without a gradient at any of {dead[0].sampled} sampled steps: {', '.join(names[:4])}. A `detach` or "
-        "`no_grad` inside of it cuts the graph.",
+        "`no_grad` inside it cuts the graph.",
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:50], "share": share, "sampled_steps": dead[0].sampled},

@@ -53,7 +53,7 @@ class Scene(NamedTuple):
     """What the stack shows about an operation."""
 
     place: Place | None
-    """The user's line; in backward only if it is inside of backward."""
+    """The user's line; in backward only if it is inside backward."""
 
     module: nn.Module | None
     """The innermost module being called."""

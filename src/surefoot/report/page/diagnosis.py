@@ -23,8 +23,8 @@ def verdict_of(value: Mapping[str, object] | None) -> str:
 
 
 def reason_of(value: Mapping[str, object] | None) -> str:
-    """Why a run could not be judged; empty for any other verdict."""
-    return str((value or {}).get("summary") or "") if verdict_of(value) == "unknown" else ""
+    """What a run without a serious finding was judged by, or why it could not be judged."""
+    return str((value or {}).get("summary") or "") if verdict_of(value) in ("unknown", "healthy") else ""
 
 
 def steps_of(value: Mapping[str, object] | None) -> int | None:

@@ -90,9 +90,10 @@ def shown_rank(ranks: Sequence[Path], findings: Mapping[str, Any] | None) -> Pat
 def describe_rank(folder: Path) -> RankRow:
     """The name of a rank, its verdict and its main finding."""
     findings = read_json(folder / "findings.json")
-    serious_findings = serious(findings_of(findings))
-    summary = serious_findings[0]["summary"] if serious_findings else reason_of(findings)
-    return {"name": folder.name, "verdict": verdict_of(findings), "summary": summary}
+    serious_findings, verdict = serious(findings_of(findings)), verdict_of(findings)
+    reason = "" if verdict == "healthy" else reason_of(findings)
+    summary = serious_findings[0]["summary"] if serious_findings else reason
+    return {"name": folder.name, "verdict": verdict, "summary": summary}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -42,8 +42,8 @@ _CARD_KINDS = ("halt", "rollback", "skip", "overflow", "spike", "alarm", "clip-b
 _SHORT_FACT, _LONGEST_FACT = 110, 200
 """Lengths of a headline in characters. A longer sentence than the first ends before its explanation, if it has one.
 If it is still longer than the second, the title of its cause is the headline."""
-_EXPLAINED = re.compile(r"[:;] |, (?:and the|but|which) ")
-"""Where an explanation or a second fact begins."""
+_EXPLAINED = re.compile(r"[:;] |, (?:and the|which) ")
+"""Where an explanation or a second fact begins. What follows a "but" is the fact itself."""
 _MOST_PARTS = 3
 """With more parts than this, the header does not list the losses."""
 _COUNTED = {
@@ -146,9 +146,9 @@ def _advice(finding: FindingCard) -> str:
 
 def _loss_summary(source: RunFolder, verdict: str) -> str:
     """A summary of a run without a serious finding: how its loss changed."""
-    parts = list(by_part(source.scalars))
+    parts, reason = list(by_part(source.scalars)), reason_of(source.findings)
     sentences = []
-    if len(parts) <= _MOST_PARTS:
+    if len(parts) <= _MOST_PARTS and " the loss went from " not in reason:
         sentences = [
             sentence
             for part, rows in parts
@@ -158,11 +158,9 @@ def _loss_summary(source: RunFolder, verdict: str) -> str:
                 )
             )
         ]
-    if reason := reason_of(source.findings):
-        sentences.insert(0, reason)
     if verdict == "healthy":
-        sentences.append("No warnings or errors.")
-    return " ".join(sentences)
+        sentences.append("If the result is still poor: `surefoot explain healthy`.")
+    return " ".join(filter(None, (reason, *sentences)))
 
 
 def _loss_change(table: pa.Table, part: str) -> str:
