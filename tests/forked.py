@@ -20,7 +20,8 @@ A test about imports, interpreter options or the end of an interpreter needs a f
 
 `surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With
 `starts_forks`, a program finds a small one there that has the server fork instead: the fork gets its arguments,
-environment, files and working directory, is confined to the same folders, and is killed with it.
+environment, open files and working directory, is confined to the same folders, and is killed with it. This includes the
+processes that `multiprocessing` spawns.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ def _serve(channel: socket.socket, listener: socket.socket) -> None:
             _tell_ends(children, set(asked.values()))
         if channel in ready or listener in ready:
             asking = channel if channel in ready else listener.accept()[0]
-            message, descriptors, _, _ = socket.recv_fds(asking, 1, 5)
+            message, descriptors, _, _ = socket.recv_fds(asking, 1, 64)
             if not message:
                 if asking is channel:
                     break
@@ -341,9 +342,15 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
         os.setsid()
     if order["starts_forks"]:
         sys.executable = _CLIENT
+        multiprocessing.spawn.set_executable(_CLIENT)
     if parent := order.get("parent"):
         os.getppid = lambda: parent
-    for place, descriptor in enumerate(files):
+    places = [0, 1, 2, *order.get("open", [])]
+    free = max(*places, *files) + 1  # no file is put where another one still waits
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in files]
+    for descriptor in files:
+        os.close(descriptor)
+    for place, descriptor in zip(places, moved, strict=True):
         os.dup2(descriptor, place)
         os.close(descriptor)
     os.chdir(order["folder"])
@@ -394,6 +401,8 @@ def _execute(arguments: list[str]) -> None:
     if words[:3] == ["-I", "-S", sandbox.__file__]:
         sandbox.confine(json.loads(words[3]))
         del words[:6]
+    if words[0] == "-B":  # what multiprocessing gives to an interpreter if this one writes no bytecode
+        del words[0]
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings.filterwarnings(words[1])
@@ -428,14 +437,18 @@ import contextlib, json, os, signal, socket, sys, tempfile
 words = sys.argv[1:]
 if words[0].startswith("-I") and not words[2].endswith("sandbox.py"):
     os.execv(sys.executable, [sys.executable, *words])
+def is_inherited(descriptor):
+    with contextlib.suppress(OSError):
+        return os.get_inheritable(descriptor)
+inherited = [number for number in map(int, os.listdir("/dev/fd")) if number > 2 and is_inherited(number)]
 order = {"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ), "new_session": True,
-         "whole": False, "starts_forks": True, "parent": os.getppid()}
+         "whole": False, "starts_forks": True, "parent": os.getppid(), "open": inherited}
 paper, (reading, writing) = tempfile.TemporaryFile(), os.pipe()
 paper.write(json.dumps(order).encode())
 paper.seek(0)
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.path.join(os.path.dirname(__file__), "socket"))
-socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, writing])
+socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, *inherited, writing])
 os.close(writing)
 with os.fdopen(reading, "rb", buffering=0) as told:
     told.readline()
@@ -538,9 +551,11 @@ if __name__ == "__main__":
     import atexit
     import builtins
     import faulthandler
+    import fcntl
     import gc
     import importlib
     import marshal
+    import multiprocessing.spawn
     import pkgutil
     import runpy
     import shlex
