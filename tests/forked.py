@@ -11,6 +11,7 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
 - the hash seed is 0, and interpreter options other than `-W` are not understood;
 - `surefoot run` finds what it computes first, the same in every run, already computed: see `_prepare_watching`;
 - sampled steps may take any time: the same steps are sampled on every machine;
+- `torch.manual_seed` keeps no stacks: see `keep_no_stacks`;
 - the interpreter is not taken down at the end unless `whole` is given: modules are not cleared, which takes 0.4 s, and
   torch does not deregister its operators, which takes 0.03 s.
 
@@ -34,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -95,6 +97,28 @@ def executable() -> str:
     client = _server_with(()).client
     wait_until(lambda: os.access(client, os.X_OK))  # the server writes it when it has started
     return client
+
+
+class _NoStacks:
+    """Stands for the module `traceback` where torch would keep the stack of every `torch.manual_seed`."""
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+def keep_no_stacks() -> None:
+    """Have `torch.manual_seed` keep no stacks in this process.
+
+    Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
+    takes milliseconds, and thousands of tests, programs and trials set seeds.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        for kind in ("cuda", "xpu", "mtia"):
+            if hasattr(module := import_module(f"torch.{kind}"), "traceback"):
+                module.traceback = _NoStacks
 
 
 def close() -> None:
@@ -530,6 +554,9 @@ def _prepare_watching() -> None:
 
 def _hooked_codes(function_hooks: Any) -> list[tuple[Any, ...]]:
     """In a child: the code of every function that is hooked, how it is, and its new code, without the hook itself."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.watch.context import WatchOptions
     from surefoot.watch.patches import install
     from surefoot.watch.watcher import Watcher
@@ -544,6 +571,8 @@ def _hooked_codes(function_hooks: Any) -> list[tuple[Any, ...]]:
 
     function_hooks._instrumented = note
     install(Watcher(WatchOptions(folder=Path)))
+    SpawnedRuns(request=None, folder=Path)  # type: ignore[arg-type]
+    function_hooks.add_hook(_BaseDataLoaderIter.__next__, function_hooks.Hook(print), always=True)  # by the run log
     return built
 
 
@@ -571,6 +600,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     _import_all()
     _prepare_watching()
+    keep_no_stacks()
     _check_threads()
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
     from surefoot.experiments import sandbox
