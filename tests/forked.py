@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+_BOUND = "names of surefoot bound"
+"""Stands among imported modules where every program is a watched run: see `_bind`."""
 _servers: dict[tuple[str, ...], Server] = {}
 """By the modules that their programs find imported; the first is the one that the others are forked from."""
 
@@ -87,6 +89,8 @@ def start(
         "whole": whole,
         "starts_forks": starts_forks,
     }
+    if not imported and not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
+        imported = (_BOUND,)
     return _server_with(imported).start(order, input)
 
 
@@ -344,7 +348,10 @@ def _become_server(imported: list[str], folder: str, files: list[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in imported:
-            importlib.import_module(name)
+            if name == _BOUND:
+                _bind()
+            else:
+                importlib.import_module(name)
     _check_threads()
     gc.freeze()
     listener, _CLIENT = _listen(Path(folder))
@@ -550,6 +557,15 @@ def _prepare_watching() -> None:
         return code.replace(co_consts=tuple(hook if value == "@hook" else value for value in code.co_consts))
 
     function_hooks._instrumented = find
+
+
+def _bind() -> None:
+    """Give surefoot's modules their own names, as every watched run does first: 0.04 s."""
+    from surefoot.watch import probe_runner
+
+    originals = probe_runner.Originals()
+    originals.bind()
+    probe_runner.Originals = lambda: originals  # type: ignore[assignment, misc]
 
 
 def _hooked_codes(function_hooks: Any) -> list[tuple[Any, ...]]:
