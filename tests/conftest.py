@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -41,22 +40,7 @@ if settings is not None:
     settings.load_profile("surefoot")
 
 
-class _NoStacks:
-    """Stands for the module `traceback` where torch would keep the stack of every `torch.manual_seed`.
-
-    Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
-    takes a millisecond under pytest, and thousands of tests and trials set seeds.
-    """
-
-    @staticmethod
-    def format_stack() -> list[str]:
-        return []
-
-
-if not torch.cuda.is_available():
-    for _kind in ("cuda", "xpu", "mtia"):
-        if hasattr(_module := importlib.import_module(f"torch.{_kind}"), "traceback"):
-            _module.traceback = _NoStacks
+forked.keep_no_stacks()
 
 
 @pytest.fixture(scope="session")

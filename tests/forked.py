@@ -11,6 +11,7 @@ interpreter would give it, waits for its threads and runs its exit functions. Wh
 - the hash seed is 0, and interpreter options other than `-W` are not understood;
 - `surefoot run` finds what it computes first, the same in every run, already computed: see `_prepare_watching`;
 - sampled steps may take any time: the same steps are sampled on every machine;
+- `torch.manual_seed` keeps no stacks: see `keep_no_stacks`;
 - the interpreter is not taken down at the end unless `whole` is given: modules are not cleared, which takes 0.4 s, and
   torch does not deregister its operators, which takes 0.03 s.
 
@@ -20,7 +21,8 @@ A test about imports, interpreter options or the end of an interpreter needs a f
 
 `surefoot replay`, `surefoot bisect` and `surefoot zoo` start processes themselves, by `sys.executable`. With
 `starts_forks`, a program finds a small one there that has the server fork instead: the fork gets its arguments,
-environment, files and working directory, is confined to the same folders, and is killed with it.
+environment, open files and working directory, is confined to the same folders, and is killed with it. This includes the
+processes that `multiprocessing` spawns.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+_BOUND = "names of surefoot bound"
+"""Stands among imported modules where every program is a watched run: see `_bind`."""
 _servers: dict[tuple[str, ...], Server] = {}
 """By the modules that their programs find imported; the first is the one that the others are forked from."""
 
@@ -84,6 +89,8 @@ def start(
         "whole": whole,
         "starts_forks": starts_forks,
     }
+    if not imported and not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
+        imported = (_BOUND,)
     return _server_with(imported).start(order, input)
 
 
@@ -94,6 +101,28 @@ def executable() -> str:
     client = _server_with(()).client
     wait_until(lambda: os.access(client, os.X_OK))  # the server writes it when it has started
     return client
+
+
+class _NoStacks:
+    """Stands for the module `traceback` where torch would keep the stack of every `torch.manual_seed`."""
+
+    @staticmethod
+    def format_stack() -> list[str]:
+        return []
+
+
+def keep_no_stacks() -> None:
+    """Have `torch.manual_seed` keep no stacks in this process.
+
+    Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
+    takes milliseconds, and thousands of tests, programs and trials set seeds.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        for kind in ("cuda", "xpu", "mtia"):
+            if hasattr(module := import_module(f"torch.{kind}"), "traceback"):
+                module.traceback = _NoStacks
 
 
 def close() -> None:
@@ -252,7 +281,7 @@ def _serve(channel: socket.socket, listener: socket.socket) -> None:
             _tell_ends(children, set(asked.values()))
         if channel in ready or listener in ready:
             asking = channel if channel in ready else listener.accept()[0]
-            message, descriptors, _, _ = socket.recv_fds(asking, 1, 5)
+            message, descriptors, _, _ = socket.recv_fds(asking, 1, 64)
             if not message:
                 if asking is channel:
                     break
@@ -319,7 +348,10 @@ def _become_server(imported: list[str], folder: str, files: list[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in imported:
-            importlib.import_module(name)
+            if name == _BOUND:
+                _bind()
+            else:
+                importlib.import_module(name)
     _check_threads()
     gc.freeze()
     listener, _CLIENT = _listen(Path(folder))
@@ -341,9 +373,15 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
         os.setsid()
     if order["starts_forks"]:
         sys.executable = _CLIENT
+        multiprocessing.spawn.set_executable(_CLIENT)
     if parent := order.get("parent"):
         os.getppid = lambda: parent
-    for place, descriptor in enumerate(files):
+    places = [0, 1, 2, *order.get("open", [])]
+    free = max(*places, *files) + 1  # no file is put where another one still waits
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in files]
+    for descriptor in files:
+        os.close(descriptor)
+    for place, descriptor in zip(places, moved, strict=True):
         os.dup2(descriptor, place)
         os.close(descriptor)
     os.chdir(order["folder"])
@@ -394,6 +432,8 @@ def _execute(arguments: list[str]) -> None:
     if words[:3] == ["-I", "-S", sandbox.__file__]:
         sandbox.confine(json.loads(words[3]))
         del words[:6]
+    if words[0] == "-B":  # what multiprocessing gives to an interpreter if this one writes no bytecode
+        del words[0]
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings.filterwarnings(words[1])
@@ -428,14 +468,18 @@ import contextlib, json, os, signal, socket, sys, tempfile
 words = sys.argv[1:]
 if words[0].startswith("-I") and not words[2].endswith("sandbox.py"):
     os.execv(sys.executable, [sys.executable, *words])
+def is_inherited(descriptor):
+    with contextlib.suppress(OSError):
+        return os.get_inheritable(descriptor)
+inherited = [number for number in map(int, os.listdir("/dev/fd")) if number > 2 and is_inherited(number)]
 order = {"arguments": words, "folder": os.getcwd(), "environment": dict(os.environ), "new_session": True,
-         "whole": False, "starts_forks": True, "parent": os.getppid()}
+         "whole": False, "starts_forks": True, "parent": os.getppid(), "open": inherited}
 paper, (reading, writing) = tempfile.TemporaryFile(), os.pipe()
 paper.write(json.dumps(order).encode())
 paper.seek(0)
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.path.join(os.path.dirname(__file__), "socket"))
-socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, writing])
+socket.send_fds(server, [b"."], [paper.fileno(), 0, 1, 2, *inherited, writing])
 os.close(writing)
 with os.fdopen(reading, "rb", buffering=0) as told:
     told.readline()
@@ -515,8 +559,20 @@ def _prepare_watching() -> None:
     function_hooks._instrumented = find
 
 
+def _bind() -> None:
+    """Give surefoot's modules their own names, as every watched run does first: 0.04 s."""
+    from surefoot.watch import probe_runner
+
+    originals = probe_runner.Originals()
+    originals.bind()
+    probe_runner.Originals = lambda: originals  # type: ignore[assignment, misc]
+
+
 def _hooked_codes(function_hooks: Any) -> list[tuple[Any, ...]]:
     """In a child: the code of every function that is hooked, how it is, and its new code, without the hook itself."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from surefoot.commands.spawned_run import SpawnedRuns
     from surefoot.watch.context import WatchOptions
     from surefoot.watch.patches import install
     from surefoot.watch.watcher import Watcher
@@ -531,6 +587,8 @@ def _hooked_codes(function_hooks: Any) -> list[tuple[Any, ...]]:
 
     function_hooks._instrumented = note
     install(Watcher(WatchOptions(folder=Path)))
+    SpawnedRuns(request=None, folder=Path)  # type: ignore[arg-type]
+    function_hooks.add_hook(_BaseDataLoaderIter.__next__, function_hooks.Hook(print), always=True)  # by the run log
     return built
 
 
@@ -538,9 +596,11 @@ if __name__ == "__main__":
     import atexit
     import builtins
     import faulthandler
+    import fcntl
     import gc
     import importlib
     import marshal
+    import multiprocessing.spawn
     import pkgutil
     import runpy
     import shlex
@@ -556,6 +616,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     _import_all()
     _prepare_watching()
+    keep_no_stacks()
     _check_threads()
     gc.freeze()  # what is imported needs no second look, and its pages stay shared
     from surefoot.experiments import sandbox

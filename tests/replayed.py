@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import torch
 from torch.nn import functional as F
 
 import forked
-import patience
 from captured import MODELS
 
 if TYPE_CHECKING:
@@ -99,6 +97,4 @@ def write_script(folder: Path) -> Path:
 
 def run(folder: Path, *words: str, starts_forks: bool = True) -> subprocess.CompletedProcess[str]:
     """`python WORDS`; what a command starts by itself is forked, too, or a fresh process."""
-    if words[0].startswith("-") and words[0] not in ("-m", "-c"):
-        return patience.run([sys.executable, *words], cwd=folder, env=forked.environment())
     return forked.run(words, cwd=folder, starts_forks=starts_forks)

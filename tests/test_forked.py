@@ -105,6 +105,30 @@ def test_what_a_program_starts_is_forked_as_well_confined_and_killed_with_it(tmp
         patience.wait_until(lambda: os.kill(int(told[-3]), 0))
 
 
+SPAWNS = """
+import multiprocessing, sys
+
+def tell(pipe, word):
+    pipe.send((word, "torch" in sys.modules))
+    sys.exit(3)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell, args=(theirs, "word"))
+    process.start()
+    print(*ours.recv())
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def test_what_a_program_spawns_is_forked_with_the_files_that_it_inherits(tmp_path):
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    told = [forked.run(["spawns.py"], cwd=tmp_path, starts_forks=each, check=True).stdout for each in (True, False)]
+    assert told == ["word True\n3\n", "word False\n3\n"]
+
+
 def test_programs_find_modules_imported_that_were_asked_for_and_others_do_not():
     code = "import os, sys; print('imaplib' in sys.modules, sys.argv[1:], input(), os.getppid())"
     options = {"input": "given\n", "check": True}

@@ -1,14 +1,12 @@
-"""Start a command without Landlock, as in many containers: `python without_landlock.py COMMAND`."""
+"""Run a program without Landlock, as in many containers: `python without_landlock.py (-m MODULE | SCRIPT) ...`."""
 
 from __future__ import annotations
 
 import ctypes
-import os
+import runpy
 import struct
 import sys
 
-PREFIX = [sys.executable, "-I", "-S", __file__]
-"""What to put before a command."""
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _CREATE_RULES = 444
 _NO_SUCH_CALL = 0x00050000 | 38
@@ -28,4 +26,9 @@ def refuse() -> None:
 if __name__ == "__main__":
     if sys.platform.startswith("linux"):  # elsewhere there is no Landlock to begin with
         refuse()
-    os.execv(sys.argv[1], sys.argv[1:])
+    del sys.argv[0]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -17,7 +17,9 @@ def script(tmp_path):
 
     def start(how, *command):
         place = tmp_path / f"{how}-{len(command)}"
-        return forked.run([*command, "spawning.py", how, place], cwd=tmp_path), place
+        # One of them spawns a fresh interpreter, which begins without torch.
+        words = [*command, "spawning.py", how, place]
+        return forked.run(words, cwd=tmp_path, starts_forks=how != "alone"), place
 
     return start
 

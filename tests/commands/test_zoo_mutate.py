@@ -7,7 +7,7 @@ import pytest
 ONE = ("zoo", "mutate", "--operators", "drop-zero-grad", "--parents", "diabetes_small_net", "--seeds", "1")
 
 
-def test_a_planted_fault_is_run_scored_recorded_and_diagnosed_again(command, tmp_path):
+def test_a_planted_fault_is_run_scored_recorded_and_diagnosed_again(command, tmp_path, starts_forks):
     file, folder = tmp_path / "runs.jsonl", tmp_path / "kept"
     first = command(*ONE, "--jobs", "1", "--json", file, "--keep", folder)
     assert first.code == 0

@@ -76,7 +76,7 @@ def doctor(watch, folder):
     return run
 
 
-def test_a_plain_script_is_watched_instead(folder, doctor):
+def test_a_plain_script_is_watched_instead(folder, doctor, starts_forks):
     script = "import torch\nscores = torch.randn(4, 3, requires_grad=True)\n"
     script += "torch.nn.functional.cross_entropy(scores, torch.arange(4)).backward()\n"
     (folder / "plain.py").write_text(script)

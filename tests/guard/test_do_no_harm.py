@@ -11,9 +11,9 @@ from loops import MODELS, OPTIMIZERS, differences, everything, train_bare, train
 
 pytestmark = pytest.mark.slow
 
-LONG, SHORT = 200, 60
+LONG, SHORT = 136, 60
 """Microbatches: with an accumulation of 4, a quarter as many steps. Each model, optimizer and precision has long
-runs, in which windows of monitors fill; in the other pairs of them every step rule comes to judge."""
+runs, in which the windows of the step rules fill (128); in the other pairs of them every step rule comes to judge."""
 
 # Every optimizer with every model; then every model in every precision and accumulation, with the optimizers that take
 # part differently: fused, which folds; plain; and one that brings its own step.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch.distributed as dist
 
@@ -19,20 +21,33 @@ def ranks():
     return Ranks()
 
 
-@pytest.mark.parametrize(("kind", "count"), COUNTS.items())
-def test_a_guarded_run_is_bitwise_the_bare_one(ranks, tmp_path, kind, count):
-    assert ranks.play(scenarios.healthy, tmp_path, count, kind=kind) == [0] * count
-    for bare, guarded in results(tmp_path, count):
+@pytest.fixture(scope="module")
+def played(ranks, tmp_path_factory):
+    """What every rank says of a healthy run on a mesh, and of one with trouble."""
+
+    @cache
+    def play(kind):
+        folder, count = tmp_path_factory.mktemp(kind), COUNTS[kind]
+        assert ranks.play(scenarios.healthy_then_trouble, folder, count, kind=kind) == [0] * count
+        return results(folder, count)
+
+    return play
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_guarded_run_is_bitwise_the_bare_one(played, kind):
+    for each in played(kind):
+        bare, guarded = each["healthy"]
         assert guarded == bare
 
 
-@pytest.mark.parametrize(("kind", "count"), COUNTS.items())
-def test_what_one_rank_refuses_changes_nothing_on_any(ranks, tmp_path, kind, count):
-    assert ranks.play(scenarios.trouble, tmp_path, count, kind=kind) == [0] * count
-    first = results(tmp_path, count)[0]
-    for each in results(tmp_path, count):
+@pytest.mark.parametrize("kind", COUNTS)
+def test_what_one_rank_refuses_changes_nothing_on_any(played, kind):
+    every = [each["trouble"] for each in played(kind)]
+    first = every[0]
+    for each in every:
         assert each["skipped"] == list(scenarios.BAD), "a NaN and a spike"
-        assert each["changed"] == [step for step in range(70) if step not in scenarios.BAD]
+        assert each["changed"] == [step for step in range(scenarios.STEPS_OF_TROUBLE) if step not in scenarios.BAD]
         assert each["norms"] == pytest.approx(first["norms"])
         assert each["whole"] == first["whole"]
 

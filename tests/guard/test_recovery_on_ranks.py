@@ -116,7 +116,8 @@ def test_trouble_on_one_rank_brings_all_back_to_the_same_state(ranks, tmp_path, 
     assert [action for _, action, _ in one["actions"]][-1:] == ([FAULTS[what]] if FAULTS[what] else [])
     assert one["skipped"] == other["skipped"]
     assert one["rate"] == other["rate"]
-    assert one["states"][-20:] == other["states"][-20:]
+    assert len(one["states"]) == 20
+    assert one["states"] == other["states"]
 
 
 @pytest.mark.parametrize("lag", [False, True], ids=["at once", "some steps later"])
@@ -159,7 +160,7 @@ def test_without_snapshots_all_ranks_return_to_the_same_checkpoint(ranks, tmp_pa
     assert "back to the checkpoint of step 60" in one["actions"][0][2]
     assert one["actions"] == other["actions"]
     if kind == "ddp":
-        assert one["states"][-20:] == other["states"][-20:]
+        assert one["states"] == other["states"]
     assert whole_steps(tmp_path / "run")[-1] == 100
 
 

@@ -89,7 +89,7 @@ def test_wrong_use_is_one_answer_and_exit_code_2(tmp_path, broken_incident, word
     (tmp_path / "train.py").write_text(BROKEN)
     (tmp_path / "quiet.py").write_text("print('nothing to train')")
     (tmp_path / "incident").symlink_to(broken_incident)
-    told = run(tmp_path, *without_landlock.PREFIX[1:], sys.executable, "-m", "surefoot", "replay", *words)
+    told = run(tmp_path, without_landlock.__file__, "-m", "surefoot", "replay", *words)
     assert told.returncode == 2
     assert said in told.stderr
     assert told.stderr.count("this system cannot confine the runs") == ("quiet.py" in words)

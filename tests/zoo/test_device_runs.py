@@ -4,10 +4,12 @@
 """
 
 import json
+import sys
 
 import pytest
 from small_zoo import SCRIPT, a_zoo
 
+import forked
 import patience
 from surefoot.core.console import result_console
 from surefoot.zoo.device_runs import run_all
@@ -46,7 +48,10 @@ def score(tmp_path_factory):
         **{"testing__data_label-out-of-range__labels": LABELS},
     )
     done = []
-    results = run_all("cpu:0", scripts, [100], 3, keep=root / "kept", timeout_s=patience.HANG_SECONDS, done=done.append)
+    limit = patience.HANG_SECONDS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked.executable())
+        results = run_all("cpu:0", scripts, [100], 3, keep=root / "kept", timeout_s=limit, done=done.append)
     assert sorted(result.name for result in done) == [result.name for result in results]
     return root, scripts, {result.script: result for result in results}
 

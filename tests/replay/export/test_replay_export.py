@@ -46,7 +46,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_a_replay_writes_a_script_that_fails_alone(trained, tmp_path, monkeypatch):
+def test_a_replay_writes_a_script_that_fails_alone(trained, tmp_path, monkeypatch, starts_forks):
     monkeypatch.chdir(trained)
     incident = incidents_in(trained / "out")[0]
     order = Order(incident, script="train.py", export=tmp_path / "repro")

@@ -43,7 +43,7 @@ def scripts(folder, **texts):
     ]
 
 
-def test_when_the_time_is_over_the_results_so_far_remain(tmp_path):
+def test_when_the_time_is_over_the_results_so_far_remain(tmp_path, starts_forks):
     chosen = scripts(tmp_path, first="import torch\n", second="import torch\n", slow="import time\ntime.sleep(600)\n")
     seen = []
     found = run_all(chosen, [100], 1, Limits(all_s=0.1), tmp_path / "kept", seen.append)
@@ -51,7 +51,7 @@ def test_when_the_time_is_over_the_results_so_far_remain(tmp_path):
     assert [(run.parent, run.verdict, run.exit_code) for run in found] in ([], [("first", "unknown", 0)])
 
 
-def test_a_script_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path):
+def test_a_script_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path, starts_forks):
     chosen = scripts(tmp_path, slow="import time\ntime.sleep(600)\n", quick="import time\ntime.sleep(0.5)\n")
     found = run_all(chosen, [100], 1, Limits(each_s=10.0))
     assert [run.trouble for run in found] == ["still running after 10 s", ""]
