@@ -159,6 +159,21 @@ def test_the_table_of_tested_faults_has_a_column_for_every_trainer():
     assert columns.strip(" |").split(" | ") == listed
 
 
+def test_every_cell_of_the_table_of_tested_faults_has_a_test_that_exists():
+    section = (ROOT / "docs" / "trainers" / "index.md").read_text().split("## What is tested")[1].split("\n## ")[0]
+    tables = re.findall(r"^\|(?:---\|)+\n((?:\|.*\n)+)", section, re.M)
+    faults, tests = ([row.strip("| ").split(" | ") for row in table.splitlines()] for table in tables)
+    assert [name for name, _ in tests] == [row[0] for row in faults]
+    for name, named in tests:
+        columns = set()
+        for test, files in re.findall(r"`(test_\w+)` in ((?:`\w+\.py`(?:, )?)+)", named):
+            for file in re.findall(r"`(\w+\.py)`", files):
+                source = (ROOT / "tests" / "trainers" / file).read_text()
+                assert f"\ndef {test}(" in source, f"{name}: {file} has no {test}"
+                columns.add("trl" if file == "test_examples.py" else file.removeprefix("test_").removesuffix(".py"))
+        assert columns == {*trainers.FRAMEWORKS, "trl"}, name
+
+
 def test_the_table_of_exit_codes_has_every_command():
     section = (ROOT / "docs" / "terminal.md").read_text().split("## Exit codes")[1].split("##")[0]
     listed = {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)", row)}

@@ -28,15 +28,25 @@ def facts_of(model: nn.Module) -> list[ParameterFacts]:
     ]
 
 
+def as_transformers_does(layer: nn.Linear) -> nn.Linear:
+    """Weights from a normal distribution, and a bias of zeros."""
+    nn.init.normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "new"),
     [
         (lambda: nn.Linear(32, 32), True),
         (lambda: nn.Conv2d(3, 16, 3), True),
         (lambda: nn.Sequential(nn.Embedding(50, 16), nn.LayerNorm(16)), True),
-        (lambda: nn.Embedding(50, 16), False),  # it cannot be told
+        (lambda: as_transformers_does(nn.Linear(32, 32)), True),
+        (lambda: as_transformers_does(nn.Linear(32, 32, bias=False)), False),  # it cannot be told
+        (lambda: nn.Embedding(50, 16), False),  # nor here
     ],
-    ids=["linear", "convolution", "norm", "embedding"],
+    ids=["linear", "convolution", "norm", "normal", "normal-unbiased", "embedding"],
 )
 def test_default_weights_are_new_and_trained_ones_are_not(make, new):
     torch.manual_seed(0)

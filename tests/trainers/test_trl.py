@@ -81,17 +81,21 @@ def sft_bf16(folder: Path, callbacks: list[Any]) -> Any:
     return sft(folder, callbacks, bf16=True)
 
 
-def dpo(folder: Path, callbacks: list[Any]) -> Any:
-    rows = [{"prompt": f"w{i % 30} w1", "chosen": " w2 w3", "rejected": " w4 w5"} for i in range(48)]
-    arguments = DPOConfig(str(folder), **SETTINGS)
-    return DPOTrainer(
+def with_reference(trainer: Any, config: Any, rows: list[dict[str, Any]], folder: Path, callbacks: list[Any]) -> Any:
+    """A trainer that compares the model with a reference, which starts equal."""
+    return trainer(
         model(),
         model(),
-        args=arguments,
+        args=config(str(folder), **SETTINGS),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(),
         callbacks=callbacks,
     )
+
+
+def dpo(folder: Path, callbacks: list[Any]) -> Any:
+    rows = [{"prompt": f"w{i % 30} w1", "chosen": " w2 w3", "rejected": " w4 w5"} for i in range(48)]
+    return with_reference(DPOTrainer, DPOConfig, rows, folder, callbacks)
 
 
 def kto(folder: Path, callbacks: list[Any]) -> Any:
@@ -99,15 +103,7 @@ def kto(folder: Path, callbacks: list[Any]) -> Any:
         {"prompt": f"w{i % 30} w1", "completion": " w2 w3" if i % 2 else " w4 w5", "label": bool(i % 2)}
         for i in range(48)
     ]
-    arguments = KTOConfig(str(folder), **SETTINGS)
-    return KTOTrainer(
-        model(),
-        model(),
-        args=arguments,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer(),
-        callbacks=callbacks,
-    )
+    return with_reference(KTOTrainer, KTOConfig, rows, folder, callbacks)
 
 
 def distinct_words(completions: list[str], **_: Any) -> list[float]:

@@ -19,6 +19,7 @@ from surefoot.watch.originals import (
     _is_torchs,
     _Owner,
     names_used_in,
+    replaced_methods,
 )
 
 
@@ -55,6 +56,22 @@ def test_names_are_found_in_a_module_that_grows_while_it_is_read():
     own.__module__ = module.__name__
     module.lazy, module.own = Lazy(), own
     assert names_used_in(module) == {"torch", "relu"}
+
+
+def test_modules_that_are_imported_while_all_are_searched_end_nothing(monkeypatch):
+    def imports(phase, info):
+        name = f"imported_{len(sys.modules)}"
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+
+    monkeypatch.setattr(Tensor, "sum", lambda tensor: None)  # modules are searched only if a method was replaced
+    threshold = gc.get_threshold()
+    gc.callbacks.append(imports)  # as another thread may import at any point
+    gc.set_threshold(1)
+    try:
+        assert replaced_methods() == ["Tensor.sum"]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(imports)
 
 
 def test_only_what_the_script_has_put_in_place_of_a_function_stands_for_it(monkeypatch):

@@ -43,7 +43,7 @@ def _factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 def _finite(norm: Tensor) -> Tensor:
-    return torch.where(norm < math.inf, norm, 0.0)
+    return torch.nan_to_num(norm, nan=0.0, posinf=0.0)  # a norm is not negative
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 Normalization layers begin with ones and zeros, and lose that with the first update. The default weights of linear and
 convolutional layers are drawn uniformly between two bounds: the largest is at most 1.74 times their spread, and trained
-weights have longer tails than that. Weights for which neither can be decided count as neither new nor trained.
+weights have longer tails than that. Models of Transformers draw them from a normal distribution, and set every bias to
+0, which the first update changes. Weights for which nothing can be decided count as neither new nor trained.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def look_new(parameters: Sequence[ParameterFacts]) -> bool:
         for p in parameters
         if p.first.std and p.first.largest is not None and size_of([p]) >= _FEWEST
     ]
-    return bool(tails) and median(tails) < _EVEN_TAIL
+    biases = [p for p in parameters if len(p.shape) == 1 and p.first.norm is not None]
+    return bool(tails) and (median(tails) < _EVEN_TAIL or (bool(biases) and not any(p.first.norm for p in biases)))
 
 
 def began_new(facts: RunFacts, parameters: Sequence[ParameterFacts]) -> bool:

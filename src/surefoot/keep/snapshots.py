@@ -155,12 +155,12 @@ class TrainedState:
                 state[key] = map_tensors(value, partial(_beside, parameter))
 
     @torch.no_grad()
-    def moved_since(self, tree: StateTree, live: LiveTensors) -> Tensor:
-        """The distance of each trained parameter from a copied tree. Does not read from a device."""
+    def moved_since(self, before: Sequence[Tensor], live: LiveTensors) -> Tensor:
+        """The distance of each trained parameter from the `tensors` of a copied tree. Does not read from a device."""
         trained = set(map(id, live.trained))
         pairs = [
             (local_part(now), then)
-            for now, then in zip(live.tensors, tree["tensors"], strict=True)
+            for now, then in zip(live.tensors, before, strict=True)
             if id(now) in trained and (then.is_floating_point() or then.is_complex())
         ]
         home = pairs[0][0].device

@@ -72,6 +72,11 @@ class Staged:
         copies = self._copies.tensors
         return map_leaves(self._outline, _Slot, lambda slot: copies[slot.number])
 
+    def part(self, key: str) -> Any:
+        """One entry of a state that is a dictionary, as in `tree`, without making the rest."""
+        copies = self._copies.tensors
+        return map_leaves(self._outline[key], _Slot, lambda slot: copies[slot.number])
+
     @cached_property
     def spread(self) -> dict[int, Spread]:
         """How the sharded tensors of `tree` are divided over processes, by their `id`."""

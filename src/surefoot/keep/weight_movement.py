@@ -233,7 +233,7 @@ class WeightMovement:
             if last.moved is not None:
                 return last.moved
             last.staged.wait()
-        return self._state.moved_since(last.staged.tree, live) / (step - last.step)
+        return self._state.moved_since(last.staged.part("tensors"), live) / (step - last.step)
 
     def note_onset(self, step: int, last: Snapshot) -> None:
         """The run is not healthy: if it was until now, record how far the weights have moved since `last`."""
@@ -242,7 +242,7 @@ class WeightMovement:
 
     def _measured(self, step: int, last: Snapshot) -> _Onset:
         since, live = max(last.step, self._returned_at), self._state.live()
-        moved = self._state.moved_since(last.staged.tree, live) / max(step - since, 1)
+        moved = self._state.moved_since(last.staged.part("tensors"), live) / max(step - since, 1)
         return _Onset(last, since, step, moved, live.outline)
 
     def forget(self) -> None:

@@ -287,7 +287,9 @@ class GuardedTraining:
             own = _trained(attachment)
             if not numbers.issuperset(map(id, own)):  # parameters without a gradient may be missing
                 own = [each for each in own if each.grad is not None]
-            if own and numbers.issuperset(map(id, own)) and any(each.grad is not None for each in own):
+                if not numbers.issuperset(map(id, own)):
+                    continue
+            if any(each.grad is not None for each in own):
                 attachment.observe(clip_factor=factor)
 
     # ---- state ------------------------------------------------------------------------------------------------------

@@ -182,8 +182,11 @@ class StabilizerCallback(Callback):  # type: ignore[misc]
         notice_replaced(training, trainer.optimizers, "Lightning")
         if len(training.attachments) == 1 and training.is_attached:
             training.count_if_skipped(getattr(trainer.precision_plugin, "scaler", None))
-        numbers = training.numbers()
-        if numbers and trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
+        if (
+            trainer.log_every_n_steps
+            and self._steps % trainer.log_every_n_steps == 0
+            and (numbers := training.numbers())
+        ):
             pl_module.log_dict(numbers)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Originals:
 
     def bind(self) -> None:
         """Give the modules of surefoot that are loaded their own names."""
-        added = [module for name, module in list(sys.modules.items()) if self._is_added(name, module)]
+        added = [module for name, module in sys.modules.copy().items() if self._is_added(name, module)]
         self._bound.update(module.__name__ for module in added)
         self._used.update(*map(names_used_in, added))
         used_builtins = self._used & self._builtins.keys()
@@ -129,7 +129,7 @@ class Originals:
 
     def codes(self) -> Iterator[types.CodeType]:
         """All loaded code of surefoot, without that of decorators that others use too, such as `contextmanager`."""
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             if name.startswith("surefoot.") and not name.startswith("surefoot.zoo") and module is not None:
                 for code in _codes_of(module):
                     if code.co_filename.startswith((HERE, "<")):  # in angle brackets: the methods of a dataclass
@@ -375,7 +375,7 @@ def replaced_methods() -> list[str]:
     ]
     if not found:
         return []
-    own = [module for name, module in list(sys.modules.items()) if name.startswith("surefoot.") and module]
+    own = [module for name, module in sys.modules.copy().items() if name.startswith("surefoot.") and module]
     used = {name for module in own for name in names_used_in(module)}
     classes = {kind: _Class(kind, used) for kind in _CLASSES}
     return [f"{kind.__name__}.{name}" for kind, name in found if classes[kind].matters(name)]

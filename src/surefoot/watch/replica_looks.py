@@ -374,7 +374,7 @@ def _hash(content: bytes) -> str:
 
 def _code() -> Iterator[tuple[str, str]]:
     """The script and the imported modules of its author, each with a hash of its text."""
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = [getattr(module, "__file__", None) for module in sys.modules.copy().values()]
     for name in sorted({file for file in files if isinstance(file, str) and is_users(file)})[:_MOST_FILES]:
         try:
             yield place(name, 0).removesuffix(":0"), _hash(read_file(Path(name)))

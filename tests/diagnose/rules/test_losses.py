@@ -162,6 +162,17 @@ def test_raw_scores_into_nll_are_named(watch: Nursery) -> None:
     assert found.evidence["loss"] < 0
 
 
+def test_raw_scores_into_nll_are_named_although_the_run_ends_with_nan() -> None:
+    def of_step(step: int) -> list[dict[str, Any]]:
+        scores = class_scores(step, 5, -0.5, 0.4, 3.0, op="nll_loss")
+        nan = dict.fromkeys(("min", "max", "sum_error", "log_sum_error"), math.nan)
+        return [scores | {"distribution": scores["distribution"] | nan}] if step > 40 else [scores]
+
+    found = losses.logits_into_probability_loss(run_with_losses(of_step))
+    assert found is not None
+    assert found.evidence["log_sum_error"] == 4.0
+
+
 def test_probabilities_into_nll_are_named_as_such(watch: Nursery) -> None:
     run = watch(CLASSES, "loss_of = F.nll_loss", SOFTMAX_IN_FORWARD, LOOP)
     assert "not their logarithms" in run.first.summary

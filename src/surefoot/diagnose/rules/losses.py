@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from surefoot.record.facts import (
         CallSite,
         LossCall,
+        RowDistribution,
         SampledCall,
     )
 
@@ -198,12 +199,18 @@ def scores_crash(run: RecordedRun) -> Claim | None:
     )
 
 
+def _scores(notes: Iterable[LossCall]) -> list[RowDistribution]:
+    """The finite scores that a loss got: those of a run that has diverged do not show what they were meant to be."""
+    known = [n.distribution for n in notes if n.distribution is not None]
+    return [each for each in known if each.classes > 1 and math.isfinite(each.log_sum_error)]
+
+
 def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
     """A loss for (log-)probabilities gets something else."""
     if has_softmax_over_rows(run):
         return None  # the softmax is there, over the wrong dimension
     for site, notes in by_site(run.sampled.training_losses("nll_loss", "nll_loss2d")).items():
-        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
+        seen = _scores(notes)
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             probabilities = all(d.min >= 0 and d.sum_error < 1e-2 for d in seen)
             kind = "probabilities, not their logarithms" if probabilities else "raw scores, not log-probabilities"
@@ -222,7 +229,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
                 fixes=("Put log_softmax before nll_loss, or use cross_entropy.",),
             )
     for site, notes in by_site(run.sampled.training_losses("kl_div", "ctc_loss")).items():
-        seen = [n.distribution for n in notes if n.distribution and n.distribution.classes > 1]
+        seen = _scores(notes)
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
