@@ -70,7 +70,7 @@ class RunActions:
         """Carry out the decision about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
         if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
-        weights, typical = self._persistence.weights, self._history.typical_gradient
+        weights, typical = self._persistence.weights, self._history.typical
         had_moved = decision.only_if_moved and (
             weights.weights_had_moved(typical, has_blown_up(self._history))
             or was_bad_batch(self._history.history, self._history.onset)
