@@ -198,6 +198,28 @@ def test_gradients_that_were_far_too_large_by_accident_are_undone(clean):
     assert loop.is_like(clean)
 
 
+def test_gradients_with_the_wrong_sign_by_accident_are_undone():
+    """The loss rises little by little, too little for a return, and no gradient is unusual."""
+
+    class EasyLoop(Loop):
+        def loss(self, x, y):
+            return (self.model(x) - 0.2 * x[:, :1]).square().mean()
+
+    steps, done = range(FAULT_AT, FAULT_AT + 10), set()
+
+    def tamper(loop, step, x, y):
+        if not step:
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * (-1 if loop.is_wrong else 1))
+        loop.is_wrong = step in steps and step not in done
+        done.add(step)
+        return x, y
+
+    loop = EasyLoop(tamper, sgd=True).guarded(checker=None).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(EasyLoop(sgd=True).bare())
+
+
 def test_a_series_of_bad_batches_that_damaged_the_weights_is_left_out():
     series = range(FAULT_AT, FAULT_AT + 8)
 
