@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import surefoot as sf
-from surefoot.decide.recovery import EscalationState, burst_end
+from surefoot.decide.recovery import EscalationState, burst_end, was_bad_batch
 from surefoot.types import Signals, StepRecord
 
 # ---- Escalation -----------------------------------------------------------------------------------------------------
@@ -399,3 +399,19 @@ def test_several_high_losses_in_a_row_occur_by_chance_where_losses_vary_a_hundre
     losses = [*usual, 106.0, 55.0, 98.0, 88.0, 0.1, 6.0, 0.04, 9.2]
     records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate(losses)]
     assert burst_end(records, 50, bool) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_bad_batch"),
+    [
+        ([900, 8, 12, 9, 40, 70, 11, 9, 12, 8], True),
+        ([900, 8, 12, 9, 500, 70, 11, 9, 12, 8], False),  # not alone
+        ([12, 11, 13, 10, 12, 11, 9, 10, 11, 10], False),  # other data
+        ([12, 5, 4, 3, 2.2, 1.6, 1.2, 1.0, 0.9, 0.8], False),  # … that is learned quickly
+        ([900, 0.5, 0.4, 0.5, 0.5, 0.4, 0.5, 0.6, 0.5, 0.4], False),  # no harm was done
+    ],
+)
+def test_a_bad_batch_is_one_whose_loss_is_far_above_those_after_it(losses, is_bad_batch):
+    records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate([*USUAL, *losses])]
+    assert was_bad_batch(records, 50) is is_bad_batch
+    assert not was_bad_batch(records, None)

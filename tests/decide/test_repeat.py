@@ -17,6 +17,7 @@ from surefoot.decide.repeat import (
     plan,
     plan_test,
     plan_without,
+    risen_losses,
     unusual_gradients,
 )
 from surefoot.types import Decision, Signals, StepRecord
@@ -190,6 +191,27 @@ def test_gradients_far_above_all_before_are_found_when_they_end(length):
 def test_one_large_gradient_or_less_than_ten_times_the_others_is_not_worth_a_test(norms):
     before = [1.0 + 0.5 * (step % 3) for step in range(50)]
     assert unusual_gradients(with_norms([*before, *norms, 1.5])) is None
+
+
+@pytest.mark.parametrize(
+    ("last", "first"),
+    [
+        ([0.2, 0.5, 1.0, 0.1, 4.0, 3.0, 3.5, 9.0, 2.0, 5.0, 4.0, 6.0], 71),  # rises little by little
+        ([0.1, 0.2, 0.1, 0.3, 9.0, 0.1, 9.0, 0.2, 9.0, 0.1, 0.2, 9.0], None),  # single outliers
+        ([4.0, 3.0, 3.5, 9.0, 2.0, 5.0, 4.0, 6.0, 4.0, 3.0, 3.5, 9.0], None),  # it had risen before
+        ([0.3, 0.2, 0.3, 0.4, 0.3, 0.4, 0.5, 0.3, 0.2, 0.4, 0.3, 0.5], None),
+    ],
+)
+def test_losses_of_which_most_are_far_above_all_before_are_worth_a_test_once(last, first):
+    losses = [0.1 + 0.1 * (step % 3) for step in range(96 - len(last))] + last
+    records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate(losses)]
+    assert risen_losses(records) == first
+    assert risen_losses(records[:-1]) is None
+
+
+def test_after_a_test_the_step_at_which_the_problem_shows_is_left_out_and_not_the_first_repeated_one():
+    state = plan_test(RepeatState(), 50, 50, 80, ATTEMPTS)
+    assert plan(state, 70, 79, 80, ATTEMPTS).left_out == (70,)
 
 
 def test_a_suspicion_leads_to_a_test_unless_something_is_decided():

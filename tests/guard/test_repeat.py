@@ -1,6 +1,7 @@
 """`TrainingRecovery(repeat=True)`: steps that a return undoes are taken once more, and the run is where it would be."""
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -195,6 +196,28 @@ def test_gradients_that_were_far_too_large_by_accident_are_undone(clean):
     loop = Loop(tamper).guarded(checker=None).run()
     assert loop.actions == ["repeat"]
     assert loop.is_like(clean)
+
+
+def test_gradients_with_the_wrong_sign_by_accident_are_undone():
+    """The loss rises little by little, too little for a return, and no gradient is unusual."""
+
+    class EasyLoop(Loop):
+        def loss(self, x, y):
+            return (self.model(x) - 0.2 * x[:, :1]).square().mean()
+
+    steps, done = range(FAULT_AT, FAULT_AT + 10), set()
+
+    def tamper(loop, step, x, y):
+        if not step:
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * (-1 if loop.is_wrong else 1))
+        loop.is_wrong = step in steps and step not in done
+        done.add(step)
+        return x, y
+
+    loop = EasyLoop(tamper, sgd=True).guarded(checker=None).run()
+    assert loop.actions == ["repeat"]
+    assert loop.is_like(EasyLoop(sgd=True).bare())
 
 
 def test_a_series_of_bad_batches_that_damaged_the_weights_is_left_out():
@@ -404,23 +427,34 @@ def test_checkpoints_of_undone_steps_are_evidence(tmp_path):
     assert manager.load("good").step == STEPS
 
 
-@pytest.mark.parametrize("stop_after", [60, 72, 85, 92, 100, 115])
-def test_a_run_that_dies_in_the_middle_of_a_repeat_ends_bitwise_the_same(tmp_path, stop_after):
+@pytest.mark.parametrize("at", [58, 59, 61, 64, 67, 75])
+def test_whether_a_bad_batch_is_undone_does_not_depend_on_the_age_of_the_last_snapshot(at):
+    """With momentum, the bad step itself is a small part of the damage, and the steps since a snapshot dilute it."""
+
+    def tamper(loop, step, x, y):
+        return (x, 200 * y) if step == at else (x, y)
+
+    loop = Loop(tamper, sgd=True).guarded().run()
+    assert loop.is_like(Loop(sgd=True).bare(without=[at]))
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "lost"), [(60, 0), (60, 5), (60, 6), (72, 0), (85, 0), (92, 1), (100, 0), (115, 0)]
+)
+def test_a_run_that_dies_in_the_middle_of_a_repeat_ends_bitwise_the_same(tmp_path, stop_after, lost):
+    """… also if its last checkpoints were `lost`: it continues from an older one, with other moments in memory."""
     reference = Loop(sgd=True).bare(without=[FAULT_AT])
-    settings = {"sgd": True}
 
     def guarded():
         manager = sf.CheckpointManager(tmp_path, every_steps=5, keep_last=8)
-
-        def tamper(loop, step, x, y):
-            manager.wait()  # on a slow disk it would continue from an older checkpoint, with other moments in memory
-            return bad_batch(loop, step, x, y)
-
-        return Loop(tamper, **settings).guarded(checkpoints=manager)
+        return Loop(bad_batch, sgd=True).guarded(checkpoints=manager)
 
     first = guarded().run(stop_after)
-    first.stabilizer._run.persistence.checkpoints.wait()
-    first.stabilizer._run.persistence.checkpoints._claim.release()
+    manager = first.stabilizer._run.persistence.checkpoints
+    manager.wait()
+    for checkpoint in manager.checkpoints()[:lost]:
+        shutil.rmtree(checkpoint.path)
+    manager._claim.release()
     seed(99)
     second = guarded().run()
     assert second.is_like(reference)

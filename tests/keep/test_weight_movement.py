@@ -9,8 +9,8 @@ from surefoot.keep.weight_movement import MovementJumps, ScriptWrites
 from trained import Run
 
 
-def steady(first, end):
-    """Gradients of the same size all along."""
+def steady(name, first, end):
+    """Gradients and rates of the same size all along."""
     return 1.0
 
 
@@ -118,7 +118,7 @@ def test_gradients_that_have_grown_explain_a_longer_way():
     run.train(10)
     ring.note_trouble(30, before=20)
     assert ring.movement.was_unusual(steady)
-    assert not ring.movement.was_unusual(lambda first, end: 8.0 if end > 20 else 1.0)
+    assert not ring.movement.was_unusual(lambda name, first, end: 8.0 if end > 20 else 1.0)
 
 
 @pytest.mark.parametrize(("at_the_last_step", "is_damage"), [(1.0, True), (10.0, False)])
@@ -133,7 +133,26 @@ def test_a_large_gradient_at_the_step_of_the_first_high_loss_explains_that_step_
     weight = next(iter(run.model.parameters()))
     weight.data.add_(6 * 6 * usual / weight.numel() ** 0.5)  # six times as far per step, in six steps
     ring.note_trouble(26, before=21)
-    assert ring.movement.was_unusual(lambda first, end: at_the_last_step if end - first == 1 else 1.0) is is_damage
+
+    def typical(name, first, end):
+        return at_the_last_step if end - first == 1 else 1.0
+
+    assert ring.movement.was_unusual(typical) is is_damage
+
+
+@pytest.mark.parametrize(("earlier_rate", "is_damage"), [(1.0, False), (6.0, True)])
+def test_a_way_as_long_as_in_an_earlier_interval_at_the_same_rate_is_usual(earlier_rate, is_damage):
+    """As after each copy of a target network: weights that follow new targets go straight on for a while."""
+    run = Run()
+    ring = SnapshotRing(run.state, 10, 2, None)
+    ring.take(0)
+    weight = next(iter(run.model.parameters()))
+    for step, way in ((10, 1.0), (20, 6.0), (30, 1.0), (40, 1.0)):
+        weight.data.add_(way)
+        ring.take(step)
+    weight.data.add_(6.0)
+    ring.note_trouble(50, before=40)
+    assert ring.movement.was_unusual(lambda name, first, end: earlier_rate if end == 20 else 1.0) is is_damage
 
 
 def test_of_a_model_that_was_rebuilt_since_nothing_is_known():

@@ -7,6 +7,7 @@ step and returns the next state and a `Decision`.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -405,22 +406,32 @@ def burst_end(records: Sequence[StepRecord], onset: int | None, agreed: Callable
     last = now - AFTER_BURST_STEPS
     if onset is None or last - onset + 1 < BURST_STEPS:
         return None
+    return last if agreed(_has_fallen(records, onset, last)) else None
+
+
+def was_bad_batch(records: Sequence[StepRecord], onset: int | None) -> bool:
+    """Whether the problem that began at `onset` was caused by the batch of that step alone, as the losses since show.
+
+    The first loss on other data is like the next ones. That of a bad batch is far above those of the following batches,
+    which are high because the step has damaged the weights.
+    """
+    return onset is not None and _has_fallen(records, onset, onset)
+
+
+def _has_fallen(records: Sequence[StepRecord], onset: int, last: int) -> bool:
+    """Whether the loss has fallen at once after `last`, and stays above its level before `onset`."""
     losses = {each.signals.step: each.signals.loss for each in records if each.signals.step >= onset - USUAL_STEPS}
     known = {step: float(loss) for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
-    usual = [loss for step, loss in known.items() if step < onset]
+    usual = sorted(loss for step, loss in known.items() if step < onset)
     during = [loss for step, loss in known.items() if onset <= step <= last]
     after = [loss for step, loss in known.items() if step > last]
-    return last if agreed(_has_fallen(usual, during, after)) else None
-
-
-def _has_fallen(usual: list[float], during: list[float], after: list[float]) -> bool:
-    if len(usual) < USUAL_STEPS // 2 or len(during) < BURST_STEPS or len(after) < AFTER_BURST_STEPS:
+    least = min(BURST_STEPS, last - onset + 1)
+    if len(usual) < USUAL_STEPS // 2 or len(during) < least or len(after) < AFTER_BURST_STEPS:
         return False
-    ordered, half = sorted(usual), AFTER_BURST_STEPS // 2
-    level, upper_quartile = ordered[len(usual) // 2], ordered[3 * len(usual) // 4]
+    level, upper_quartile, half = usual[len(usual) // 2], usual[3 * len(usual) // 4], len(after) // 2
     fell = min(during) - level > BURST_FALL * (max(after) - level) and min(after) > upper_quartile
-    stays = sum(after[half:]) - half * level > STILL_FALLING * (sum(after[:half]) - half * level) > 0
-    return fell and stays
+    before, now = (statistics.median(part) - level for part in (after[:half], after[half:]))
+    return fell and now > STILL_FALLING ** (half / 2) * before > 0
 
 
 def is_new_level(before: StepRecord | None, now: StepRecord, agreed: Callable[[bool], bool]) -> bool:

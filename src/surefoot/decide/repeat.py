@@ -16,9 +16,9 @@ a few unhealthy steps, because its place is known. Each problem takes one of `at
 series of bad batches whose end is known (`Decision.through`) is left out at once.
 
 Repeating steps unchanged does no harm to a healthy run: it is where it was, bit for bit. So a suspicion suffices for a
-test (`Decision.is_test`): a refused step, gradients far above all before, a high loss although the weights had moved as
-usual. An accident does not recur. What recurs belongs to the data or began before the moment returned to, and nothing
-is left out because of a test.
+test (`Decision.is_test`): a refused step, gradients or most of the last losses far above all before, a high loss
+although the weights had moved as usual. An accident does not recur. What recurs belongs to the data or began before the
+moment returned to, and nothing is left out because of a test.
 
 The functions are pure and return the next state; `RepeatPlanner` holds the state of one run.
 """
@@ -55,6 +55,9 @@ OUTLIER_SPREADS = 12.0
 UNUSUAL_GRADIENT, UNUSUAL_STEPS, UNUSUAL_MOST_STEPS = 10.0, 2, 8
 """The factor above all gradient norms of the window that is worth a test, the least number of consecutive steps with
 such gradients, and the number after which the end of them is not awaited."""
+
+RISEN_STEPS = 8
+"""The number of last steps whose median loss is compared with the steps before, each time as many have passed."""
 
 
 class RepeatState(NamedTuple):
@@ -146,6 +149,24 @@ def unusual_gradients(records: Sequence[StepRecord]) -> int | None:
     return last[length - 1].signals.step if is_unusual else None
 
 
+def risen_losses(records: Sequence[StepRecord]) -> int | None:
+    """The first step to repeat if most of the last losses, and not already of those before them, are outliers.
+
+    Steps in a wrong direction raise the loss little by little, so the steps before the last ones are repeated as well.
+    """
+    now = records[-1].signals.step
+    if (now + 1) % RISEN_STEPS:
+        return None
+    last = list(itertools.islice(reversed(records), 2 * RISEN_STEPS + OUTLIER_WINDOW))
+    losses = [float(each.signals.loss) for each in last if not each.skipped and each.signals.loss is not None]
+    if len(losses) < 2 * RISEN_STEPS + OUTLIER_WINDOW // 2 or not all(map(math.isfinite, losses)):
+        return None
+    blocks = losses[:RISEN_STEPS], losses[RISEN_STEPS : 2 * RISEN_STEPS]
+    window = deque(losses[2 * RISEN_STEPS :])
+    now_is, was = (_is_outlier(statistics.median_low(block), window) for block in blocks)
+    return now - 3 * RISEN_STEPS if now_is and not was else None
+
+
 def _is_same(state: RepeatState, onset: int) -> bool:
     """Whether a problem that begins at `onset` is the one whose steps were repeated last.
 
@@ -193,7 +214,7 @@ def plan(
     troubles = state.troubles + (not same or state.is_test)
     if tries > MOST_TRIES or troubles > attempts:
         return None
-    first = min(onset, state.onset) if same else onset
+    first = min(onset, state.onset) if same and not state.is_test else onset  # a test begins with a suspicion
     begins = first if suspect is None else min(suspect, first)
     if same and state.left_out:
         begins = min(begins, state.begins)
@@ -232,8 +253,14 @@ class RepeatPlanner:
             return None
         if refused:
             return records[-1].signals.step, "the step was refused"
-        first = unusual_gradients(records) if alone else None
-        return None if first is None else (first, f"gradients from step {first} on were far above all before them")
+        if not alone:
+            return None
+        if (first := unusual_gradients(records)) is not None:
+            return first, f"gradients from step {first} on were far above all before them"
+        first = risen_losses(records)
+        return (
+            None if first is None else (first, f"most of the last {RISEN_STEPS} losses are far above all before them")
+        )
 
     def advise(
         self, step: int, unhealthy: bool, advice: Decision, suspicion: tuple[int, str] | None = None

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from surefoot.keep.checkpoint.parts import SavedParts
     from surefoot.keep.restore import OptimizerState
     from surefoot.keep.snapshots import TrainedState
+    from surefoot.keep.weight_movement import Typical
     from surefoot.types import Decision, StepRecord
 
 
@@ -103,14 +104,14 @@ class EarlierWeights:
         if not self._ranks.several and jump.is_unexplained(history.history):
             history.budgets.jumped_after = jump.first
 
-    def weights_had_moved(self, typical_gradient: Callable[[int, int], float], has_blown_up: bool) -> bool:
+    def weights_had_moved(self, typical: Typical, has_blown_up: bool) -> bool:
         """Whether the weights had moved further than training usually takes them, when the current problem began.
 
         If the run `has_blown_up`, what the script itself wrote to the weights is damage, too.
         """
         # If the steps are repeated, an unnecessary return costs nothing.
         return self.ring is None or self.ring.movement.was_unusual(
-            typical_gradient, if_unknown=self._repeats, allows_writes=not has_blown_up
+            typical, if_unknown=self._repeats, allows_writes=not has_blown_up
         )
 
     def returned(self, step: int) -> None:
@@ -118,12 +119,12 @@ class EarlierWeights:
         if self.ring is not None:
             self.ring.movement.returned(step)
 
-    def moved_since_return(self, step: int, typical_gradient: Callable[[int, int], float]) -> bool:
+    def moved_since_return(self, step: int, typical: Typical) -> bool:
         """Whether the weights have moved further since the last return, up to `step`, than training takes them."""
         newest = self.ring.newest if self.ring is not None else None
         if self.ring is None or newest is None:
             return False
-        return self.ring.movement.is_unusual_now(step, newest, typical_gradient)
+        return self.ring.movement.is_unusual_now(step, newest, typical)
 
     def return_to(self, before: int, tried: int, keep_present: bool) -> str | None:
         """Restore earlier weights; returns which ones, or `None` if there are none."""

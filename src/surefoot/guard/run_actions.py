@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from surefoot.decide.recovery import was_bad_batch
 from surefoot.errors import CheckpointError, TrainingHalted
 
 if TYPE_CHECKING:
@@ -69,8 +70,11 @@ class RunActions:
         """Carry out the decision about a step. Raises `TrainingHalted` when every attempt to continue is used up."""
         if record.skipped and self._capture is not None:
             self._capture.refused(record, results.pending)
-        weights, typical = self._persistence.weights, self._history.typical_gradient
-        had_moved = decision.only_if_moved and weights.weights_had_moved(typical, has_blown_up(self._history))
+        weights, typical = self._persistence.weights, self._history.typical
+        had_moved = decision.only_if_moved and (
+            weights.weights_had_moved(typical, has_blown_up(self._history))
+            or was_bad_batch(self._history.history, self._history.onset)
+        )
         if decision.only_if_moved and not self._ranks.any(had_moved):
             if not self._repeat(results, record, replace(decision, is_test=True)):
                 self._history.budgets.decline(decision)

@@ -458,17 +458,18 @@ class RunHistory:
         """The step at which the current problem began; `None` if the run is healthy."""
         return self.budgets.onset
 
-    def typical_gradient(self, first: int, end: int) -> float:
-        """Median gradient norm of the steps from `first` up to `end` that were applied; 0 if there were none.
+    def typical(self, name: str, first: int, end: int) -> float:
+        """Median of a signal over the steps from `first` up to `end` that were applied; 0 if there were none.
 
         The median is used because damaged weights have large gradients, a few of which must not count as usual.
         """
-        norms = sorted(
-            float(record.signals.grad_norm)
-            for record in self.history
-            if first <= record.signals.step < end and not record.skipped and record.signals.grad_norm is not None
+        known = ((record, getattr(record.signals, name)) for record in self.history)
+        values = sorted(
+            float(value)
+            for record, value in known
+            if first <= record.signals.step < end and not record.skipped and value is not None
         )
-        return norms[len(norms) // 2] if norms else 0.0
+        return values[len(values) // 2] if values else 0.0
 
     def recent_loss(self) -> float | None:
         """Mean loss of the last applied steps; `None` if there is none."""

@@ -291,8 +291,8 @@ class SnapshotRing:
         self._lacks_memory = False
         self.abandoned = AbandonedState(state)
         self.writes = ScriptWrites()
-        self.movement = WeightMovement(state, every_steps, self.writes)
         self.jumps = MovementJumps()
+        self.movement = WeightMovement(state, every_steps, self.writes, self.jumps)
 
     @property
     def steps(self) -> list[int]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    Typical = Callable[[str, int, int], float]
+    """Returns the median of a signal, given its name, over the steps from the second to before the third argument."""
+
     from surefoot.keep.snapshots import LiveTensors, Snapshot, TrainedState
     from surefoot.types import StepRecord
 
@@ -37,6 +40,8 @@ UNUSUAL = 2.0
 """The factor by which the movement of all weights must exceed the usual one to count as damage …"""
 UNUSUAL_ALONE = 20.0
 """… or that of a single weight, which moves less evenly."""
+RECORD = 1.2
+"""The factor by which it must also exceed the largest one of any earlier interval at the same learning rate."""
 GROWTH = 10.0
 """The maximum factor by which larger gradients may explain a larger movement."""
 LEAST = 1e-3
@@ -50,6 +55,8 @@ JUMP_LEAST = 0.05
 moves them many times further than before, but by a few percent at most …"""
 JUMP_AFTER = 3
 """… and the minimum number of earlier intervals."""
+INTERVALS_KEPT = 64
+"""The number of intervals whose movement is remembered."""
 READ_STEPS = 6
 """The number of steps after an interval at which its numbers are read: always the same, so that a run that returns does
 so at the same step every time. The host reads the numbers of steps four steps late by default, so these have arrived by
@@ -159,6 +166,7 @@ class MovementJumps:
         self._found: MovementJump | None = None
         self._usual = _Usual()
         self._before_jump = _Usual()
+        self._known: deque[tuple[int, int, float]] = deque(maxlen=INTERVALS_KEPT)
 
     def take(self, first: int, last: int, moved: Tensor, norm: Tensor) -> None:
         """Add an interval: the parameters' movement per step, and the weights' norm. Does not wait for a device."""
@@ -180,6 +188,19 @@ class MovementJumps:
             self._found = MovementJump(first, last, moved / usual.largest, moved / usual.norm)
             self._before_jump = usual
         self._usual = _Usual(max(usual.largest, moved), norm, usual.intervals + 1)
+        self._known.append((first, last, moved))
+
+    def largest(self, until: int, typical: Typical) -> float:
+        """The largest movement per step in an interval up to the step `until`; 0 if none is known.
+
+        A movement at a higher learning rate than that of the last interval is scaled down to it.
+        """
+        rates = [typical("lr", first, last) for first, last, _ in self._known if last <= until]
+        moved = [moved for _, last, moved in self._known if last <= until]
+        return max(
+            (each * min(rates[-1] / rate, 1.0) for each, rate in zip(moved, rates, strict=True) if rate > 0),
+            default=0.0,
+        )
 
     def found(self, step: int) -> MovementJump | None:
         """The last jump that was found after `step` steps and not returned yet."""
@@ -192,6 +213,8 @@ class MovementJumps:
         """The run has returned to `step`: drop a later interval, and a jump from what is usual."""
         if self._pending is not None and self._pending.last > step:
             self._pending = None
+        while self._known and self._known[-1][1] > step:
+            self._known.pop()
         if self._before_jump.intervals:
             self._usual, self._before_jump = self._before_jump, _Usual()
 
@@ -213,12 +236,12 @@ class _Onset(NamedTuple):
 class WeightMovement:
     """Measures the movement of the weights of one run."""
 
-    def __init__(self, state: TrainedState, every_steps: int, writes: ScriptWrites) -> None:
+    def __init__(self, state: TrainedState, every_steps: int, writes: ScriptWrites, jumps: MovementJumps) -> None:
         """Measure the weights in `state`, of which a snapshot is taken every `every_steps`.
 
-        What the script itself `writes` to them is intended, and not unusual.
+        What the script itself `writes` to them is intended, and not unusual. `jumps` knows the earlier intervals.
         """
-        self._state, self._every, self._writes = state, every_steps, writes
+        self._state, self._every, self._writes, self._jumps = state, every_steps, writes, jumps
         self._onset: _Onset | None = None
         self._returned_at = 0
 
@@ -253,29 +276,28 @@ class WeightMovement:
         """After `step` steps the weights are those of a snapshot again, and move from there."""
         self._returned_at = step
 
-    def is_unusual_now(self, step: int, last: Snapshot, typical_gradient: Callable[[int, int], float]) -> bool:
+    def is_unusual_now(self, step: int, last: Snapshot, typical: Typical) -> bool:
         """Whether the weights have moved unusually far since `last` or the return to it. Waits for the device."""
-        return self._is_unusual(self._measured(step, last), typical_gradient, if_unknown=False)
+        return self._is_unusual(self._measured(step, last), typical, if_unknown=False)
 
-    def was_unusual(
-        self, typical_gradient: Callable[[int, int], float], if_unknown: bool = False, allows_writes: bool = True
-    ) -> bool:
+    def was_unusual(self, typical: Typical, if_unknown: bool = False, allows_writes: bool = True) -> bool:
         """Whether the weights had moved unusually far, each step, when the unhealthy steps began. Waits for the device.
 
         The usual movement is the earlier one, or more if the gradients have grown since, up to `GROWTH` times: a task
-        that the model begins to learn moves them further. `typical_gradient` returns the norm over a range of steps. If
-        no usual movement was measured, as in the first steps after a restart, the result is `if_unknown`: a high loss
-        alone does not prove damage, and the state to return to would be that of the restart. What the script wrote to
-        the weights is usual, unless `allows_writes` is false.
+        that the model begins to learn moves them further. Nor is it unusual if that of an earlier interval was about as
+        large: some runs have phases, such as new targets every few hundred steps. If no usual movement was measured, as
+        in the first steps after a restart, the result is `if_unknown`: a high loss alone does not prove damage, and the
+        state to return to would be that of the restart. What the script wrote to the weights is usual, unless
+        `allows_writes` is false.
         """
         if self._onset is None or self._onset.outline != self._state.live().outline:
             return if_unknown
-        return self._is_unusual(self._onset, typical_gradient, if_unknown, allows_writes)
+        return self._is_unusual(self._onset, typical, if_unknown, allows_writes)
 
     def _is_unusual(
         self,
         measured: _Onset,
-        typical_gradient: Callable[[int, int], float],
+        typical: Typical,
         if_unknown: bool,
         allows_writes: bool = True,
     ) -> bool:
@@ -285,15 +307,16 @@ class WeightMovement:
         usual = last.moved
         if usual is None:
             return if_unknown
-        growth = self._explained(last.step, since, onset, typical_gradient)
+        growth = self._explained(last.step, since, onset, typical)
         all_usual, all_moved = growth * torch.linalg.vector_norm(usual), torch.linalg.vector_norm(moved)
         if bool(all_usual == 0) or bool(all_moved <= LEAST * self._state.norm_of(last.staged.tree)):
             return False
         # A parameter that hardly ever moves, such as a rarely used row, is compared with the others.
         alone = moved > growth * UNUSUAL_ALONE * usual.clamp(min=float(all_usual) / len(usual) ** 0.5)
-        return not bool(all_moved <= UNUSUAL * all_usual) or bool(alone.any())
+        bar = torch.clamp(UNUSUAL * all_usual, min=RECORD * self._jumps.largest(last.step, typical))
+        return not bool(all_moved <= bar) or bool(alone.any())
 
-    def _explained(self, kept: int, since: int, onset: int, typical_gradient: Callable[[int, int], float]) -> float:
+    def _explained(self, kept: int, since: int, onset: int, typical: Typical) -> float:
         """The factor by which the movement per step may exceed the usual one, for three reasons.
 
         - Gradients have grown.
@@ -302,9 +325,9 @@ class WeightMovement:
         - Steps in random directions add up to a distance that grows with the square root of their number, so fewer
           steps than usual move the weights further per step.
         """
-        before, steps = typical_gradient(kept - self._every, kept), max(onset - since, 1)
+        before, steps = typical("grad_norm", kept - self._every, kept), max(onset - since, 1)
         if before <= 0:
             return GROWTH
-        growth = min(max(typical_gradient(since, onset) / before, 1.0), GROWTH)
-        last = min(max(typical_gradient(onset - 1, onset) / before, growth), GROWTH)
+        growth = min(max(typical("grad_norm", since, onset) / before, 1.0), GROWTH)
+        last = min(max(typical("grad_norm", onset - 1, onset) / before, growth), GROWTH)
         return (growth * (steps - 1) + last) / steps * math.sqrt(max(self._every / steps, 1.0))
