@@ -151,7 +151,7 @@ def _uniform_weights(script: Script, _: float) -> list[Edit]:
 
 
 def _equal_rows(script: Script, _: float) -> list[Edit]:
-    return _change_parameters(script, "p.dim() > 1", "copy_(p.data[:1])")
+    return _change_parameters(script, "p.dim() > 1", "copy_(p.data[:1].clone())")
 
 
 def _equal_weights(script: Script, _: float) -> list[Edit]:
