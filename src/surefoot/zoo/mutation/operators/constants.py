@@ -79,6 +79,11 @@ def _set_momentum(script: Script, strength: float) -> list[Edit]:
     return [_with_setting(script, call, "momentum", f"{strength:g}") for call in calls]
 
 
+def _set_nesterov(script: Script, strength: float) -> list[Edit]:
+    calls = [call for call in optimizer_calls(script) if last_name(call.func) == "SGD" and not keyword(call, "nesterov")]
+    return [_with_setting(script, call, "momentum", f"{strength:g}, nesterov=True") for call in calls]
+
+
 def _set_betas(script: Script, strength: float) -> list[Edit]:
     calls = [call for call in optimizer_calls(script) if last_name(call.func) in ADAPTIVE]
     return [_with_setting(script, call, "betas", f"({strength:g}, 0.99)") for call in calls]
@@ -212,6 +217,12 @@ OPERATORS = (
         ("lr.too-high",),
         _set_momentum,
         strengths=(0.98, 0.999),
+    ),
+    Operator(
+        *("heavy-nesterov", "Nesterov momentum of this size", "SGD"),
+        ("lr.too-high",),
+        _set_nesterov,
+        strengths=(0.99, 0.998),
     ),
     Operator(
         *("change-betas", "the first beta has this size", "optimizer of the Adam family"),
