@@ -52,7 +52,7 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "rate", "severity", "usual"),
-    [("Adam", "1e-4", "warning", "1e-2"), ("AdamW", "3e-4", "info", "3e-2")],
+    [("Adam", "1e-4", "error", "1e-2"), ("AdamW", "3e-4", "info", "3e-2")],
 )
 def test_a_rate_whose_steps_lead_straight_down_to_the_end_is_named_if_the_weights_hardly_move(
     watch: Nursery, optimizer: str, rate: str, severity: str, usual: str
@@ -71,7 +71,7 @@ def test_a_loss_that_falls_to_the_end_without_a_prediction_is_only_mentioned() -
     assert claim.severity == "info"
 
 
-@pytest.mark.parametrize(("steps", "severity"), [(200, "info"), (400, "warning")])
+@pytest.mark.parametrize(("steps", "severity"), [(200, "info"), (400, "error")])
 def test_a_short_run_whose_steps_lead_straight_down_may_be_the_start_of_a_long_training(
     steps: int, severity: str
 ) -> None:

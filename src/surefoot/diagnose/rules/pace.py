@@ -195,9 +195,9 @@ def too_low(run: RecordedRun) -> Claim | None:
         else f"step of {run.main.type} at a learning rate of {rate:.2g}"
     )
     held_back = straight is not None and straight.is_held_back
-    is_lost = (
-        curve.count >= _MANY_STEPS and curve.left >= _NEARLY_ALL
-    )  # otherwise it may be the start of a long training
+    # Otherwise it may be the start of a long training.
+    is_lost = held_back and curve.count >= _MANY_STEPS and curve.left >= _NEARLY_ALL
+    is_stuck = is_stuck or (is_lost and not curve.learned)
     return Claim(
         0.85 if typical < 1e-5 or held_back else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
@@ -208,7 +208,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "warning" if held_back and is_lost else "info",
+        severity="error" if is_stuck else "warning" if is_lost else "info",
     )  # fmt: skip
 
 
