@@ -14,7 +14,7 @@ from surefoot.watch.operation_names import RECURRENT
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LayerCall, PreflightFacts
+    from surefoot.record.facts import LayerCall, ParameterFacts, PreflightFacts
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
@@ -254,6 +254,14 @@ _WITH_UNITS = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention", "Bi
 """Modules whose units need different weights."""
 
 
+def _stay_alike(run: RecordedRun, parameters: list[ParameterFacts]) -> bool:
+    """Whether the rows of a matrix still differ by less than the size of an entry; of usual ones, by three times it."""
+    known = [p for p in parameters if p.last.row_range is not None and p.last.norm]
+    if not known:
+        return not _ended_well(run)
+    return any((p.last.row_range or 0.0) * math.sqrt(p.shape[0]) < (p.last.norm or 0.0) for p in known)
+
+
 def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
     """The units of hidden layers start with equal weights other than 0, and only biases or dropout make them differ.
 
@@ -274,7 +282,7 @@ def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},
-        severity="error" if run.failing else "info" if _ended_well(run) and run.curve.left < _MUCH else "warning",
+        severity="error" if run.failing else "warning" if _stay_alike(run, alike) else "info",
     )
 
 
