@@ -124,6 +124,15 @@ class LossValues:
         """
         return self.start_lost >= _MANY_STEPS or (self.start_lost > 0 and self.left >= _NEARLY_ALL)
 
+    @cached_property
+    def rebound(self) -> float:
+        """How far its level rose again after a fall, as a share of the whole fall. Medians of a twentieth of the run."""
+        size = max(5, self.count // 20)
+        levels = [median(self.finite[i : i + size]) for i in range(0, self.count - size + 1, size)]
+        lowest = [min(levels[: i + 1]) for i in range(len(levels))]
+        fall = self.start - lowest[-1] if levels else 0.0
+        return max(level - low for level, low in zip(levels, lowest, strict=True)) / fall if fall > 0 else 0.0
+
     @property
     def best_drop(self) -> float:
         """The share of the first loss that was gone at the best point."""

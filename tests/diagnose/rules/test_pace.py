@@ -85,6 +85,23 @@ def test_a_short_run_whose_steps_lead_straight_down_may_be_the_start_of_a_long_t
     assert claim.severity == severity
 
 
+@pytest.mark.parametrize(
+    ("settings", "wave", "is_named"),
+    [
+        ({"momentum": 0.99}, 0.8, True),
+        ({"betas": [0.999, 0.99]}, 0.8, True),
+        ({"momentum": 0.9}, 0.8, False),
+        ({"momentum": 0.99}, 0.0, False),
+    ],
+)
+def test_heavy_momentum_is_named_if_the_loss_rises_again(settings: dict[str, Any], wave: float, is_named: bool) -> None:
+    losses = [0.5 + 1.5 * 0.97**step + wave * (1 - math.cos(step / 10)) * (step > 63) for step in range(120)]
+    held = optimizer(losses) | {"type": "SGD", "settings": [settings | {"lr": 0.01}]}
+    claim = pace.overshoots(run(losses, optimizers=[held]))
+    assert (claim is not None) == is_named
+    assert claim is None or claim.severity == "warning"
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])
 def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None:
     assert watch(START, paced(rate, optimizer), LOOP).causes == []

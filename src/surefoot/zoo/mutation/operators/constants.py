@@ -80,7 +80,9 @@ def _set_momentum(script: Script, strength: float) -> list[Edit]:
 
 
 def _set_nesterov(script: Script, strength: float) -> list[Edit]:
-    calls = [call for call in optimizer_calls(script) if last_name(call.func) == "SGD" and not keyword(call, "nesterov")]
+    calls = [
+        call for call in optimizer_calls(script) if last_name(call.func) == "SGD" and not keyword(call, "nesterov")
+    ]
     return [_with_setting(script, call, "momentum", f"{strength:g}, nesterov=True") for call in calls]
 
 
