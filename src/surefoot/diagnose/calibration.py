@@ -5,8 +5,8 @@ that do no harm (2026-11-18, 16 cores, torch 2.11, without false findings that w
 `benchmarks/calibration.py` prints the numbers):
 
 - The first finding is true in 246 of 260 mutants. Findings of one cause are corrected by their own count (`FIRST`).
-  28 first findings on eight operators that were added later (initial weights, rates, scales, outlying rows) were counted
-  before any rule was changed on them: 18 of them are true.
+  28 first findings on eight operators that were added later (initial weights, rates, scales, outlying rows) were
+  counted before any rule was changed on them: 18 of them are true.
 - A further finding beside it is true in 6 of 35 cases: the rest are consequences of the same fault that no rule
   connects with it. What was observed directly (the wiring, a crash) may be a second fault, and loses less.
 
@@ -15,9 +15,9 @@ is stated is lowered first, by kind of evidence (`UNFAMILIAR`), and the counts o
 scripts with planted mistakes, on which nothing was tuned, the first cause was true in 82 of 103 runs that got one
 (first judgements, November 2026).
 
-Some causes are often consequences of another one that no rule named (`CONSEQUENCES`): units die after large weights, and
-a run that does not learn has a reason. They were the first finding of 10 mutants of the tuning half and true in none,
-because no operator of that half plants one; and of 8 scripts of the zoo's tuning half that show one, true in all.
+Some causes are often consequences of another one that no rule named (`CONSEQUENCES`): units die after large weights,
+and a run that does not learn has a reason. They were the first finding of 10 mutants of the tuning half and true in
+none, because no operator of that half plants one; and of 8 scripts of the zoo's tuning half that show one, true in all.
 
 Only the confidence that is shown changes. Findings are ranked by what the rules say.
 """

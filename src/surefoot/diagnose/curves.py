@@ -126,7 +126,7 @@ class LossValues:
 
     @cached_property
     def rebound(self) -> float:
-        """How far its level rose again after a fall, as a share of the whole fall. Medians of a twentieth of the run."""
+        """How far its level rose again after a fall, as a share of the whole fall; by medians of twentieths of it."""
         size = max(5, self.count // 20)
         levels = [median(self.finite[i : i + size]) for i in range(0, self.count - size + 1, size)]
         lowest = [min(levels[: i + 1]) for i in range(len(levels))]

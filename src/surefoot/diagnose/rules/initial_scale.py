@@ -277,8 +277,8 @@ def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"All {alike[0].shape[0]} rows of `{names[0]}` are equal at the start (norm {alike[0].first.norm:.3g}): the "
-        f"units of {count_of(len(alike), 'hidden layer')} differ only by biases or dropout, and learn nearly the same. The "
-        f"loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
+        f"units of {count_of(len(alike), 'hidden layer')} differ only by biases or dropout, and learn nearly the same. "
+        f"The loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},

@@ -3,10 +3,11 @@
 A mutant is faulty if its operator is wrong by construction, or if it does harm: with three seeds or more, each of its
 runs ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the
 parent learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at
-the end; of evaluations it is enough that each run is worse than that of its parent with the same seed, if the training
-losses are apart (a seed often draws the evaluated rows). Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end
-is divided by its own start first. A loss that was not finite is higher than any other. Mutants that do no harm, and the
-parents, must get no finding above `info`: every one of those is counted as false, whatever it says.
+the end. A seed often draws the evaluated rows, so of evaluations it is enough that each run is worse than that of the
+parent with the same seed, if the training losses are apart. Where the change makes the loss smaller from the start (by
+half or more), or changes its unit, each run's end is divided by its own start first. A loss that was not finite is
+higher than any other. Mutants that do no harm, and the parents, must get no finding above `info`: every one of those is
+counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
 reverse; scripts whose loss does not measure progress, unless the operator is wrong by construction; operators that are
