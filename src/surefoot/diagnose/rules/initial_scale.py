@@ -73,7 +73,7 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
     harms = (large or grows) and (did_badly(run) or (extreme and not _ended_well(run)))
     unusual = worst > _UNUSUAL or (worst > 1.6 and run.curve.start > 10 * (run.curve.chance or math.inf))
-    delays = unusual and (run.curve.starts_far_up or _saturates(run))
+    delays = unusual and not run.nonfinite.seen and (run.curve.starts_far_up or _saturates(run))
     if not harms and not delays and not (large and median(gains) > _UNUSUAL):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
