@@ -116,3 +116,21 @@ def test_short_and_empty_curves_are_read_without_a_complaint(values: list[float]
 def test_only_the_numbers_of_a_column_are_present() -> None:
     assert present([1.0, None, math.inf]) == [1.0, math.inf]
     assert present_finite([1.0, None, math.inf, math.nan]) == [1.0]
+
+
+def test_the_start_that_is_lost_is_the_way_down_to_the_best_constant_answer() -> None:
+    losses = [10.0 - 0.1 * step for step in range(95)]
+    assert curve(losses, chance=2.0).start_lost == pytest.approx(0.82, abs=0.03)
+    assert curve(losses, chance=2.0).starts_far_up
+    assert curve(losses, chance=6.0).start_lost == 0.0
+    assert curve(losses).start_lost == 0.0
+    soon = curve([9.0, 8.0, 7.0, 4.0, 1.0] + [0.5] * 60, chance=2.0)
+    assert 0 < soon.start_lost < 0.1
+    assert not soon.starts_far_up
+
+
+def test_a_rebound_is_a_rise_after_a_fall() -> None:
+    assert curve(noisy(falling(100), 0.02)).rebound < 0.1
+    waves = [1.0 + math.cos(step / 8) for step in range(100)]
+    assert curve(waves).rebound > 0.8
+    assert curve([1.0] * 3).rebound == 0.0

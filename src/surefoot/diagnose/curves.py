@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FEWEST_LOSSES = 5
 """With fewer finite losses no rule can judge a curve."""
+_MANY_STEPS, _NEARLY_ALL = 0.25, 0.7
+"""The share of a run that it took to reach the best constant answer, and of what is left, from which on it matters."""
 
 
 def present(values: Iterable[float | None]) -> list[float]:
@@ -101,6 +103,35 @@ class LossValues:
         """
         level = min(self.start, math.inf if self.chance is None else self.chance)
         return self.end / level if self.finite and level > 0 else 1.0
+
+    @cached_property
+    def start_lost(self) -> float:
+        """The share of the run in which a loss from twice the best constant answer's on fell to that level.
+
+        A model with a usual scale begins there: that many steps were lost. 0 if it began lower, or nothing is known.
+        """
+        if self.chance is None or self.chance <= 0 or not self.start > 2 * self.chance:
+            return 0.0
+        size = max(1, min(10, self.count // 20))
+        reached = (i for i in range(self.count) if median(self.finite[i : i + size]) <= self.chance)
+        return next(reached, self.count) / self.count
+
+    @property
+    def starts_far_up(self) -> bool:
+        """Whether that took a quarter of the run, or nearly all is left at the end: the start has cost something.
+
+        Where less is left, that may be noise of the data, which no model learns.
+        """
+        return self.start_lost >= _MANY_STEPS or (self.start_lost > 0 and self.left >= _NEARLY_ALL)
+
+    @cached_property
+    def rebound(self) -> float:
+        """How far its level rose again after a fall, as a share of the whole fall; by medians of twentieths of it."""
+        size = max(5, self.count // 20)
+        levels = [median(self.finite[i : i + size]) for i in range(0, self.count - size + 1, size)]
+        lowest = [min(levels[: i + 1]) for i in range(len(levels))]
+        fall = self.start - lowest[-1] if levels else 0.0
+        return max(level - low for level, low in zip(levels, lowest, strict=True)) / fall if fall > 0 else 0.0
 
     @property
     def best_drop(self) -> float:

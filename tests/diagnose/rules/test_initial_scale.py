@@ -159,13 +159,40 @@ def test_weights_that_are_all_tiny_are_named_if_much_is_left_to_learn(
     assert (claim.severity if claim is not None else None) == severity
 
 
-@pytest.mark.parametrize(("end", "severity"), [(1.2, "error"), (0.3, "info")])
-def test_large_weights_that_start_far_above_chance_are_named_if_much_is_left(end: float, severity: str) -> None:
+@pytest.mark.parametrize(("steps", "end", "severity"), [(60, 0.3, "warning"), (10, 1.5, "warning"), (10, 0.3, "info")])
+def test_large_weights_that_start_far_above_chance_are_named_if_that_cost_many_steps_or_nearly_all_is_left(
+    steps: int, end: float, severity: str
+) -> None:
     held = [parameter(number) | {"first": {"norm": 30.0, "std": 3.0, "fan_in": 4}} for number in (0, 1)]
     spread = {"op": "linear", "grad": True, "site": "", "module": ""}
     layers = [spread | {"parameter": 0, "in_std": 1.0, "out_std": 6.0}, spread | {"parameter": 1, "out_std": 30.0}]
     found = run(parameters=held, sampled_steps=[look(0, notes={"layers": layers})])
-    found.curve = LossCurve([9.0 + (end - 9.0) * min(1.0, step / 60) for step in range(100)], [*range(100)], chance=2.0)
+    losses = [9.0 + (end - 9.0) * min(1.0, step / steps) for step in range(100)]
+    found.curve = LossCurve(losses, [*range(100)], chance=2.0)
     claim = initial_scale.init_too_large(found)
+    assert claim is not None
+    assert claim.severity == severity
+
+
+def test_weights_of_one_sign_count_with_their_mean() -> None:
+    scale = {"norm": 6.53, "std": 0.289, "fan_in": 16}  # of 128 weights, uniform from 0 to 1
+    shapes = {"shape": [8, 16], "first": scale}
+    layers = [{"op": "linear", "grad": True, "site": "", "module": "", "parameter": i, "out_std": 9.0} for i in (0, 1)]
+    held = run(parameters=[parameter(i) | shapes for i in (0, 1)], sampled_steps=[look(0, notes={"layers": layers})])
+    held.curve = LossCurve([40.0 - 0.39 * step for step in range(100)], [*range(100)], chance=2.0)
+    claim = initial_scale.init_too_large(held)
+    assert claim is not None
+    assert claim.severity == "warning"
+    assert claim.evidence["gains"][0] == pytest.approx(2.31, abs=0.01)
+
+
+@pytest.mark.parametrize(("row_range", "severity"), [(0.5, "warning"), (3.0, "info")])
+def test_units_that_start_equal_do_harm_if_they_are_still_alike_at_the_end(row_range: float, severity: str) -> None:
+    scale = {"norm": 4.0, "std": 0.1, "rows_equal": False, "row_range": row_range}
+    first = {"norm": 1.0, "std": 0.0, "rows_equal": True, "fan_in": 8}
+    kind = {"module_type": "LSTM", "first": first, "last": scale, "in_graph": 3}
+    head = {"op": "linear", "grad": True, "site": "", "module": "", "parameter": 1, "out_std": 1.0}
+    held = [parameter(0) | kind, parameter(1)]
+    claim = initial_scale.init_symmetric(run(parameters=held, sampled_steps=[look(0, notes={"layers": [head]})]))
     assert claim is not None
     assert claim.severity == severity

@@ -52,7 +52,7 @@ def test_a_rate_too_low_is_named_with_the_way_it_went(watch: Nursery) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "rate", "severity", "usual"),
-    [("Adam", "1e-4", "warning", "1e-2"), ("AdamW", "3e-4", "info", "3e-2")],
+    [("Adam", "1e-4", "error", "1e-2"), ("AdamW", "3e-4", "info", "3e-2")],
 )
 def test_a_rate_whose_steps_lead_straight_down_to_the_end_is_named_if_the_weights_hardly_move(
     watch: Nursery, optimizer: str, rate: str, severity: str, usual: str
@@ -71,7 +71,7 @@ def test_a_loss_that_falls_to_the_end_without_a_prediction_is_only_mentioned() -
     assert claim.severity == "info"
 
 
-@pytest.mark.parametrize(("steps", "severity"), [(200, "info"), (400, "warning")])
+@pytest.mark.parametrize(("steps", "severity"), [(200, "info"), (400, "error")])
 def test_a_short_run_whose_steps_lead_straight_down_may_be_the_start_of_a_long_training(
     steps: int, severity: str
 ) -> None:
@@ -83,6 +83,23 @@ def test_a_short_run_whose_steps_lead_straight_down_may_be_the_start_of_a_long_t
     assert claim is not None
     assert claim.evidence["slope_kept"] == pytest.approx(0.9)
     assert claim.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("settings", "wave", "is_named"),
+    [
+        ({"momentum": 0.99}, 0.8, True),
+        ({"betas": [0.999, 0.99]}, 0.8, True),
+        ({"momentum": 0.9}, 0.8, False),
+        ({"momentum": 0.99}, 0.0, False),
+    ],
+)
+def test_heavy_momentum_is_named_if_the_loss_rises_again(settings: dict[str, Any], wave: float, is_named: bool) -> None:
+    losses = [0.5 + 1.5 * 0.97**step + wave * (1 - math.cos(step / 10)) * (step > 63) for step in range(120)]
+    held = optimizer(losses) | {"type": "SGD", "settings": [settings | {"lr": 0.01}]}
+    claim = pace.overshoots(run(losses, optimizers=[held]))
+    assert (claim is not None) == is_named
+    assert claim is None or claim.severity == "warning"
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])

@@ -57,6 +57,7 @@ OTHER = {
         "    optimizer.step()\n"
     ),
     "raise-momentum": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n",
+    "heavy-nesterov": "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n",
     "sigmoid-first": (
         "import torch\nfor x, y in loader:\n    F.binary_cross_entropy_with_logits(model(x), y).backward()\n"
     ),

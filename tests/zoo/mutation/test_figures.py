@@ -66,6 +66,18 @@ def test_the_loss_of_the_evaluations_decides_where_all_runs_have_one():
     assert counted_as(runs("harmful", [1.0] * 3, held_out=1.9)) == ("quiet", "")
 
 
+def test_evaluations_of_other_rows_per_seed_are_compared_seed_by_seed_where_training_losses_are_apart():
+    def evaluated(held, levels):
+        return [
+            replace(run, losses=replace(run.losses, held_out=level)) for run, level in zip(held, levels, strict=True)
+        ]
+
+    parents = evaluated(PARENTS, [0.9, 1.4, 0.9])
+    assert counted_as(evaluated(runs("harmful", [1.5] * 3), [1.3, 1.9, 1.3]), parents) == ("faulty", "")
+    assert counted_as(evaluated(runs("harmful", [1.5] * 3), [1.3, 1.3, 1.9]), parents) == ("quiet", "")
+    assert counted_as(evaluated(runs("harmful", [1.0] * 3), [1.3, 1.9, 1.3]), parents) == ("quiet", "")
+
+
 def test_a_loss_that_begins_far_lower_is_compared_with_its_own_start():
     lower = [replace(run, losses=replace(run.losses, start=0.9)) for run in runs("harmful", [0.85] * 3)]
     assert counted_as(lower) == ("faulty", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,14 +16,23 @@ if TYPE_CHECKING:
     from surefoot.record.facts import PreflightFacts
 
 
+_FAR = 30.0
+"""Batches that reach this many times as far as all others hold rows of another kind, not the tail of one."""
+_STEEP = 10.0
+"""The factor by which their gradients are larger if such rows decide on the updates."""
+_LITTLE = 0.1
+"""If less than this share is left to learn, they did no harm."""
+
+
 def bad_batch(run: RecordedRun) -> Claim | None:
     """Losses that stand out together with their data."""
     if run.facts.preflight is not None:
         return _largest_batch(run.facts.preflight)
     spikes = run.events(SpikeEvent)
-    if not spikes or run.adversarial:
+    if run.adversarial:
         return None
-    return _outlying_data(run, spikes) or _recurring_batch(run, spikes)
+    found = (_outlying_data(run, spikes) or _recurring_batch(run, spikes)) if spikes else None
+    return found or _outlying_gradients(run)
 
 
 def _largest_batch(preflight: PreflightFacts) -> Claim | None:
@@ -58,6 +68,40 @@ def _outlying_data(run: RecordedRun, spikes: list[SpikeEvent]) -> Claim | None:
             continue
         return _claim_outlier(name, spikes, spiked, usual, max(v for _, v in outliers), max(rest))
     return _outlying_row(run, spikes)
+
+
+def _outlying_gradients(run: RecordedRun) -> Claim | None:
+    """Some batches hold values far beyond all others, and the first of them has a far larger gradient, too.
+
+    Later ones need not: that gradient has killed units or changed all weights, and the loss has no level yet from which
+    a spike stands out.
+    """
+    series = run.series
+    norms = {at: norm for at, norm in zip(series.at or series.step, series.grad_norm, strict=False) if norm is not None}
+    known = [(note.step, note.input_largest) for note in main_line(run) if note.step in norms]
+    sizes = [(step, size) for step, size in known if size is not None and math.isfinite(size)]
+    if len(sizes) < 20 or run.curve.left < _LITTLE:
+        return None
+    usual = median(size for _, size in sizes)
+    outliers = [step for step, size in sizes if size > _FAR * usual]
+    rest = {step: size for step, size in sizes if size <= _FAR * usual}
+    largest = max(size for _, size in sizes)
+    if not 2 <= len(outliers) <= 0.3 * len(sizes) or usual <= 0 or largest < _FAR * max(rest.values()):
+        return None
+    level, first = median(norms[step] for step in rest), outliers[0]
+    if level <= 0 or norms[first] < _STEEP * level:
+        return None
+    return Claim(
+        0.8,
+        f"The input of {len(outliers)} of {len(sizes)} batches reaches {largest:.3g}, where the others reach "
+        f"{usual:.3g} and at most {max(rest.values()):.3g}. The first of them, at step {first}, has a gradient of "
+        f"{norms[first]:.3g} (usual is {level:.3g}): a few rows decide on the updates. The loss ends at "
+        f"{run.curve.end:.3g}.",
+        step=first,
+        evidence={"steps": outliers[:20], "largest": largest, "usual": usual, "next_largest": max(rest.values())}
+        | {"gradient": norms[first], "usual_gradient": level},
+        severity="error" if run.failing else "warning",
+    )
 
 
 def _claim_outlier(

@@ -332,6 +332,10 @@ def token_forced(run: RecordedRun) -> Claim | None:
 # ── scale ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_WIDE = 20.0
+"""The size from which on a single feature is as bad as an input of that size."""
+
+
 def unscaled_input(run: RecordedRun) -> Claim | None:
     """Inputs far from unit scale before the first update, in a run that goes wrong."""
     note = next((n for n in run.sampled.trained_model_calls if n.features is not None and n.step <= 1), None)
@@ -340,14 +344,17 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     features = note.features
     sizes = [math.hypot(m, s) for m, s in zip(features.mean, features.std, strict=True)]
     size = math.sqrt(mean([v * v for v in sizes])) if sizes else 0.0
+    size = max(sizes) if sizes and max(sizes) >= _WIDE else size  # one such feature outweighs all others
     if size == 0 or not math.isfinite(size) or 0.02 < size < 15:
         return None
     small = size < 1
     stuck = at_chance(run)
     curve = run.curve
     failing = run.failing or stuck is not None
-    bad = failing or _blown_start(run)
-    is_learned = not failing and _ends_below_chance(run)  # the first losses were high, and that did no harm
+    slowed = curve.starts_far_up and not curve.blind
+    blown = _blown_start(run)
+    bad = failing or slowed or blown
+    is_learned = not failing and not slowed and _ends_below_chance(run)  # the first losses did no harm
     thrown = max(run.sampled.update_ratios()[:8], default=0.0) > 1.0  # small inputs do not make steps this large
     if small and (thrown or not (curve.flat or stuck is not None)):
         bad = False
@@ -376,9 +383,14 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
             "last_loss": curve.end,
             "chance": stuck.level if stuck is not None else None,
         },
-        severity="info" if is_learned else "warning" if run.facts.preflight is not None and size < 100 else "error",
+        severity="info" if is_learned else "warning" if _is_mild(run, size) or not (failing or blown) else "error",
         fixes=(f"Divide the images by 255 before they reach `{note.model}`.",) if is_bytes else (),
     )
+
+
+def _is_mild(run: RecordedRun, size: float) -> bool:
+    """Whether it is not known yet that the size does harm."""
+    return run.facts.preflight is not None and size < 100
 
 
 def _is_image_bytes(given: TensorSummary) -> bool:

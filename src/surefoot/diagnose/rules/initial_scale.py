@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from surefoot.core.wording import count_of
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.diagnose.rules.scale import did_badly
+from surefoot.diagnose.rules.scale import did_badly, saturated_units
 from surefoot.record.facts import WeightScale
 from surefoot.watch.operation_names import RECURRENT
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import LayerCall, PreflightFacts
+    from surefoot.record.facts import LayerCall, ParameterFacts, PreflightFacts
 
 HEALTHY_GAIN = (0.1, 3.0)
 """std(weight) x sqrt(fan-in): 1.4 after He, 1 after Xavier, 0.58 by torch's default."""
@@ -43,13 +43,15 @@ def _chain(run: RecordedRun) -> list[LayerCall]:
 
 
 def _gains(run: RecordedRun, chain: list[LayerCall]) -> list[float]:
-    """The gain of each layer's weight when it was first recorded."""
+    """The gain of each layer's weight when it was first recorded. Weights of one sign add up, so their mean counts."""
     found = []
     for note in chain:
         first = run.parameters[note.parameter].first if note.parameter is not None else WeightScale()
         fan_in = note.fan_in or first.fan_in
         if first.std is not None and fan_in:
-            found.append(first.std * math.sqrt(fan_in))
+            count = math.prod(run.parameters[note.parameter].shape) if note.parameter is not None else 0
+            size = (first.norm or 0.0) / math.sqrt(count) if count else 0.0
+            found.append(max(first.std, size) * math.sqrt(fan_in))
     return found
 
 
@@ -70,8 +72,9 @@ def init_too_large(run: RecordedRun) -> Claim | None:
     grows = first > 0 and last > 30 * first and median(gains) > 1.6
     extreme = large and last > 100 * max(1.0, entering or 1.0)  # no model that starts there starts well
     harms = (large or grows) and (did_badly(run) or (extreme and not _ended_well(run)))
-    harms = harms or (median(gains) > _UNUSUAL and _starts_far_up(run))
-    if not harms and not (large and median(gains) > _UNUSUAL):
+    unusual = worst > _UNUSUAL or (worst > 1.6 and run.curve.start > 10 * (run.curve.chance or math.inf))
+    delays = unusual and not run.nonfinite.seen and (run.curve.starts_far_up or _saturates(run))
+    if not harms and not delays and not (large and median(gains) > _UNUSUAL):
         return _starts_above_chance(run)
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
     return Claim(
@@ -82,14 +85,14 @@ def init_too_large(run: RecordedRun) -> Claim | None:
         step=0,
         where=tuple(names[:4]),
         evidence={"gains": gains[:20], "spread_in": entering, "spread_largest": last, "first_loss": run.curve.start},
-        severity="error" if harms else "info",
+        severity="error" if harms else "warning" if delays else "info",
     )
 
 
-def _starts_far_up(run: RecordedRun) -> bool:
-    """Whether the loss starts at twice that of the best constant answer, and much of that is left at the end."""
-    curve = run.curve
-    return curve.chance is not None and curve.start > 2 * curve.chance and curve.left >= _MUCH
+def _saturates(run: RecordedRun) -> bool:
+    """Whether units are at their bounds from the first step on, and that does harm: large weights put them there."""
+    claim = saturated_units(run)
+    return claim is not None and claim.severity != "info" and claim.evidence["at_start"] > 0.6
 
 
 def _never_initialised(run: RecordedRun) -> Claim | None:
@@ -247,26 +250,39 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
     )
 
 
+_WITH_UNITS = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention", "Bilinear")
+"""Modules whose units need different weights."""
+
+
+def _stay_alike(run: RecordedRun, parameters: list[ParameterFacts]) -> bool:
+    """Whether the rows of a matrix still differ by less than the size of an entry; of usual ones, by three times it."""
+    known = [p for p in parameters if p.last.row_range is not None and p.last.norm]
+    if not known:
+        return not _ended_well(run)
+    return any((p.last.row_range or 0.0) * math.sqrt(p.shape[0]) < (p.last.norm or 0.0) for p in known)
+
+
 def _constant_hidden_weights(run: RecordedRun) -> Claim | None:
-    """The units of hidden layers start with equal weights other than 0, and only their biases make them differ.
+    """The units of hidden layers start with equal weights other than 0, and only biases or dropout make them differ.
 
     Heads and residual branches start with weights of 0 on purpose.
     """
-    hidden = [run.parameters[note.parameter] for note in _chain(run)[:-1] if note.parameter is not None]
+    chain = _chain(run)
+    hidden = [p for p in run.parameters.values() if p.module_type.startswith(_WITH_UNITS) and p.optimizers]
     alike = [p for p in hidden if p.first.rows_equal and p.first.norm and p.requires_grad and min(p.shape[:2]) > 1]
-    alike = [p for p in alike if p.module_type.startswith(("Linear", "Conv")) and p.optimizers]
+    alike = [p for p in alike if p.in_graph and p.id != chain[-1].parameter] if chain else []
     if not alike:
         return None
     names = [p.label for p in alike]
     return Claim(
         0.85,
         f"All {alike[0].shape[0]} rows of `{names[0]}` are equal at the start (norm {alike[0].first.norm:.3g}): the "
-        f"units of {count_of(len(alike), 'hidden layer')} differ only by their biases, and learn nearly the same. The "
-        f"loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
+        f"units of {count_of(len(alike), 'hidden layer')} differ only by biases or dropout, and learn nearly the same. "
+        f"The loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=0,
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": alike[0].shape[0], "largest_weight": alike[0].first.largest},
-        severity="error" if run.failing else "info" if _ended_well(run) else "warning",
+        severity="error" if run.failing else "warning" if _stay_alike(run, alike) else "info",
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MUCH = 0.2
 """The share of what there was to learn from which on a run that learned may have been held back."""
+_SMALL_STEP = 1e-3
+"""A change of the weights by this share is usual; a smaller one is a small step."""
 _LARGE_STEP = 0.02
 """A change of the weights by this share is no small step."""
 
@@ -38,7 +40,10 @@ def epsilon(run: RecordedRun) -> Claim | None:
         if (value := row.root_second_moment) is not None and value > 0 and run.sampled.is_matrix(row.parameter)
     ]
     ratio = eps / median(roots) if roots else 0.0
-    slow = eps >= 1e-3 and ratio > 10 and run.curve.drop < 0.7 and not run.blind
+    typical = median(run.sampled.update_ratios() or [math.inf])
+    # Without eps, the steps would have been larger by this ratio, and of a usual size.
+    shrunk = typical <= _SMALL_STEP <= typical * ratio and run.curve.left >= _MUCH
+    slow = eps >= 1e-3 and ratio > 10 and (run.curve.drop < 0.7 or shrunk) and not run.blind
     straight = straight_path(run)
     held_back = straight is not None and straight.is_held_back
     hinders = ratio > 2 and (slow or held_back or not run.curve.learned)

@@ -29,6 +29,8 @@ _LAST = 10
 """Steps before a NaN in which a climb shows."""
 _MANY_STEPS, _NEARLY_ALL = 300, 0.8
 """After this many small steps, this share of what there was to learn must be left for a warning."""
+_HEAVY, _RISES_AGAIN, _LITTLE = 0.97, 1 / 3, 0.1
+"""Momentum of this size overshoots if the loss rises again by this share of its fall, and this share is left."""
 _UNMOVED = 1e-5
 """Weights that move by less than this share of their norm in a whole run have not learned, whatever the loss did."""
 
@@ -80,6 +82,32 @@ def too_high(run: RecordedRun) -> Claim | None:
         },
         severity="error" if blown or stalled else "warning" if consequence or curve.drop < _RECOVERED else "info",
         fixes=(f"Divide the rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
+    )
+
+
+def overshoots(run: RecordedRun) -> Claim | None:
+    """Heavy momentum, and a loss that rises again by much of its fall: the steps go on far beyond the lowest point."""
+    curve = run.curve
+    if run.main is None or run.adversarial or curve.blind or curve.count < _FEWEST or run.nonfinite.seen:
+        return None
+    group = run.main.first_group
+    heavy = max(group.momentum or 0.0, (group.betas or [0.0])[0])
+    if not _HEAVY <= heavy < 1.0 or curve.rebound < _RISES_AGAIN or curve.left < _LITTLE:
+        return None
+    claim = too_high(run)
+    if claim is not None and claim.severity != "info":
+        return None
+    name, rate = "momentum" if group.momentum else "beta1", max(run.lr, default=math.nan)
+    return Claim(
+        0.85,
+        f"{name}={heavy:g} of {run.main.type} adds up the gradients of about {1 / (1 - heavy):.0f} steps: the loss, "
+        f"{curve.start:.3g} at first, rises again by {curve.rebound:.0%} of its fall and ends at {curve.end:.3g} after "
+        f"{curve.count} steps.",
+        step=0,
+        where=(run.main.site,),
+        evidence={name: heavy, "rebound": curve.rebound, "lr": rate if rate == rate else None, "last": curve.end},
+        severity="warning",
+        fixes=(f"Set {'momentum=0.9' if group.momentum else 'betas=(0.9, 0.999)'}.",),
     )
 
 
@@ -195,9 +223,9 @@ def too_low(run: RecordedRun) -> Claim | None:
         else f"step of {run.main.type} at a learning rate of {rate:.2g}"
     )
     held_back = straight is not None and straight.is_held_back
-    is_lost = (
-        curve.count >= _MANY_STEPS and curve.left >= _NEARLY_ALL
-    )  # otherwise it may be the start of a long training
+    # Otherwise it may be the start of a long training.
+    is_lost = held_back and curve.count >= _MANY_STEPS and curve.left >= _NEARLY_ALL
+    is_stuck = is_stuck or (is_lost and not curve.learned)
     return Claim(
         0.85 if typical < 1e-5 or held_back else 0.7,
         f"One {who} changes the weights by {typical:.1e} of their norm, {travelled:.1e} over all {curve.count} steps; "
@@ -208,7 +236,7 @@ def too_low(run: RecordedRun) -> Claim | None:
         evidence={"update_to_weight": typical, "lr": rate, "grad_norm": median(run.grad_norms),
                   "first": curve.start, "last": curve.end} | (straight._asdict() if straight is not None else {}),
         fixes=(f"Multiply the rate by 10 to 100{f': {rate * 10:.1g} to {rate * 100:.1g}' if rate else ''}.",),
-        severity="error" if is_stuck else "warning" if held_back and is_lost else "info",
+        severity="error" if is_stuck else "warning" if is_lost else "info",
     )  # fmt: skip
 
 
@@ -363,6 +391,7 @@ RULES = (
     Rule("lr.too-high", "curve", too_high,
          explains=("model.dead-units", "model.saturated-units", "model.exploding-gradient", "data.class-collapse",
                    "model.attention-logit-growth", "loss.undefined-op")),
+    Rule("lr.too-high", "dynamics", overshoots),
     Rule("lr.no-warmup", "dynamics", no_warmup,
          explains=("lr.too-high", "model.dead-units", "model.attention-logit-growth")),
     Rule("lr.too-low", "wiring", hardly_any_rate,

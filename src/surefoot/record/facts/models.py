@@ -38,6 +38,8 @@ class WeightScale(Facts):
     """The size of a row; only for matrices."""
     rows_equal: bool | None = None
     """Whether all rows are the same; only for matrices."""
+    row_range: float | None = None
+    """The norm of the differences between the largest and the smallest entry of each column; only for matrices."""
 
 
 class ParameterFacts(Facts):

@@ -3,9 +3,11 @@
 A mutant is faulty if its operator is wrong by construction, or if it does harm: with three seeds or more, each of its
 runs ends with a higher loss than every run of its parent, and their means differ by more than a tenth of what the
 parent learned. The loss is the one of the script's own evaluations if all runs compute one, else the training loss at
-the end. Where the change makes the loss smaller from the start (by half or more), or changes its unit, each run's end
-is divided by its own start first. A loss that was not finite is higher than any other. Mutants that do no harm, and the
-parents, must get no finding above `info`: every one of those is counted as false, whatever it says.
+the end. A seed often draws the evaluated rows, so of evaluations it is enough that each run is worse than that of the
+parent with the same seed, if the training losses are apart. Where the change makes the loss smaller from the start (by
+half or more), or changes its unit, each run's end is divided by its own start first. A loss that was not finite is
+higher than any other. Mutants that do no harm, and the parents, must get no finding above `info`: every one of those is
+counted as false, whatever it says.
 
 Left out, and counted as such: mutants that end with an error although their operator does not mean it, and the
 reverse; scripts whose loss does not measure progress, unless the operator is wrong by construction; operators that are
@@ -129,18 +131,46 @@ def _judged(runs: tuple[MutantRun, ...], parents: list[MutantRun], operator: Ope
 
 
 def does_harm(runs: Iterable[MutantRun], parents: Iterable[MutantRun], rescaled: bool) -> bool:
-    """Whether every run is worse than every run of the parent, and by a tenth of what the parent learned."""
+    """Whether every run is worse than every run of the parent, and by a tenth of what the parent learned.
+
+    A seed often draws the rows of an evaluation, whose losses then differ more between seeds than between a mutant and
+    its parent. So evaluations are compared seed by seed where the training losses are apart.
+    """
     mutants, parents = list(runs), list(parents)
     if not rescaled and _starts(mutants) < 0.5 * _starts(parents):
         return does_harm(mutants, parents, rescaled=True)
-    evaluated = not rescaled and all(run.losses.held_out is not None for run in (*mutants, *parents))
-    ours = [_level(run, evaluated, rescaled) for run in mutants]
-    theirs = [_level(run, evaluated, rescaled) for run in parents]
-    if not all(map(math.isfinite, theirs)):
-        return False
-    starts = [1.0 if rescaled else run.losses.start or 0.0 for run in parents]
-    learned = max(0.0, mean(starts) - mean(theirs))
-    return min(ours) > max(theirs) and mean(ours) - mean(theirs) > _LEAST_HARM * learned
+    training = _Compared(mutants, parents, evaluated=False, rescaled=rescaled)
+    if rescaled or any(run.losses.held_out is None for run in (*mutants, *parents)):
+        return training.are_apart and training.is_much
+    held_out = _Compared(mutants, parents, evaluated=True, rescaled=False)
+    by_seed = held_out.are_apart_by_seed and training.are_apart and training.is_much
+    return held_out.is_much and (held_out.are_apart or by_seed)
+
+
+class _Compared:
+    """Where the runs of a mutant ended, and those of its parent."""
+
+    def __init__(self, mutants: list[MutantRun], parents: list[MutantRun], evaluated: bool, rescaled: bool) -> None:
+        self._ours = {run.seed: _level(run, evaluated, rescaled) for run in mutants}
+        self._theirs = {run.seed: _level(run, evaluated, rescaled) for run in parents}
+        self._start = mean(1.0 if rescaled else run.losses.start or 0.0 for run in parents)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether every run is worse than every run of the parent."""
+        return min(self._ours.values()) > max(self._theirs.values())
+
+    @property
+    def are_apart_by_seed(self) -> bool:
+        """Whether every run is worse than that of the parent with the same seed."""
+        both = self._ours.keys() & self._theirs.keys()
+        return len(both) >= FEWEST_SEEDS and all(self._ours[seed] > self._theirs[seed] for seed in both)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether the means differ by a tenth of what the parent learned."""
+        ours, theirs = mean(self._ours.values()), mean(self._theirs.values())
+        return math.isfinite(theirs) and ours - theirs > _LEAST_HARM * max(0.0, self._start - theirs)
 
 
 def _starts(runs: list[MutantRun]) -> float:

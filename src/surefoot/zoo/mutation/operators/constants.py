@@ -50,6 +50,10 @@ def _scale_rates(script: Script, strength: float) -> list[Edit]:
     return [_scaled(script, rate, strength) for rate in _rates(script)]
 
 
+def _set_rates(script: Script, strength: float) -> list[Edit]:
+    return [script.replace(rate, f"{strength:g}") for rate in _rates(script)]
+
+
 def _with_setting(script: Script, call: ast.Call, name: str, text: str) -> Edit:
     """A named argument of a call, changed or added."""
     given = keyword(call, name)
@@ -73,6 +77,13 @@ def _set_epsilon(script: Script, strength: float) -> list[Edit]:
 def _set_momentum(script: Script, strength: float) -> list[Edit]:
     calls = [call for call in optimizer_calls(script) if last_name(call.func) == "SGD"]
     return [_with_setting(script, call, "momentum", f"{strength:g}") for call in calls]
+
+
+def _set_nesterov(script: Script, strength: float) -> list[Edit]:
+    calls = [
+        call for call in optimizer_calls(script) if last_name(call.func) == "SGD" and not keyword(call, "nesterov")
+    ]
+    return [_with_setting(script, call, "momentum", f"{strength:g}, nesterov=True") for call in calls]
 
 
 def _set_betas(script: Script, strength: float) -> list[Edit]:
@@ -122,18 +133,32 @@ def _double_batches(script: Script, _: float) -> list[Edit]:
     return [script.replace(size, f"2 * {script.words(size)}") for size in _batch_sizes(script)]
 
 
-def _change_parameters(script: Script, condition: str, change: str) -> list[Edit]:
-    """A statement that changes the initial parameters, in front of the optimizer's construction."""
+def _change_parameters(script: Script, condition: str, change: str, part: str = "") -> list[Edit]:
+    """A statement that changes the initial parameters, or part of them, in front of the optimizer's construction."""
     for call in optimizer_calls(script):
         model = model_of(script, call)
         if model and layer_count(script) > 1:
-            text = f"[p.data.{change} for p in {model}.parameters() if {condition}]"
+            chosen = f"{model}.parameters() if {condition}"
+            chosen = f"[p for p in {chosen}]{part}" if part else chosen
+            text = f"[p.data.{change} for p in {chosen}]"
             return [script.before(script.statement(call), text)]
     return []
 
 
 def _scale_weights(script: Script, strength: float) -> list[Edit]:
     return _change_parameters(script, "p.dim() > 1", f"mul_({strength:g})")
+
+
+def _scale_first_weights(script: Script, strength: float) -> list[Edit]:
+    return _change_parameters(script, "p.dim() > 1", f"mul_({strength:g})", part="[:1]")
+
+
+def _uniform_weights(script: Script, _: float) -> list[Edit]:
+    return _change_parameters(script, "p.dim() > 1", "uniform_()")
+
+
+def _equal_rows(script: Script, _: float) -> list[Edit]:
+    return _change_parameters(script, "p.dim() > 1", "copy_(p.data[:1].clone())")
 
 
 def _equal_weights(script: Script, _: float) -> list[Edit]:
@@ -172,6 +197,12 @@ OPERATORS = (
         strengths=(0.1, 0.01, 0.0001, 0.0),
     ),
     Operator(
+        *("fine-tuning-rate", "a learning rate of this size", "learning rate that is given by name"),
+        ("lr.too-low",),
+        _set_rates,
+        strengths=(1e-4, 1e-5),
+    ),
+    Operator(
         *("raise-weight-decay", "weight decay of this size", "optimizer over `model.parameters()`"),
         ("optim.weight-decay",),
         _set_weight_decay,
@@ -188,6 +219,12 @@ OPERATORS = (
         ("lr.too-high",),
         _set_momentum,
         strengths=(0.98, 0.999),
+    ),
+    Operator(
+        *("heavy-nesterov", "Nesterov momentum of this size", "SGD"),
+        ("lr.too-high",),
+        _set_nesterov,
+        strengths=(0.99, 0.998),
     ),
     Operator(
         *("change-betas", "the first beta has this size", "optimizer of the Adam family"),
@@ -238,6 +275,17 @@ OPERATORS = (
         strengths=(5.0, 30.0),
     ),
     Operator(
+        *("enlarge-first-layer", "the first matrix is multiplied", "optimizer over the parameters of several layers"),
+        ("init.too-large",),
+        _scale_first_weights,
+        strengths=(5.0, 30.0),
+    ),
+    Operator(
+        *("uniform-init", "initial weights from 0 to 1", "optimizer over the parameters of several layers"),
+        ("init.too-large",),
+        _uniform_weights,
+    ),
+    Operator(
         *("shrink-init", "initial weights are multiplied", "optimizer over the parameters of several layers"),
         ("init.too-small",),
         _scale_weights,
@@ -247,6 +295,11 @@ OPERATORS = (
         *("equal-init", "all initial weights are equal", "optimizer over the parameters of several layers"),
         ("init.symmetric",),
         _equal_weights,
+    ),
+    Operator(
+        *("equal-rows", "all rows of a matrix are equal", "optimizer over the parameters of several layers"),
+        ("init.symmetric",),
+        _equal_rows,
     ),
     Operator(
         *("negative-biases", "all initial biases have this value", "ReLU in a model of several layers"),

@@ -163,6 +163,25 @@ def _nan_rows(script: Script, _: float) -> list[Edit]:
     return [script.replace(rows, f"{script.words(rows)}.{filled}") for rows in _training_rows(script)]
 
 
+def _scale_column(script: Script, strength: float) -> list[Edit]:
+    """The first feature of the rows that the model gets, in training and in evaluation."""
+    other = ("Embedding", "EmbeddingBag", "one_hot", "Conv1d", "Conv2d", "LSTM", "GRU", "RNN")
+    if script.calls(*other) or not imports_torch(script):
+        return []
+    calls = [*model_calls(script, evaluating=False), *model_calls(script, evaluating=True)]
+    inputs = [call.args[0] for call in calls if isinstance(call.args[0], (ast.Name, ast.Subscript))]
+    scales = "torch.where(torch.arange({0}.shape[-1]) == 0, {1:g}, 1.0)"
+    words = [(held, script.words(held)) for held in inputs]
+    return [script.replace(held, f"{text} * {scales.format(text, strength)}") for held, text in words]
+
+
+def _outlier_rows(script: Script, strength: float) -> list[Edit]:
+    """Three rows in the units of another sensor: all their features are multiplied."""
+    rows = [(held, script.words(held)) for held in _training_rows(script)]
+    copied = "index_copy(0, torch.tensor([5, 6, 7]), {0}[5:8] * {1:g})"
+    return [script.replace(held, f"{text}.{copied.format(text, strength)}") for held, text in rows]
+
+
 def _huge_rows(script: Script, strength: float) -> list[Edit]:
     filled = f"index_fill(0, torch.tensor([5, 6, 7]), {strength:g})"
     return [script.replace(rows, f"{script.words(rows)}.{filled}") for rows in _training_rows(script)]
@@ -217,6 +236,12 @@ OPERATORS = (
         strengths=(30.0, 1000.0),
     ),
     Operator(
+        *("scale-column", "the first feature is multiplied", "model call on rows of features"),
+        ("data.unscaled-input",),
+        _scale_column,
+        strengths=(30.0, 1000.0),
+    ),
+    Operator(
         *("shift-evaluation", "inputs of the evaluation are scaled and shifted", "model call in an evaluation"),
         ("data.split-mismatch",),
         _shift_evaluation,
@@ -268,6 +293,12 @@ OPERATORS = (
         *("huge-rows", "three input rows have this value", "tensor of input rows"),
         ("data.bad-batch",),
         _huge_rows,
+        strengths=(100.0, 10000.0),
+    ),
+    Operator(
+        *("outlier-rows", "three input rows are multiplied", "tensor of input rows"),
+        ("data.bad-batch",),
+        _outlier_rows,
         strengths=(100.0, 10000.0),
     ),
     Operator(

@@ -64,7 +64,8 @@ def _logits_into_nll(script: Script, _: float) -> list[Edit]:
     return edits
 
 
-def _flip_sign(script: Script, _: float) -> list[Edit]:
+def _change_loss(script: Script, sign_or_factor: str) -> list[Edit]:
+    """The first loss that is differentiated by name, with something before it."""
     for statement in backward_statements(script):
         call = statement.value
         if (
@@ -72,8 +73,16 @@ def _flip_sign(script: Script, _: float) -> list[Edit]:
             and isinstance(call.func, ast.Attribute)
             and isinstance(call.func.value, ast.Name)
         ):
-            return [script.replace(call.func.value, f"(-{call.func.value.id})")]
+            return [script.replace(call.func.value, f"({sign_or_factor}{call.func.value.id})")]
     return []
+
+
+def _flip_sign(script: Script, _: float) -> list[Edit]:
+    return _change_loss(script, "-")
+
+
+def _shrink_loss(script: Script, strength: float) -> list[Edit]:
+    return _change_loss(script, f"{strength:g} * ")
 
 
 def _sum_reduction(script: Script, _: float) -> list[Edit]:
@@ -231,6 +240,13 @@ OPERATORS = (
         ("loss.sign-flipped",),
         _flip_sign,
         "by construction",
+    ),
+    Operator(
+        *("shrink-loss", "the loss is multiplied", "`loss.backward()`"),
+        ("optim.epsilon", "lr.too-low"),
+        _shrink_loss,
+        strengths=(1e-3, 1e-6),
+        rescales_loss=True,
     ),
     Operator(
         *("sum-reduction", "the loss is a sum over the batch", "loss function with the default reduction"),
