@@ -54,6 +54,7 @@ FIXES = [
         "nn.MultiheadAttention(width, 4)",
         "nn.MultiheadAttention(width, 4, batch_first=True)",
     ),
+    Fix("mask.inverted/intent_encoder.py", "pass `ids == 0`", "tokens != PAD", "tokens == PAD"),
     Fix(
         "loss.bounded-output/diabetes_sigmoid.py",
         "Remove the sigmoid",

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.histograms import take_sample
-from surefoot.record.facts import ActivationCall, DropoutCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.record.facts import (
+    ActivationCall,
+    DropoutCall,
+    EmbeddingCall,
+    KeyMaskCall,
+    LayerCall,
+    NormalizationCall,
+    SoftmaxCall,
+)
 from surefoot.watch.deferred import later, number
+from surefoot.watch.key_masks import key_masks
 from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
 
@@ -42,6 +51,7 @@ class LayerCalls:
         self.embeddings: list[EmbeddingCall] = []
         self.dropouts: list[DropoutCall] = []
         self.softmaxes: list[SoftmaxCall] = []
+        self.key_masks: list[KeyMaskCall] = []
         self.normalizations: list[NormalizationCall] = []
         self.outputs: list[tuple[str, Sample]] = []
         """With `keeps_outputs`, samples of the outputs of layers and activation functions, for histograms."""
@@ -178,6 +188,8 @@ class LayerCalls:
                 producer=self._history.producer(given),
             )
         )
+        if entry.name == "softmax" and along in (-1, given.dim() - 1):
+            self.key_masks += key_masks(self._history, entry, given, is_kept=True)
 
     def attention(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Scaled dot-product attention: its largest logit, its masked rows, its entropy."""
@@ -199,6 +211,12 @@ class LayerCalls:
                 entropy=number(torch.special.entr(chances).sum(-1).mean()),
             )
         )
+        if isinstance(mask, Tensor) and mask.dim() > 2:
+            self.key_masks += key_masks(self._history, entry, mask, is_kept=True)
+
+    def attention_module(self, entry: RecordedCall, kwargs: dict[str, Any]) -> None:
+        """The padding mask of `nn.MultiheadAttention`."""
+        self.key_masks += key_masks(self._history, entry, kwargs.get("key_padding_mask"), is_kept=False)
 
     def normalization(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A normalization: the number of values that each statistic is computed from."""

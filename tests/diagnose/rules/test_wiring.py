@@ -675,3 +675,27 @@ def test_a_schedule_that_is_only_plotted_is_no_training(watch: Nursery) -> None:
     plot = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)\nfor step in range(60):\n    optimizer.step()\n"
     run = watch(START, NET, plot + "    schedule.step()\n")
     assert (run.diagnosis.verdict, run.causes) == ("unknown", [])
+
+
+DECISIONS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(200, 6)
+y = (x[:, :1] > 0).float()
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(40):
+    rows = torch.randint(200, (32,))
+    chosen = (torch.sigmoid(model(x[rows])) > 0.5).float().requires_grad_()
+    optimizer.zero_grad()
+    F.binary_cross_entropy(chosen, y[rows]).backward()
+    optimizer.step()
+"""
+
+
+def test_a_comparison_between_the_model_and_the_loss_is_named(watch: Nursery) -> None:
+    first = watch(DECISIONS).names_first("optim.detached-graph", step=0, at="|> 0.5", evidence={"cut"})
+    assert first.fixes[0].startswith("Pass the values that `gt` gets")

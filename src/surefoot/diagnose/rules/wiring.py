@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts
 
+NO_GRADIENT = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", "bool", "long", "int", "heaviside"}
+"""Functions whose results never have a gradient."""
+
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
     """Each backward starts with the gradient that the last step already used."""
@@ -407,6 +410,11 @@ def words_of_cut(cut: GraphBreak) -> str:
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
+    if cut.op in NO_GRADIENT:
+        return (
+            f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
+            "gradient: probabilities or logits, not decisions."
+        )
     return f"Remove the cut at {cut.site}, so that gradients pass through it."
 
 
