@@ -25,13 +25,15 @@ from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from surefoot.observe.histograms import Sample
     from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
 
+MANY_CALLS = 8
+"""A layer that is called this often in one step may be recurrent."""
 MOST_OUTPUTS = 200
 """The maximum number of outputs of one sampled step whose samples are kept."""
 
@@ -230,6 +232,19 @@ class LayerCalls:
             per_statistic = given.numel() // max(1, given.shape[1])
             facts = replace(facts, training=bool(training), per_statistic=per_statistic)
         self.normalizations.append(facts)
+
+    def mark_repeats(self, history: Callable[[int], Iterable[RecordedCall]]) -> None:
+        """At the end of the step, record which of the layers that were called often run on their own results."""
+        calls: dict[int | None, list[int]] = {}
+        for call in self.layers:
+            if call.parameter is not None:
+                calls.setdefault(call.parameter, []).append(call.index)
+        known = {
+            number: any(entry.index == places[-2] for entry in history(places[-1]))
+            for number, places in calls.items()
+            if len(places) >= MANY_CALLS
+        }
+        self.layers = [replace(call, repeats=known.get(call.parameter)) for call in self.layers] if known else self.layers
 
     def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
         """At the end of the step, record for each softmax whether its result weights values."""

@@ -208,6 +208,8 @@ class LayerCall(SampledCall):
     """The type of its output."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
+    repeats: bool | None = None
+    """Whether its input was made from its own earlier result; only of layers that were called several times."""
     time_steps: int | None = None
     """The number of steps that it runs over; only for recurrent layers."""
     sequences: int | None = item(beside="time_steps")
