@@ -244,7 +244,9 @@ class LayerCalls:
             for number, places in calls.items()
             if len(places) >= MANY_CALLS
         }
-        self.layers = [replace(call, repeats=known.get(call.parameter)) for call in self.layers] if known else self.layers
+        self.layers = (
+            [replace(call, repeats=known.get(call.parameter)) for call in self.layers] if known else self.layers
+        )
 
     def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
         """At the end of the step, record for each softmax whether its result weights values."""

@@ -131,6 +131,31 @@ def no_update(run: RecordedRun) -> Claim | None:
     return None
 
 
+def lost_microbatch(run: RecordedRun) -> Claim | None:
+    """Gradients are zeroed between the backward calls of one step, all made by one line: only the last one counts.
+
+    An attack or a perturbation (FGSM, SAM) zeroes them, too, but calls backward in a line of its own.
+    """
+    if len(run.optimizers) != 1 or run.facts.preflight is not None:
+        return None
+    held = run.optimizers[0]
+    looks = [look.backward_calls for look in run.sampled.steps if look.backward_calls]
+    sites = {root.site for roots in looks for root in roots}
+    count = median(len(roots) for roots in looks) if looks else 0
+    if held.zeroed_between < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2:
+        return None
+    return Claim(
+        0.93,
+        f"backward runs {count:.0f} times for each step of {held.type}, and zero_grad runs between them at "
+        f"{held.zeroed_between} of {held.steps} steps: only the gradient of the last microbatch reaches the weights, "
+        f"and the work for the other {count - 1:.0f} is lost.",
+        step=0,
+        where=(held.zero_site, *sites),
+        evidence={"zeroed_between": held.zeroed_between, "steps": held.steps, "backwards": count},
+        fixes=("Call zero_grad once before the loop over the microbatches, not inside of it.",),
+    )
+
+
 def _never_differentiated(run: RecordedRun) -> bool:
     """Whether there was no `backward`, and no gradient from elsewhere (`torch.autograd.grad`)."""
     facts = run.facts
@@ -472,6 +497,7 @@ def _nameless_layers(run: RecordedRun) -> dict[str, list[LayerCall]]:
 
 
 RULES = (
+    Rule("optim.lost-microbatch", "wiring", lost_microbatch, explains=("accum.*", "lr.too-low")),
     Rule("optim.missing-zero-grad", "wiring", missing_zero_grad,
          explains=("lr.*", "model.*", "clip.saturated", "accum.not-divided", "loss.sum-reduction", "data.bad-batch",
                    "precision.fp16-overflow")),
