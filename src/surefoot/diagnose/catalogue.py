@@ -563,6 +563,17 @@ _CAUSES = (
         "Create attention, transformer and recurrent layers with `batch_first=True` if the batch comes first.",
     ),
     _cause(
+        "model.collapsed-embedding",
+        "all rows get the same embedding",
+        "The loss of a self-supervised or metric model is at its bound, and its embeddings are useless.",
+        "The loss compares outputs of the model with one another only, and the spread of their directions has fallen "
+        "to a small part of what it was at the start.",
+        "optim.not-learning gan.mode-collapse data.class-collapse",
+        "Detach the side that the predictions are compared with, as in `similarity(p1, z2.detach())`.",
+        "In a triplet loss, check the order of anchor, positive and negative, and how negatives are chosen.",
+        "Add a term that keeps rows apart: negatives, or the variance of each dimension.",
+    ),
+    _cause(
         "model.attention-logit-growth",
         "attention logits grow",
         "A transformer trains well for a long time, then diverges.",

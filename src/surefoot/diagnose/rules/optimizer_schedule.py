@@ -87,8 +87,8 @@ def _begins_with_zero(known: RateHistory) -> Claim | None:
         return None
     claim = known.claim(
         0.93,
-        f"The learning rate is 0 for the first {zeros} of {count} steps, which change nothing, and then {rates[zeros]:.3g} "
-        "at once: the warm-up is rounded down to 0.",
+        f"The learning rate is 0 for the first {zeros} of {count} steps, which change nothing, and then "
+        f"{rates[zeros]:.3g} at once: the warm-up is rounded down to 0.",
         0,
         steps_at_zero=zeros,
     )
