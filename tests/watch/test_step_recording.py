@@ -192,3 +192,22 @@ def test_what_is_kept_of_a_batch_for_later_is_a_few_numbers():
     assert features.rows.untyped_storage().nbytes() <= 64 * 64 * 4
     assert kept.few.untyped_storage().nbytes() <= 64 * 4
     assert kept.labels is None
+
+
+PRIOR = """
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for step in range(5):
+    optimizer.zero_grad()
+    kl_divergence(Normal(model(torch.randn(8, 4)), 1.0), Normal(0.0, 1.0)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_prior_of_single_numbers_can_be_watched(watch):
+    assert watch(PRIOR).facts["problems"] == {}

@@ -55,6 +55,13 @@ FIXES = [
         "nn.MultiheadAttention(width, 4, batch_first=True)",
     ),
     Fix(
+        "model.collapsed-embedding/two_views.py",
+        "similarity(p1, z2.detach())",
+        "similarity(first, code).mean() - similarity(second, other_code).mean()",
+        "similarity(first, code.detach()).mean() - similarity(second, other_code.detach()).mean()",
+    ),
+    Fix("mask.inverted/intent_encoder.py", "pass `ids == 0`", "tokens != PAD", "tokens == PAD"),
+    Fix(
         "loss.bounded-output/diabetes_sigmoid.py",
         "Remove the sigmoid",
         "torch.sigmoid(self.outer(torch.tanh(self.inner(x))))",

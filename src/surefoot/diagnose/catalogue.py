@@ -414,6 +414,16 @@ _CAUSES = (
         "Remove empty sequences from the data.",
     ),
     _cause(
+        "mask.inverted",
+        "attention sees the padding instead of the tokens",
+        "A model with attention learns little, as if each token stood alone.",
+        "The keys that a mask keeps all have one id, which no ignored key has, and stand at one end of each row.",
+        "mask.fully-masked-row data.labels-uninformative lr.too-low",
+        "Invert the padding mask: `key_padding_mask` of `nn.MultiheadAttention` is True where a key is ignored, "
+        "`attn_mask` of `scaled_dot_product_attention` is True where a key is used.",
+        "Print the mask of one row beside its ids.",
+    ),
+    _cause(
         "mask.leaks-future",
         "the model sees the tokens that it must predict",
         "The loss is far too small for the task, and generated text is bad.",
@@ -551,6 +561,17 @@ _CAUSES = (
         "Keep the batch as the first dimension in every `view`, `reshape`, `permute` and `transpose`.",
         "Compute softmax over the classes: `dim=-1`.",
         "Create attention, transformer and recurrent layers with `batch_first=True` if the batch comes first.",
+    ),
+    _cause(
+        "model.collapsed-embedding",
+        "all rows get the same embedding",
+        "The loss of a self-supervised or metric model is at its bound, and its embeddings are useless.",
+        "The loss compares outputs of the model with one another only, and the spread of their directions has fallen "
+        "to a small part of what it was at the start.",
+        "optim.not-learning gan.mode-collapse data.class-collapse",
+        "Detach the side that the predictions are compared with, as in `similarity(p1, z2.detach())`.",
+        "In a triplet loss, check the order of anchor, positive and negative, and how negatives are chosen.",
+        "Add a term that keeps rows apart: negatives, or the variance of each dimension.",
     ),
     _cause(
         "model.attention-logit-growth",
@@ -918,9 +939,10 @@ _CAUSES = (
     ),
     _cause(
         "resume.state-missing",
-        "a restart without part of the state",
+        "a restart without part of the state, or a load that loads nothing",
         "The loss jumps at a restart and takes a long time to recover.",
-        "Parameters are restored, but moments, schedule or loss scale start again from their initial values.",
+        "Parameters are restored, but moments, schedule or loss scale start again; or no name of a loaded state is in "
+        "the model.",
         "optim.stale-state lr.schedule-broken resume.data-replayed",
         "Save and load optimizer, scheduler and scaler together with the model.",
         "Test it: a run of 20 steps must equal a run that is stopped after 10 steps and restarted for 10 more.",

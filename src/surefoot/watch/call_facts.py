@@ -67,6 +67,7 @@ class CallFacts:
             embeddings=layers.embeddings[:MOST_FACTS],
             dropouts=layers.dropouts[:MOST_FACTS],
             softmaxes=layers.softmaxes[:MOST_FACTS],
+            key_masks=layers.key_masks[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
             single_products=losses.single_products[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],
@@ -109,6 +110,8 @@ class CallFacts:
                 self.layers.softmax(entry, args, kwargs, out)
             elif name == "scaled_dot_product_attention":
                 self.layers.attention(entry, args, kwargs, out)
+            elif name == "multi_head_attention_forward":
+                self.layers.attention_module(entry, kwargs)
             elif name in ("sub", "rsub"):
                 self.losses.difference(entry, args, out)
             elif name == "mul":

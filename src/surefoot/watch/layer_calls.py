@@ -10,19 +10,30 @@ import torch
 from torch import Tensor
 
 from surefoot.observe.histograms import take_sample
-from surefoot.record.facts import ActivationCall, DropoutCall, EmbeddingCall, LayerCall, NormalizationCall, SoftmaxCall
+from surefoot.record.facts import (
+    ActivationCall,
+    DropoutCall,
+    EmbeddingCall,
+    KeyMaskCall,
+    LayerCall,
+    NormalizationCall,
+    SoftmaxCall,
+)
 from surefoot.watch.deferred import later, number
+from surefoot.watch.key_masks import key_masks
 from surefoot.watch.operation_names import ADDED_PRODUCTS, PRODUCTS, RECURRENT
 from surefoot.watch.tensor_summary import SAMPLE, finite_or_none, rows_of, sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from surefoot.observe.histograms import Sample
     from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
 
+MANY_CALLS = 8
+"""A layer that is called this often in one step may be recurrent."""
 MOST_OUTPUTS = 200
 """The maximum number of outputs of one sampled step whose samples are kept."""
 
@@ -42,6 +53,7 @@ class LayerCalls:
         self.embeddings: list[EmbeddingCall] = []
         self.dropouts: list[DropoutCall] = []
         self.softmaxes: list[SoftmaxCall] = []
+        self.key_masks: list[KeyMaskCall] = []
         self.normalizations: list[NormalizationCall] = []
         self.outputs: list[tuple[str, Sample]] = []
         """With `keeps_outputs`, samples of the outputs of layers and activation functions, for histograms."""
@@ -178,6 +190,8 @@ class LayerCalls:
                 producer=self._history.producer(given),
             )
         )
+        if entry.name == "softmax" and along in (-1, given.dim() - 1):
+            self.key_masks += key_masks(self._history, entry, given, is_kept=True)
 
     def attention(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Scaled dot-product attention: its largest logit, its masked rows, its entropy."""
@@ -199,6 +213,12 @@ class LayerCalls:
                 entropy=number(torch.special.entr(chances).sum(-1).mean()),
             )
         )
+        if isinstance(mask, Tensor) and mask.dim() > 2:
+            self.key_masks += key_masks(self._history, entry, mask, is_kept=True)
+
+    def attention_module(self, entry: RecordedCall, kwargs: dict[str, Any]) -> None:
+        """The padding mask of `nn.MultiheadAttention`."""
+        self.key_masks += key_masks(self._history, entry, kwargs.get("key_padding_mask"), is_kept=False)
 
     def normalization(self, entry: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A normalization: the number of values that each statistic is computed from."""
@@ -212,6 +232,21 @@ class LayerCalls:
             per_statistic = given.numel() // max(1, given.shape[1])
             facts = replace(facts, training=bool(training), per_statistic=per_statistic)
         self.normalizations.append(facts)
+
+    def mark_repeats(self, history: Callable[[int], Iterable[RecordedCall]]) -> None:
+        """At the end of the step, record which of the layers that were called often run on their own results."""
+        calls: dict[int | None, list[int]] = {}
+        for call in self.layers:
+            if call.parameter is not None:
+                calls.setdefault(call.parameter, []).append(call.index)
+        known = {
+            number: any(entry.index == places[-2] for entry in history(places[-1]))
+            for number, places in calls.items()
+            if len(places) >= MANY_CALLS
+        }
+        self.layers = (
+            [replace(call, repeats=known.get(call.parameter)) for call in self.layers] if known else self.layers
+        )
 
     def mark_attention(self, attends: Callable[[SoftmaxCall], bool]) -> None:
         """At the end of the step, record for each softmax whether its result weights values."""

@@ -158,7 +158,8 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
     for entry in recorder.entries:
-        cut = entry.name in BREAKS and any(entry.grads) and not entry.out_grad
+        named = entry.name in BREAKS or (entry.grad_enabled and entry.index in reached)
+        cut = named and any(entry.grads) and not entry.out_grad
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
         if cut or dark:
             found.append(

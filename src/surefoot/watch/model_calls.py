@@ -21,7 +21,7 @@ from surefoot.record.facts import FeatureScales, ModelCall
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later, own
 from surefoot.watch.function_recorder import tensors_in
-from surefoot.watch.tensor_summary import few_of, prints_of_rows, summary_of
+from surefoot.watch.tensor_summary import few_of, finite_or_none, prints_of_rows, summary_of
 from surefoot.watch.user_frames import site
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 64
 """The maximum number of model calls recorded in one step."""
+FEWEST_ROWS = 8
+"""Fewer rows are not compared with one another."""
 MOST_PRINTS = 256
 """The maximum number of rows of a batch that get a fingerprint."""
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -114,6 +116,8 @@ class ModelCalls:
                 **mode_facts(module),
                 **_batch_facts(inputs, grad_mode),
             )
+            if call.trained_on and (spread := _row_spread(outputs[0])) is not None:
+                call = replace(call, row_spread=spread)
             if self._several and grad_mode:
                 call = replace(call, samples=[_few(tensor) for tensor in (inputs[:1] + outputs[:1])])
             for tensor in module.parameters():
@@ -179,6 +183,16 @@ def _features(batch: Tensor) -> Features | None:
     if not batch.is_floating_point():
         return Features(len(batch), few_of(batch, 64, 4096).clone())
     return Features(len(batch), few_of(batch, 64, 64).to(torch.float32, copy=True))
+
+
+def _row_spread(out: Tensor) -> float | None:
+    """How much the directions of the rows of a matrix differ: 0 if all are the same, about 1 for a centred cloud."""
+    if out.dim() != 2 or len(out) < FEWEST_ROWS or out.shape[1] < 2 or not out.is_floating_point():
+        return None
+    if not is_readable(out) or out.layout is not torch.strided:
+        return None
+    rows = torch.nn.functional.normalize(few_of(out.detach(), 64, 64).float(), dim=1)
+    return finite_or_none(rows.var(0, correction=0).sum().sqrt())
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:

@@ -46,6 +46,7 @@ class OptimizerRecord:
         self.settings = [GroupSettings.of(group) for group in optimizer.param_groups[:8]]
         self.leftover: list[Any] = []
         self.zeroed_before_step = 0
+        self.zeroed_between = 0
         self.zero_site = ""
         self.sampled_steps = 0
         self.lines: set[int] = set()
@@ -89,6 +90,7 @@ class OptimizerRecord:
             loaded_state_steps=self.loaded_age,
             backward_lines=sorted(self.lines),
             zeroed_before_step=self.zeroed_before_step,
+            zeroed_between=self.zeroed_between,
             zero_site=self.zero_site,
             series=self.series.as_facts(),
         )

@@ -113,6 +113,9 @@ class StepObserver:
         """An optimizer is about to step."""
         state = self._state
         record = self.record_of(optimizer)
+        if record.backwards_at_start < self._backwards_at_zero < state.backwards and not has_closure:
+            record.zeroed_between += 1
+            record.zero_site = self._zero_site
         record.backwards_at_start = state.backwards
         if not record.series.count:
             state.trainer = state.trainer or trainer_of(sys._getframe())

@@ -148,6 +148,7 @@ class StepRecording:
                     call.op == "scaled_dot_product_attention" or bool(products & _passed_on(entries, call.index))
                 )
             )
+            self.calls.layers.mark_repeats(self.recorder.history)
             self.origins = self.recorder.origins()
             for entry in entries:
                 entry.notes = CallNotes()

@@ -95,3 +95,63 @@ def test_a_layer_that_overflows_to_minus_infinity_is_not_a_mask(below: str, is_m
     event = bad | {"inputs": {}, "masked_rows": 16, "below": [below]}
     claim = masks.fully_masked_row(run([1.0, 1.0, float("nan")], events=[event]))
     assert (claim is not None) == is_masked
+
+
+PADDED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.attention = nn.Embedding(30, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.mix, self.head = nn.Linear(16, 48), nn.Linear(16, 2)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        q, k, v = self.mix(x).chunk(3, -1)
+        scores = q @ k.transpose(1, 2) / 4
+        x = x + (ATTENTION)
+        return self.head(x[:, 0])
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+for step in range(40):
+    ids = torch.randint(1, 30, (24, 12))
+    lengths = torch.randint(3, 11, (24, 1))
+    ids[torch.arange(12) >= lengths] = 0
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(ids), (ids < 9).sum(1) % 2).backward()
+    optimizer.step()
+"""
+MODULE = "self.attention(x, x, x, key_padding_mask=MASK)[0]"
+FUNCTION = "nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(MASK)[:, None])"
+BY_HAND = "scores.masked_fill((MASK)[:, None], -1e9).softmax(-1) @ v"
+
+
+@pytest.mark.parametrize(
+    ("attention", "inverted", "fix"),
+    [
+        (MODULE, "ids != 0", "pass `ids == 0`"),
+        (FUNCTION, "ids == 0", "pass `ids != 0`"),
+        (BY_HAND, "ids != 0", "minus infinity where `ids == 0`"),
+    ],
+    ids=["module", "function", "by hand"],
+)
+def test_a_padding_mask_with_the_wrong_polarity_is_named(
+    watch: Nursery, attention: str, inverted: str, fix: str
+) -> None:
+    script = PADDED.replace("ATTENTION", attention.replace("MASK", inverted))
+    found = watch(script).names_first("mask.inverted", step=0, at="|x = x + (", evidence={"kept", "ignored"})
+    assert found.evidence["kept_id"] == 0
+    assert fix in found.fixes[0]
+    right = {"ids != 0": "ids == 0", "ids == 0": "ids != 0"}[inverted]
+    assert "mask.inverted" not in watch(PADDED.replace("ATTENTION", attention.replace("MASK", right))).causes
+
+
+def test_packed_documents_that_see_only_themselves_are_not_inverted(watch: Nursery) -> None:
+    documents = "(ids == 0)[:, :, None] == (ids == 0)[:, None]"
+    script = PADDED.replace("ATTENTION", FUNCTION.replace("(MASK)[:, None]", documents))
+    assert "mask.inverted" not in watch(script).causes

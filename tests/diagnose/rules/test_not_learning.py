@@ -241,7 +241,7 @@ def loss_of(rows):
 
 def test_a_recurrent_layer_that_runs_over_the_batch_is_named(watch: Nursery) -> None:
     run = watch(START, RECURRENT.replace("SETTING", ""), TRAIN)
-    first = run.names_first("optim.not-learning", step=0, at="|self.rnn(given)", evidence={"time_steps", "sequences"})
+    first = run.names_first("model.mixes-rows", step=0, at="|self.rnn(given)", evidence={"time_steps", "sequences"})
     assert (first.evidence["time_steps"], first.evidence["sequences"]) == (50, 9)
     assert "batch_first=True" in first.fixes[0]
 

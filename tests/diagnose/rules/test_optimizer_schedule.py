@@ -28,6 +28,7 @@ BROKEN_SCHEDULES = {
     "reaches its floor and climbs again": ("CosineAnnealingLR(optimizer, T_max=20)", 20, "T_max"),
     "only grows": ("ExponentialLR(optimizer, gamma=1.1)", 59, "only grows"),
     "jumps": ("LambdaLR(optimizer, lambda step: 0.01 if step < 30 else 300.0)", 30, "jumps"),
+    "is rounded down to 0": ("LambdaLR(optimizer, lambda step: min(1, step // 20))", 0, "rounded down"),
     "becomes negative": ("LambdaLR(optimizer, lambda step: 1 - step / 40)", 59, "negative"),
 }
 

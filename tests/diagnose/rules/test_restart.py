@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from recorded import falling, optimizer, parameter, run
 from surefoot.diagnose.rules import restart
 from watched import CLASSES
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 LOADED = "train.py:40"
 
@@ -264,3 +267,33 @@ def test_an_optimizer_that_is_created_in_the_loop_is_named(watch) -> None:  # ty
 )
 def test_new_optimizers_that_lose_nothing_are_fine(watch, script: str) -> None:  # type: ignore[no-untyped-def]
     assert "optim.stale-state" not in watch(CLASSES, script).causes
+
+
+PRETRAINED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x, y = torch.randn(200, 6), torch.randint(2, (200,))
+y[x[:, 0] > 0] = 1
+base = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+torch.save({PREFIX + name: value for name, value in base.state_dict().items()}, "base.pt")
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+model.load_state_dict(torch.load("base.pt"), strict=False)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    rows = torch.randint(200, (32,))
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+    optimizer.step()
+"""
+
+
+def test_a_state_of_which_nothing_was_loaded_is_named(watch: Nursery) -> None:
+    run = watch(PRETRAINED.replace("PREFIX", "'module.'"))
+    first = run.names_first("resume.state-missing", step=0, at="|strict=False", evidence={"given", "expected"})
+    assert "removeprefix('module.')" in first.fixes[0]
+
+
+def test_a_state_that_was_loaded_without_strictness_is_fine(watch: Nursery) -> None:
+    assert "resume.state-missing" not in watch(PRETRAINED.replace("PREFIX", "''")).causes

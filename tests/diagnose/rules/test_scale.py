@@ -194,6 +194,31 @@ def test_a_gradient_that_explodes_through_time_is_named(watch: Nursery) -> None:
     assert found.evidence["first"] > 100
 
 
+ROLLOUTS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+inner, outer = nn.Linear(3, 16), nn.Linear(16, 2)
+optimizer = torch.optim.Adam([*inner.parameters(), *outer.parameters()], lr=1e-3)
+for step in range(120):
+    states = [torch.randn(3) for _ in range(20)]
+    chosen = [int(F.softmax(outer(torch.relu(inner(state))), 0).argmax()) for state in states]
+    out = outer(torch.relu(inner(torch.stack(states)))).square().mean() * (3e3 if step % 30 == 29 else 1.0)
+    optimizer.zero_grad()
+    out.backward()
+    optimizer.step()
+"""
+
+
+def test_a_policy_that_acts_many_times_before_a_step_is_no_recurrence(watch: Nursery) -> None:
+    run = watch(ROLLOUTS)
+    layers = [call for look in run.facts["sampled_steps"] for call in look["notes"].get("layers", [])]
+    assert {call["repeats"] for call in layers} == {False}
+    assert "model.exploding-gradient" not in run.causes
+
+
 def test_a_recurrence_that_keeps_its_scale_is_fine(watch: Nursery) -> None:
     assert watch(RECURRENT.replace("GAIN", "0.9").replace("1e-3", "1e-2"), LOOP).causes == []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import pytest
+
 from surefoot.diagnose.rules import targets
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ for step in range(120):
 def test_a_column_that_is_the_target_is_named(watch: Nursery) -> None:
     run = watch(TABLE.replace("TAKE", "x = torch.cat([features, 3 * y + 1], 1)"))
     assert run.causes == ["data.leakage"]
-    assert run.first.evidence["feature"] == 5
+    assert run.first.evidence["features"] == [5]
     assert run.first.evidence["related_features"] >= 1
 
 
@@ -58,7 +60,25 @@ def test_a_column_with_one_value_per_class_holds_the_label() -> None:
     labels = [float(row[0] > 0) for row in rows]
     holder = targets._holder([[*row, 7.0 - 2 * label] for row, label in zip(rows, labels, strict=True)], labels)
     assert holder is not None
-    assert (holder.feature, holder.rows) == (4, 200)
+    assert (holder.features, holder.rows) == ([4], 200)
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_one_column_for_each_class_holds_the_label(dropped: int) -> None:
+    rows = rows_of(200, 4)
+    labels = [float((row[0] > -0.5) + (row[0] > 0.5)) for row in rows]
+    encoded = [
+        [*row, *[float(label == kind) for kind in range(3 - dropped)]] for row, label in zip(rows, labels, strict=True)
+    ]
+    holder = targets._holder(encoded, labels)
+    assert holder is not None
+    assert holder.features == list(range(4, 7 - dropped))
+
+
+def test_a_column_that_tells_one_class_from_the_others_is_no_leak() -> None:
+    rows = rows_of(200, 4)
+    labels = [float((row[0] > -0.5) + (row[0] > 0.5)) for row in rows]
+    assert targets._holder([[*row, float(label == 0)] for row, label in zip(rows, labels, strict=True)], labels) is None
 
 
 def test_two_columns_that_hold_the_target_are_left_open() -> None:

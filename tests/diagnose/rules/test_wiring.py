@@ -675,3 +675,67 @@ def test_a_schedule_that_is_only_plotted_is_no_training(watch: Nursery) -> None:
     plot = "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)\nfor step in range(60):\n    optimizer.step()\n"
     run = watch(START, NET, plot + "    schedule.step()\n")
     assert (run.diagnosis.verdict, run.causes) == ("unknown", [])
+
+
+DECISIONS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(200, 6)
+y = (x[:, :1] > 0).float()
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(40):
+    rows = torch.randint(200, (32,))
+    chosen = (torch.sigmoid(model(x[rows])) > 0.5).float().requires_grad_()
+    optimizer.zero_grad()
+    F.binary_cross_entropy(chosen, y[rows]).backward()
+    optimizer.step()
+"""
+
+
+def test_a_comparison_between_the_model_and_the_loss_is_named(watch: Nursery) -> None:
+    first = watch(DECISIONS).names_first("optim.detached-graph", step=0, at="|> 0.5", evidence={"cut"})
+    assert first.fixes[0].startswith("Pass the values that `gt` gets")
+
+
+MICROBATCHES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(400, 6)
+y = (x[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    optimizer.zero_grad()
+    for part in range(4):
+        rows = torch.randint(400, (8,))
+        CLEAR
+        (F.cross_entropy(model(x[rows]), y[rows]) / 4).backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_cleared_between_microbatches_are_named(watch: Nursery) -> None:
+    run = watch(MICROBATCHES.replace("CLEAR", "model.zero_grad()"))
+    first = run.names_first("optim.lost-microbatch", step=0, at="|model.zero_grad()", evidence={"backwards"})
+    assert first.evidence["backwards"] == 4
+    assert watch(MICROBATCHES.replace("CLEAR", "pass")).causes == []
+
+
+def test_gradients_cleared_after_an_attack_are_fine(watch: Nursery) -> None:
+    attack = """rows = torch.randint(400, (32,))
+    given = x[rows].requires_grad_()
+    F.cross_entropy(model(given), y[rows]).backward()
+    given = (given + 0.05 * given.grad.sign()).detach()
+    optimizer.zero_grad()
+    F.cross_entropy(model(given), y[rows]).backward()
+    optimizer.step()
+"""
+    start = MICROBATCHES.index("optimizer.zero_grad()")
+    assert watch(MICROBATCHES[:start] + attack).causes == []

@@ -1,4 +1,4 @@
-"""Attention masks: rows that are fully masked, and positions that depend on later ones."""
+"""Attention masks: rows that are fully masked, masks that are inverted, and positions that depend on later ones."""
 
 from __future__ import annotations
 
@@ -42,6 +42,31 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
     return None
 
 
+_POLARITIES = {
+    "multi_head_attention_forward": "In `key_padding_mask`, True means that a key is ignored: pass `ids == {id}`.",
+    "scaled_dot_product_attention": "In `attn_mask`, True means that a key is used: pass `ids != {id}`.",
+}
+"""By function: what its mask means."""
+
+
+def inverted(run: RecordedRun) -> Claim | None:
+    """A padding mask that keeps the padding, and ignores the tokens."""
+    note = next(iter(run.sampled.calls.key_masks), None)
+    if note is None:
+        return None
+    fix = _POLARITIES.get(note.op, "Fill the logits with minus infinity where `ids == {id}`, and not elsewhere.")
+    return Claim(
+        0.95,
+        f"The attention of `{note.module}` sees only the keys with id {note.kept_id} ({note.kept} of "
+        f"{note.kept + note.ignored}, at the end of each row), and ignores all others: it sees the padding instead of "
+        "the tokens.",
+        step=note.step,
+        where=(note.site, note.module),
+        evidence={"kept_id": note.kept_id, "kept": note.kept, "ignored": note.ignored},
+        fixes=(fix.format(id=note.kept_id),),
+    )
+
+
 def leaks_future(run: RecordedRun) -> Claim | None:
     """In a next-token model, an earlier output depends on a later input."""
     for root in run.sampled.backward_calls:
@@ -65,5 +90,7 @@ def leaks_future(run: RecordedRun) -> Claim | None:
 RULES: tuple[Rule, ...] = (
     Rule("mask.fully-masked-row", "value", fully_masked_row,
          explains=("loss.undefined-op", "lr.*", "data.nonfinite-input")),
+    Rule("mask.inverted", "wiring", inverted, explains=("mask.fully-masked-row", "optim.not-learning", "lr.*",
+                                                        "model.saturated-units")),
     Rule("mask.leaks-future", "wiring", leaks_future, explains=("data.leakage",)),
 )  # fmt: skip

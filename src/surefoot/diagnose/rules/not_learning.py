@@ -443,8 +443,8 @@ def _too_short(run: RecordedRun) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("optim.not-learning", "wiring", runs_over_the_batch,
-         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse")),
+    Rule("model.mixes-rows", "wiring", runs_over_the_batch,
+         explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.not-learning")),
     Rule("optim.not-learning", "wiring", uses_first_step_only,
          explains=("data.labels-uninformative", "lr.*", "model.*", "data.class-collapse", "optim.detached-graph")),
     Rule("optim.not-learning", "wiring", without_activation, explains=("lr.*", "data.labels-uninformative", "model.*")),

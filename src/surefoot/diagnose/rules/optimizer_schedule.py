@@ -76,7 +76,24 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
         return known.claim(0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)))
     if top == 0:
         return None
-    return _fades(run, known) or _rebound(known) or _climbs(run, known)
+    return _begins_with_zero(known) or _fades(run, known) or _rebound(known) or _climbs(run, known)
+
+
+def _begins_with_zero(known: RateHistory) -> Claim | None:
+    """Many steps with a rate of exactly 0, then the whole rate at once: a warm-up that rounds down to 0."""
+    rates, count = known.rates, len(known.rates)
+    zeros = next((i for i, rate in enumerate(rates) if rate > 0), count)
+    if not known.schedulers or zeros < max(5, 0.02 * count) or zeros == count or rates[zeros] < 0.5 * max(rates):
+        return None
+    claim = known.claim(
+        0.93,
+        f"The learning rate is 0 for the first {zeros} of {count} steps, which change nothing, and then "
+        f"{rates[zeros]:.3g} at once: the warm-up is rounded down to 0.",
+        0,
+        steps_at_zero=zeros,
+    )
+    fix = f"Divide without rounding: `step / {zeros}`, not `step // {zeros}` or `int(step / {zeros})`."
+    return replace(claim, fixes=(fix,))
 
 
 def _fades(run: RecordedRun, known: RateHistory) -> Claim | None:

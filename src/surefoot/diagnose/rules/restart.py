@@ -428,7 +428,31 @@ def unseeded(run: RecordedRun) -> Claim | None:
     )
 
 
+def loaded_nothing(run: RecordedRun) -> Claim | None:
+    """`load_state_dict(strict=False)` with a state whose names are all unknown to the model."""
+    loads = run.events(ModelLoadedEvent)
+    lost = [event for event in loads if event.unmatched]
+    if not lost or any(event.step >= lost[-1].step and not event.unmatched for event in loads[loads.index(lost[-1]) :]):
+        return None
+    event = lost[-1]
+    given, expected = event.unmatched or ["", ""]
+    prefix = given.removesuffix(expected)
+    fix = "Rename the keys of the state to those of the model, and load it without `strict=False`."
+    if prefix != given:
+        fix = f"Remove {prefix!r} from the keys: `{{k.removeprefix({prefix!r}): v for k, v in state.items()}}`."
+    return Claim(
+        0.95,
+        f"load_state_dict at {event.site} loaded nothing: no name of the state ({given!r} is the first) is a parameter "
+        f"of the model ({expected!r} is the first), and `strict=False` hides it. The model keeps its initial weights.",
+        step=event.step,
+        where=where_of(event.site),
+        evidence={"given": given, "expected": expected},
+        fixes=(fix,),
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    Rule("resume.state-missing", "wiring", loaded_nothing, explains=("optim.frozen-parameters", "lr.*", "fit.*")),
     Rule(
         "resume.state-missing",
         "wiring",

@@ -239,7 +239,7 @@ def _recurrent(run: RecordedRun) -> str:
                 return str(note.module or note.op)
         counts: dict[int, int] = {}
         for note in look.calls.layers:
-            if note.parameter is not None and note.input_requires_grad:
+            if note.parameter is not None and note.input_requires_grad and note.repeats is not False:
                 counts[note.parameter] = counts.get(note.parameter, 0) + 1
         busiest = max(counts, key=lambda key: counts[key], default=None)
         if busiest is not None and counts[busiest] >= 8:

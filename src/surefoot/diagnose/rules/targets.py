@@ -26,16 +26,16 @@ _LARGE = 30.0
 
 
 class _Holder(NamedTuple):
-    """A feature that holds the targets."""
+    """The feature that holds the targets, or those that hold them one-hot encoded."""
 
-    feature: int
+    features: list[int]
     rows: int
     related: int
     """The number of other features that are related to the targets."""
 
 
 def target_in_inputs(run: RecordedRun) -> Claim | None:
-    """One of several features determines the target exactly, and others are related to it as well.
+    """One of several features determines the target exactly, or one for each class; others are related to it as well.
 
     In made-up data the target is often one of otherwise unrelated features; that is not a leak.
     """
@@ -52,16 +52,22 @@ def target_in_inputs(run: RecordedRun) -> Claim | None:
         return None
     call = next(call for call in run.sampled.trained_model_calls if call.inputs)
     site = next(iter(sites))
+    is_one = len(held.features) == 1
+    columns = ", ".join(map(str, held.features))
     return Claim(
         0.85,
-        f"Feature {held.feature} of the input of `{call.model}` at {call.site} determines the target of {site} exactly "
-        f"in all {held.rows} compared rows, and {held.related} other features are only related to it: the target, or "
-        "a column computed from it, is among the features.",
+        f"Feature{'' if is_one else 's'} {columns} of the input of `{call.model}` at {call.site} "
+        f"{'determines' if is_one else 'together determine'} the target of {site} exactly in all {held.rows} compared "
+        f"rows, and {held.related} other features are only related to it: the target, or a column computed from it, "
+        "is among the features.",
         step=0,
         where=where_of(call.site, site),
-        evidence={"feature": held.feature, "rows": held.rows, "related_features": held.related},
+        evidence={"features": held.features, "rows": held.rows, "related_features": held.related},
         severity="warning",
-        fixes=(f"Remove column {held.feature} from the input, and check which column of the table it is.",),
+        fixes=(
+            f"Remove column{'' if is_one else 's'} {columns} from the input, and check which of the table "
+            f"{'it is' if is_one else 'they are'}.",
+        ),
     )
 
 
@@ -74,7 +80,7 @@ def _takes_table(run: RecordedRun) -> bool:
 
 
 def _holder(rows: list[list[float]], targets: list[float]) -> _Holder | None:
-    """The only feature that determines the targets, if others are related to them."""
+    """The features that determine the targets, one or one for each class, if others are related to them."""
     import numpy as np
 
     x, y = np.array(rows), np.array(targets)
@@ -83,7 +89,9 @@ def _holder(rows: list[list[float]], targets: list[float]) -> _Holder | None:
         return None
     is_class = len(kinds) <= len(y) / 10
     exact = [_names_class(x[:, i], y, kinds) if is_class else _is_linear(x[:, i], y) for i in range(x.shape[1])]
-    if sum(exact) != 1:
+    if not any(exact) and is_class:
+        exact = _one_hot(x, y, kinds)
+    if sum(exact) not in (1, len(kinds) - 1, len(kinds)):
         return None
     spread = x.std(0)
     goals = [(y == kind).astype(float) for kind in kinds] if is_class else [y]
@@ -92,7 +100,7 @@ def _holder(rows: list[list[float]], targets: list[float]) -> _Holder | None:
         not exact[i] and spread[i] > 0 and max(abs(_correlation(x[:, i], goal)) for goal in goals) * size > _RELATED
         for i in range(x.shape[1])
     )
-    return _Holder(exact.index(True), len(y), related) if related else None
+    return _Holder([i for i, holds in enumerate(exact) if holds], len(y), related) if related else None
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -110,6 +118,21 @@ def _names_class(feature: Any, labels: Any, kinds: Any) -> bool:
     """Whether a feature has one value for each class, different from those of the others."""
     values = [set(feature[labels == kind].tolist()) for kind in kinds]
     return all(len(each) == 1 for each in values) and len(set.union(*values)) == len(kinds)
+
+
+def _one_hot(x: Any, labels: Any, kinds: Any) -> list[bool]:
+    """The features that have one value for a class and one other value for the rest, if all classes but one have one.
+
+    Nothing if several features belong to one class: they would be copies of something else.
+    """
+    classes = [
+        next((kind for kind in kinds if _names_class(x[:, i], labels == kind, [True, False])), None)
+        for i in range(x.shape[1])
+    ]
+    found = [kind for kind in classes if kind is not None]
+    if len(set(found)) < len(found) or len(found) < len(kinds) - 1:
+        return [False] * len(classes)
+    return [kind is not None for kind in classes]
 
 
 def unscaled_target(run: RecordedRun) -> Claim | None:

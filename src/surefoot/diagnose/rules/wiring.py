@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts
 
+NO_GRADIENT = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", "bool", "long", "int", "heaviside"}
+"""Functions whose results never have a gradient."""
+
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
     """Each backward starts with the gradient that the last step already used."""
@@ -126,6 +129,31 @@ def no_update(run: RecordedRun) -> Claim | None:
         if all(p.zero_grad < p.with_grad for p in trainable):
             return _silent(held, trainable, "although they have gradients", 0.8)
     return None
+
+
+def lost_microbatch(run: RecordedRun) -> Claim | None:
+    """Gradients are zeroed between the backward calls of one step, all made by one line: only the last one counts.
+
+    An attack or a perturbation (FGSM, SAM) zeroes them, too, but calls backward in a line of its own.
+    """
+    if len(run.optimizers) != 1 or run.facts.preflight is not None:
+        return None
+    held = run.optimizers[0]
+    looks = [look.backward_calls for look in run.sampled.steps if look.backward_calls]
+    sites = {root.site for roots in looks for root in roots}
+    count = median(len(roots) for roots in looks) if looks else 0
+    if held.zeroed_between < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2:
+        return None
+    return Claim(
+        0.93,
+        f"backward runs {count:.0f} times for each step of {held.type}, and zero_grad runs between them at "
+        f"{held.zeroed_between} of {held.steps} steps: only the gradient of the last microbatch reaches the weights, "
+        f"and the work for the other {count - 1:.0f} is lost.",
+        step=0,
+        where=(held.zero_site, *sites),
+        evidence={"zeroed_between": held.zeroed_between, "steps": held.steps, "backwards": count},
+        fixes=("Call zero_grad once before the loop over the microbatches, not inside of it.",),
+    )
 
 
 def _never_differentiated(run: RecordedRun) -> bool:
@@ -407,6 +435,11 @@ def words_of_cut(cut: GraphBreak) -> str:
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
+    if cut.op in NO_GRADIENT:
+        return (
+            f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
+            "gradient: probabilities or logits, not decisions."
+        )
     return f"Remove the cut at {cut.site}, so that gradients pass through it."
 
 
@@ -464,6 +497,7 @@ def _nameless_layers(run: RecordedRun) -> dict[str, list[LayerCall]]:
 
 
 RULES = (
+    Rule("optim.lost-microbatch", "wiring", lost_microbatch, explains=("accum.*", "lr.too-low")),
     Rule("optim.missing-zero-grad", "wiring", missing_zero_grad,
          explains=("lr.*", "model.*", "clip.saturated", "accum.not-divided", "loss.sum-reduction", "data.bad-batch",
                    "precision.fp16-overflow")),

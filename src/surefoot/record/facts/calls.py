@@ -208,6 +208,8 @@ class LayerCall(SampledCall):
     """The type of its output."""
     trained_on: bool = item("grad")
     """Whether its output requires a gradient."""
+    repeats: bool | None = None
+    """Whether its input was made from its own earlier result; only of layers that were called several times."""
     time_steps: int | None = None
     """The number of steps that it runs over; only for recurrent layers."""
     sequences: int | None = item(beside="time_steps")
@@ -276,6 +278,17 @@ class SoftmaxCall(SampledCall):
     """The call that made its input; only for softmax."""
     attends: bool | None = None
     """Whether its result weighs values, as in attention."""
+
+
+class KeyMaskCall(SampledCall):
+    """Attention whose mask keeps the keys of a single id only, at an end of each row: the padding."""
+
+    kept_id: int
+    """The id of the keys that are kept."""
+    kept: int
+    """How many keys are kept, over the rows compared."""
+    ignored: int
+    """How many keys are ignored."""
 
 
 class ProductCall(SampledCall):
@@ -380,6 +393,8 @@ class SampledCalls(Facts):
     """Calls that drop a part of their input at random."""
     softmaxes: list[SoftmaxCall] = item(factory=list)
     """Softmaxes and attention."""
+    key_masks: list[KeyMaskCall] = item(factory=list)
+    """Attention that sees nothing but the padding."""
     products: list[ProductCall] = item(factory=list)
     """Log-probabilities that are weighted."""
     single_products: list[ProductCall] = item(factory=list)
@@ -448,6 +463,8 @@ class ModelCall(Facts):
     """Mean and spread of each feature of the first input."""
     reached: bool | None = None
     """Whether a `backward` of the step went through an output; only of calls with gradients, where graphs were read."""
+    row_spread: float | None = None
+    """How much the directions of the rows of the first output differ, from 0 to 1; only of training, for matrices."""
     samples: list[list[list[float]] | None] | None = None
     """A few rows of the first input and the first output; only where several optimizers work."""
     block: int | None = None

@@ -190,6 +190,8 @@ class ModelLoadedEvent(Facts):
     """The line of the script."""
     file: int | None = None
     """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
+    unmatched: list[str] | None = None
+    """If no name of the state is one of the model: the first name of each."""
 
 
 class OptimizerLoadedEvent(Facts):

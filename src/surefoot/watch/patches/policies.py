@@ -76,6 +76,6 @@ def _record_divergence(watcher: Watcher, other: Any, result: Tensor, where: str)
         held = [t for name in other.arg_constraints if isinstance(t := other.__dict__.get(name), Tensor)]
         if not held or any(tensor.requires_grad for tensor in held):
             return
-        if any(tensor.dim() and float(tensor.double().std(0).max()) > 0 for tensor in held if len(tensor) > 1):
+        if any(float(tensor.double().std(0).max()) > 0 for tensor in held if tensor.dim() and len(tensor) > 1):
             kl = float(result.detach().mean())
             known.append(PolicyDivergence(step=state.steps, backward=state.backwards, site=where, kl=kl))

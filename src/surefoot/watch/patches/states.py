@@ -70,11 +70,18 @@ class _StateCalls:
         frame = caller()
         if frame is None or not (is_users(frame.f_code.co_filename) or is_library(frame.f_code.co_filename)):
             return
-        for tensor in args[0].parameters():
-            self._watcher.registry.add(tensor).loaded = True
+        missing = frozenset(getattr(result, "missing_keys", ()))
+        names = [name for name, _ in args[0].named_parameters()]
+        for name, tensor in args[0].named_parameters():
+            if name not in missing:
+                self._watcher.registry.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
-            file = self._files.of(_given_state(args, kwargs))
-            self._events.add(ModelLoadedEvent(step=self._state.steps, site=site(4), file=file))
+            state = _given_state(args, kwargs)
+            is_lost = isinstance(state, dict) and state and names and missing.issuperset(names)
+            unmatched = [str(next(iter(state))), names[0]] if is_lost else None
+            self._events.add(
+                ModelLoadedEvent(step=self._state.steps, site=site(4), file=self._files.of(state), unmatched=unmatched)
+            )
 
     def models_restored(self, call: Any, _: Any) -> None:
         if self._probes.here():

@@ -1,0 +1,74 @@
+"""Embeddings that become the same for all rows, on real scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watched import Nursery
+
+VIEWS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+rows = torch.randn(600, 8) @ torch.randn(8, 24)
+
+class Views(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(24, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
+        self.predictor = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 16))
+
+    def forward(self, view, other):
+        code, other_code = self.encoder(view), self.encoder(other)
+        return self.predictor(code), self.predictor(other_code), code, other_code
+
+model, similarity = Views(), nn.CosineSimilarity(dim=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(200):
+    picked = rows[torch.randint(600, (64,))]
+    first, second, code, other = model(picked + torch.randn_like(picked), picked + torch.randn_like(picked))
+    loss = -similarity(first, otherCUT).mean() - similarity(second, codeCUT).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_embeddings_that_are_only_compared_with_each_other_collapse(watch: Nursery) -> None:
+    found = watch(VIEWS.replace("CUT", "")).finding("model.collapsed-embedding")
+    assert found.severity == "error"
+    assert found.evidence["spread_last"] < 0.3 * found.evidence["spread_first"]
+    assert "z2.detach()" in found.fixes[0]
+
+
+def test_embeddings_that_are_compared_with_fixed_ones_do_not(watch: Nursery) -> None:
+    assert watch(VIEWS.replace("CUT", ".detach()")).causes == []
+
+
+TRIPLETS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+kinds = torch.randint(4, (400,))
+rows = torch.randn(4, 10)[kinds] * 2 + torch.randn(400, 10)
+model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 8))
+embed = lambda given: nn.functional.normalize(model(given), dim=1)
+triplet = nn.TripletMarginLoss(margin=0.5)
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+for step in range(150):
+    anchors = torch.randint(400, (48,))
+    same = torch.stack([(kinds == kinds[i]).float().multinomial(1)[0] for i in anchors])
+    others = torch.stack([(kinds != kinds[i]).float().multinomial(1)[0] for i in anchors])
+    optimizer.zero_grad()
+    triplet(embed(rows[anchors]), embed(rows[ORDER[0]]), embed(rows[ORDER[1]])).backward()
+    optimizer.step()
+"""
+
+
+def test_triplets_in_the_wrong_order_are_named(watch: Nursery) -> None:
+    found = watch(TRIPLETS.replace("ORDER", "(others, same)")).finding("model.collapsed-embedding")
+    assert "anchor, positive and negative" in found.fixes[0]
+    assert watch(TRIPLETS.replace("ORDER", "(same, others)")).causes == []
