@@ -36,7 +36,7 @@ from surefoot.keep.restore import load_models, load_moments, refuse
 from surefoot.keep.snapshots import SnapshotRing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from surefoot.decide.agreement import Ranks

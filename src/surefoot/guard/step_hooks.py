@@ -24,7 +24,6 @@ import logging
 import math
 import sys
 import weakref
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from surefoot.act.apply import HOOKED_STEP, has_torchs_step
 from surefoot.core.device import has_streams, is_capturing
-from surefoot.core.weak_reference import IdentityMap
+from surefoot.core.weak_reference import IdentityMap, InertWhenCopied
 from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.errors import TrainingHalted, UsageError
 from surefoot.guard.closure_step import ClosureStep
@@ -191,18 +190,11 @@ class _Keywords(dict[str, Any]):
     __slots__ = ("__weakref__",)
 
 
-class _StepHook(partial[Any]):
+class _StepHook(InertWhenCopied, partial[Any]):
     """A hook of an attachment. In a copied or unpickled optimizer, it does nothing.
 
     This matters for optimizers whose `__getstate__` returns their whole `__dict__`.
     """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The loading process may not have surefoot: use a method of the standard library that does nothing.
-        return getattr, (nullcontext(), "__exit__")
 
 
 class StepHooks:
