@@ -198,7 +198,7 @@ def test_one_large_gradient_or_less_than_ten_times_the_others_is_not_worth_a_tes
     [
         ([0.2, 0.5, 1.0, 0.1, 4.0, 3.0, 3.5, 9.0, 2.0, 5.0, 4.0, 6.0], 71),  # rises little by little
         ([0.1, 0.2, 0.1, 0.3, 9.0, 0.1, 9.0, 0.2, 9.0, 0.1, 0.2, 9.0], None),  # single outliers
-        ([4.0, 3.0, 3.5, 9.0, 2.0, 5.0, 4.0, 6.0, 4.0, 3.0, 3.5, 9.0], None),  # it had risen before
+        ([4.0, 3.0, 3.5, 9.0, 2.0, 5.0, 4.0, 6.0, 4.0, 3.0, 3.5, 9.0, 4.0, 5.0], None),  # it had risen before
         ([0.3, 0.2, 0.3, 0.4, 0.3, 0.4, 0.5, 0.3, 0.2, 0.4, 0.3, 0.5], None),
     ],
 )
