@@ -90,7 +90,7 @@ class OptimizerRecord:
             loaded_state_steps=self.loaded_age,
             backward_lines=sorted(self.lines),
             zeroed_before_step=self.zeroed_before_step,
-            zeroed_between=self.zeroed_between,
+            zeroed_between=self.zeroed_between or None,
             zero_site=self.zero_site,
             series=self.series.as_facts(),
         )

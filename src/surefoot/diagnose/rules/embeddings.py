@@ -39,8 +39,8 @@ def collapsed(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"`{known[0].model}` gives all rows nearly the same embedding: their directions differ by {last:.2g}, "
-        f"and by {first:.2g} at the start (1: a centred cloud). The loss (now "
-        f"{run.curve.end:.3g}) only compares embeddings with one another.",
+        f"and by {first:.2g} at the start (1: a centred cloud). The loss (now {run.curve.end:.3g}) only compares "
+        "embeddings with one another.",
         step=known[-1].step,
         where=where_of(known[-1].site),
         evidence={"spread_first": first, "spread_last": last, "compared_by": sorted(compared)},

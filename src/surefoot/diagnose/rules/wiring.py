@@ -142,16 +142,17 @@ def lost_microbatch(run: RecordedRun) -> Claim | None:
     looks = [look.backward_calls for look in run.sampled.steps if look.backward_calls]
     sites = {root.site for roots in looks for root in roots}
     count = median(len(roots) for roots in looks) if looks else 0
-    if held.zeroed_between < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2:
+    zeroed = held.zeroed_between or 0
+    if zeroed < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2:
         return None
     return Claim(
         0.93,
         f"backward runs {count:.0f} times for each step of {held.type}, and zero_grad runs between them at "
-        f"{held.zeroed_between} of {held.steps} steps: only the gradient of the last microbatch reaches the weights, "
+        f"{zeroed} of {held.steps} steps: only the gradient of the last microbatch reaches the weights, "
         f"and the work for the other {count - 1:.0f} is lost.",
         step=0,
         where=(held.zero_site, *sites),
-        evidence={"zeroed_between": held.zeroed_between, "steps": held.steps, "backwards": count},
+        evidence={"zeroed_between": zeroed, "steps": held.steps, "backwards": count},
         fixes=("Call zero_grad once before the loop over the microbatches, not inside of it.",),
     )
 

@@ -139,8 +139,8 @@ class OptimizerFacts(Facts):
     """The lines of `backward` whose gradients it stepped with, as `StepBatch.line` counts them."""
     zeroed_before_step: int = 0
     """How often gradients were zeroed between backward and step."""
-    zeroed_between: int = 0
-    """In how many steps gradients were zeroed after one backward and before another."""
+    zeroed_between: int | None = None
+    """In how many steps gradients were zeroed after one backward and before another; `None` if in none."""
     zero_site: str = ""
     """The line of the script that did so."""
     series: StepSeries = item(factory=StepSeries, always=True)
