@@ -115,11 +115,12 @@ def keep_no_stacks() -> None:
     """Have `torch.manual_seed` keep no stacks in this process.
 
     Without a device it keeps one for each kind of device, to show it if the device cannot be initialized later. That
-    takes milliseconds, and thousands of tests, programs and trials set seeds.
+    takes milliseconds, and thousands of tests, programs and trials set seeds. `torch.cuda.is_available()` would keep
+    the forks of this process from using a device.
     """
     import torch
 
-    if not torch.cuda.is_available():
+    if torch.accelerator.current_accelerator() is None:  # a build of torch for the CPU
         for kind in ("cuda", "xpu", "mtia"):
             if hasattr(module := import_module(f"torch.{kind}"), "traceback"):
                 module.traceback = _NoStacks

@@ -99,7 +99,7 @@ print(loss.item(), [each.double().sum().item() for each in model.parameters()])
 
 def ran_well(ended):
     assert ended.code == 0, ended.errors[-2000:]
-    assert "not watched" not in ended.errors, ended.errors[-2000:]
+    assert "stopped watching" not in ended.errors, ended.errors[-2000:]
     return ended
 
 

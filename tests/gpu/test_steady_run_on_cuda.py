@@ -42,6 +42,31 @@ for step in range({STEPS}):
         torch.cuda.set_sync_debug_mode("default")
 """
 
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(64, 8)
+model = torch.nn.Linear(8, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):  # workers are forked after the device was used
+    for (rows,) in DataLoader(TensorDataset(x), batch_size=16, num_workers=2):
+        optimizer.zero_grad()
+        (model(rows.cuda()) - 1).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_processes_forked_after_the_device_was_used_report_nothing(tmp_path):
+    """A forked process seeds `random` before any other function runs: that call is observed, and must not raise."""
+    (tmp_path / "train.py").write_text(WORKERS)
+    command = [sys.executable, "-m", "surefoot", "run", "--out", "run", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "Exception ignored" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
 
 @pytest.mark.parametrize(
     "settings",

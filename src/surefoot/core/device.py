@@ -269,9 +269,12 @@ def failure() -> tuple[str, str] | None:
 def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
     if device is None:
-        if not _has_been_used and is_in_use():
-            _has_been_used.append(True)
-        if not _has_been_used or _failure:
+        process = os.getpid()
+        if _used_by[0] != process:
+            if not is_in_use():
+                return False
+            _used_by[0] = process
+        if _failure:
             return False
     elif device.type != _kind():
         return False
@@ -279,9 +282,9 @@ def is_capturing(device: torch.device | None = None) -> bool:
     return asked is not None and bool(asked())
 
 
-_has_been_used: list[bool] = []
-"""Not empty once the accelerator was used: `is_capturing` is called many times in each step."""
-os.register_at_fork(after_in_child=_has_been_used.clear)  # a forked child cannot use it
+_used_by = [0]
+"""The process that has used the accelerator: `is_capturing` is called many times in each step. A forked child cannot use
+it, and functions that run at its beginning, such as that of `random`, may call this before any other."""
 
 
 @cache
