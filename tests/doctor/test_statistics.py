@@ -52,4 +52,4 @@ def test_a_gradient_that_is_not_finite_names_its_operation():
 
     check = only(checks(Root(4, 3)), "gradients")
     assert check.cause == "loss.undefined-op"
-    assert "the backward pass of sqrt" in check.summary
+    assert "The backward pass of sqrt" in check.summary

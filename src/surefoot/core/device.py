@@ -283,8 +283,8 @@ def is_capturing(device: torch.device | None = None) -> bool:
 
 
 _used_by = [0]
-"""The process that has used the accelerator: `is_capturing` is called many times in each step. A forked child cannot use
-it, and functions that run at its beginning, such as that of `random`, may call this before any other."""
+"""The process that has used the accelerator: `is_capturing` is called many times in each step. A forked child cannot
+use it, and functions that run at its beginning, such as that of `random`, may call this before any other."""
 
 
 @cache

@@ -429,6 +429,8 @@ def _has_fallen(records: Sequence[StepRecord], onset: int, last: int) -> bool:
     if len(usual) < USUAL_STEPS // 2 or len(during) < least or len(after) < AFTER_BURST_STEPS:
         return False
     level, upper_quartile, half = usual[len(usual) // 2], usual[3 * len(usual) // 4], len(after) // 2
+    if usual[len(usual) // 4] == upper_quartile:
+        return False  # such as a loss of exactly 0 before the first reward: it shows no usual size of losses
     fell = min(during) - level > BURST_FALL * (max(after) - level) and min(after) > upper_quartile
     before, now = (statistics.median(part) - level for part in (after[:half], after[half:]))
     return fell and now > STILL_FALLING ** (half / 2) * before > 0

@@ -29,7 +29,7 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import COMPARISONS, DISTANCE_LOSSES, LOSSES, VIEWS
+from surefoot.watch.operation_names import COMPARISONS, DECISIONS, DISTANCE_LOSSES, LOSSES, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -158,7 +158,7 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
     for entry in recorder.entries:
-        named = entry.name in BREAKS or (entry.grad_enabled and entry.index in reached)
+        named = entry.name in BREAKS or (entry.name in DECISIONS and entry.grad_enabled and entry.index in reached)
         cut = named and any(entry.grads) and not entry.out_grad
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
         if cut or dark:

@@ -191,8 +191,9 @@ def _row_spread(out: Tensor) -> float | None:
         return None
     if not is_readable(out) or out.layout is not torch.strided:
         return None
-    rows = torch.nn.functional.normalize(few_of(out.detach(), 64, 64).float(), dim=1)
-    return finite_or_none(rows.var(0, correction=0).sum().sqrt())
+    rows = few_of(out.detach(), 64, 64).float()
+    directions = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-12)
+    return finite_or_none(directions.var(0, correction=0).sum().sqrt())
 
 
 def _autocast(outputs: list[Tensor]) -> str | None:

@@ -13,6 +13,11 @@ OTHER_LOSSES = {
 CHOICES = {"argmax", "max", "topk"}
 """Calls whose integer results are the classes that a model chooses."""
 COMPARISONS = {"eq", "__eq__"}
+DECISIONS = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", "bool", "long", "int", "heaviside"}
+"""Functions whose results never have a gradient, although they are computed from the values of their input.
+
+Functions that use only its shape, such as `randn_like`, cut nothing off.
+"""
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
 ADDED_PRODUCTS = {"addmm", "addmv", "baddbmm", "addbmm"}

@@ -144,7 +144,7 @@ def _with_rows(scale: WeightScale, values: Tensor) -> WeightScale:
         std=number((values if values.dtype is torch.float32 else sampled(values).float()).std(correction=0)),
         fan_in=values.numel() // len(values),
         rows_equal=number((low == high).all()),
-        row_range=number((high.float() - low.float()).norm()),
+        row_range=number(torch.linalg.vector_norm(high.float() - low.float())),
     )
 
 

@@ -10,6 +10,7 @@ from surefoot.diagnose.rule import Claim, Rule
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
+    from surefoot.record.facts import LossCall
 
 _TRIPLETS = {"triplet_margin_loss", "triplet_margin_with_distance_loss"}
 _SIMILARITIES = {"cosine_similarity", "pairwise_distance", "cdist", "normalize"}
@@ -24,7 +25,7 @@ def collapsed(run: RecordedRun) -> Claim | None:
     calls = run.sampled.calls
     losses = run.sampled.training_losses()
     compared = {loss.op for loss in losses} | ({call.op for call in calls.risky} & _SIMILARITIES)
-    if not compared or any(not loss.target_from_model for loss in losses) or calls.differences:
+    if not compared or calls.differences or not all(map(_compares_outputs, losses)):
         return None
     known = [call for call in run.sampled.trained_model_calls if call.row_spread is not None and call.reached]
     spreads = [call.row_spread for call in known if call.model == known[0].model and call.row_spread is not None]
@@ -46,6 +47,11 @@ def collapsed(run: RecordedRun) -> Claim | None:
         evidence={"spread_first": first, "spread_last": last, "compared_by": sorted(compared)},
         fixes=(fix,),
     )
+
+
+def _compares_outputs(loss: LossCall) -> bool:
+    """Whether a loss moves both of its sides. A target without a gradient is given: a teacher, a target network."""
+    return loss.op in _TRIPLETS or (loss.target_from_model and loss.target.requires_grad)
 
 
 RULES: tuple[Rule, ...] = (

@@ -11,13 +11,11 @@ from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import DECISIONS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts
-
-NO_GRADIENT = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", "bool", "long", "int", "heaviside"}
-"""Functions whose results never have a gradient."""
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
@@ -436,7 +434,7 @@ def words_of_cut(cut: GraphBreak) -> str:
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
-    if cut.op in NO_GRADIENT:
+    if cut.op in DECISIONS:
         return (
             f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
             "gradient: probabilities or logits, not decisions."
