@@ -163,6 +163,8 @@ def risen_losses(records: Sequence[StepRecord]) -> int | None:
         return None
     blocks = losses[:RISEN_STEPS], losses[RISEN_STEPS : 2 * RISEN_STEPS]
     window = deque(losses[2 * RISEN_STEPS :])
+    if statistics.median(window) == min(window):
+        return None  # such as a loss of exactly 0 before the first reward
     now_is, was = (_is_outlier(statistics.median_low(block), window) for block in blocks)
     return now - 3 * RISEN_STEPS if now_is and not was else None
 

@@ -104,7 +104,7 @@ def _overwritten(run: RecordedRun, message: str) -> str:
     whose = f"the result of {made.lower()} with shape {shape}" if made else f"a tensor of shape {shape}"
     return (
         f"Backward needs {whose}, and it was changed after the forward pass had used it: replace `x += y` with "
-        "`x = x + y`, `x[i] = y` by a new tensor, and remove `inplace=True`."
+        "`x = x + y`, `x[i] = y` with a new tensor, and remove `inplace=True`."
     )
 
 

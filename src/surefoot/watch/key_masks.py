@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from surefoot.watch.call_history import CallHistory
     from surefoot.watch.function_recorder import RecordedCall
 
-MOST_ROWS, MOST_QUERIES = 64, 32
-"""The numbers of rows and of queries that are compared."""
+MOST_ROWS, MOST_QUERIES, MOST_IDS = 64, 32, 4
+"""The numbers of rows and of queries that are compared, and of tensors of ids."""
 _MASKED = -1e4
 """Logits below this are masked: with large negative numbers if not with minus infinity."""
 _FEWEST_IGNORED = 3
@@ -38,7 +38,7 @@ def key_masks(history: CallHistory, entry: RecordedCall, mask: Any, is_kept: boo
     recorder = history.recorder
     if recorder is None or not isinstance(mask, Tensor) or mask.dim() < 2 or mask.shape[0] < 2 or mask.shape[-1] < 3:
         return []
-    ignored = _ignored(mask.detach(), is_kept)
+    ignored, found = _ignored(mask.detach(), is_kept), []
     for other in reversed(recorder.entries):
         ids = other.notes.ids
         if ids is None or ids.dim() != 2 or ids.device != mask.device:
@@ -47,10 +47,9 @@ def key_masks(history: CallHistory, entry: RecordedCall, mask: Any, is_kept: boo
             ids = ids.t()
         if ids.shape == (len(mask), mask.shape[-1]):
             facts = partial(KeyMaskCall, **history.place(entry))
-            found = later(partial(_if_one_id, facts), _compared(ids[:MOST_ROWS], ignored))
-            if found is not ABSENT:
-                return [found]
-    return []
+            each = later(partial(_if_one_id, facts), _compared(ids[:MOST_ROWS], ignored))
+            found += [each] if each is not ABSENT else []
+    return found[:MOST_IDS]
 
 
 def _ignored(mask: Tensor, is_kept: bool) -> Tensor:
@@ -69,8 +68,8 @@ def _compared(ids: Tensor, ignored: Tensor) -> Tensor:
     ids = ids.long()
     top = torch.iinfo(torch.int64).max
     kept_id = ids.masked_fill(ignored, top).min()
-    others = torch.where(ignored, ids, kept_id)
     kept = ~ignored
+    others = torch.where(ignored, ids, ids.masked_fill(kept, top).min())
     is_run = (kept[:, 1:] >= kept[:, :-1]).all(1) | (kept[:, 1:] <= kept[:, :-1]).all(1)
     is_one = (ignored == (ids != kept_id)).all() & is_run.all() & (kept.sum(1).max() > 1)
     is_one &= others.max() - others.min() >= _FEWEST_IGNORED

@@ -16,7 +16,7 @@ from torch import Tensor
 from surefoot.record.facts import FoldedIdsCall, OverflowCall, RiskyCall, RowOrder
 from surefoot.watch.deferred import ABSENT, later, number, reads_at_once
 from surefoot.watch.function_recorder import tensors_in
-from surefoot.watch.operation_names import ARITHMETIC
+from surefoot.watch.operation_names import ARITHMETIC, SIMILARITIES
 from surefoot.watch.tensor_summary import finite_or_none, sampled
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class NumericCalls:
                 **self._history.place(entry),
                 highest=finite_or_none(values.max()),
                 nearest_zero=finite_or_none(values.abs().min()),
+                sides=sum(entry.grads) if entry.name in SIMILARITIES else None,
             )
         )
 

@@ -13,6 +13,8 @@ OTHER_LOSSES = {
 CHOICES = {"argmax", "max", "topk"}
 """Calls whose integer results are the classes that a model chooses."""
 COMPARISONS = {"eq", "__eq__"}
+SIMILARITIES = {"cosine_similarity", "pairwise_distance", "cdist"}
+"""Functions that compare the rows of two tensors."""
 DECISIONS = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", "bool", "long", "int", "heaviside"}
 """Functions whose results never have a gradient, although they are computed from the values of their input.
 

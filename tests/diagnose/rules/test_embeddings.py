@@ -72,3 +72,26 @@ def test_triplets_in_the_wrong_order_are_named(watch: Nursery) -> None:
     found = watch(TRIPLETS.replace("ORDER", "(others, same)")).finding("model.collapsed-embedding")
     assert "anchor, positive and negative" in found.fixes[0]
     assert watch(TRIPLETS.replace("ORDER", "(same, others)")).causes == []
+
+
+TEACHER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+rows = torch.randn(600, 12)
+with torch.no_grad():
+    taught = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))(rows) + 2 * torch.randn(16)
+model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+for step in range(200):
+    picked = torch.randint(600, (64,))
+    loss = (1 - nn.functional.cosine_similarity(model(rows[picked]), taught[picked], dim=1)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_embeddings_that_follow_those_of_a_teacher_may_be_alike(watch: Nursery) -> None:
+    assert watch(TEACHER).causes == []

@@ -155,3 +155,12 @@ def test_packed_documents_that_see_only_themselves_are_not_inverted(watch: Nurse
     documents = "(ids == 0)[:, :, None] == (ids == 0)[:, None]"
     script = PADDED.replace("ATTENTION", FUNCTION.replace("(MASK)[:, None]", documents))
     assert "mask.inverted" not in watch(script).causes
+
+
+def test_ids_of_one_kind_for_all_tokens_do_not_make_a_right_mask_look_inverted(watch: Nursery) -> None:
+    """A language or speaker id is the same for all tokens, and 0 for padding: the mask keeps a single id of it."""
+    script = PADDED.replace("ATTENTION", MODULE.replace("MASK", "ids == 0"))
+    known = "        x = x + ("
+    assert known in script
+    language = "        x = x + nn.functional.embedding((ids != 0).long() * 7, torch.ones(8, x.shape[-1]))\n"
+    assert "mask.inverted" not in watch(script.replace(known, language + known)).causes

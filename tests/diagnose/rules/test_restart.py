@@ -297,3 +297,10 @@ def test_a_state_of_which_nothing_was_loaded_is_named(watch: Nursery) -> None:
 
 def test_a_state_that_was_loaded_without_strictness_is_fine(watch: Nursery) -> None:
     assert "resume.state-missing" not in watch(PRETRAINED.replace("PREFIX", "''")).causes
+
+
+def test_a_state_of_buffers_alone_was_loaded(watch: Nursery) -> None:
+    made = "model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))\n"
+    with_buffer = PRETRAINED.replace(made, made + "model.register_buffer('scale', torch.ones(6))\n")
+    script = with_buffer.replace('torch.load("base.pt")', '{"scale": x.std(0)}')
+    assert "resume.state-missing" not in watch(script).causes

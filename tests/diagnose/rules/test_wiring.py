@@ -739,3 +739,18 @@ def test_gradients_cleared_after_an_attack_are_fine(watch: Nursery) -> None:
 """
     start = MICROBATCHES.index("optimizer.zero_grad()")
     assert watch(MICROBATCHES[:start] + attack).causes == []
+
+
+def test_gradients_of_the_same_batch_that_are_cleared_in_between_are_fine(watch: Nursery) -> None:
+    """As in sharpness-aware minimization, where one function computes both gradients of a step."""
+    sharpness_aware = """rows = torch.randint(400, (32,))
+    for pass_ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p += (0.01 if pass_ == 0 else -0.01) * p.grad.sign()
+    optimizer.step()
+"""
+    start = MICROBATCHES.index("optimizer.zero_grad()")
+    assert watch(MICROBATCHES[:start] + sharpness_aware).causes == []

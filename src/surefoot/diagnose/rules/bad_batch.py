@@ -77,7 +77,8 @@ def _outlying_gradients(run: RecordedRun) -> Claim | None:
     a spike stands out.
     """
     series = run.series
-    norms = {at: norm for at, norm in zip(series.at or series.step, series.grad_norm, strict=False) if norm is not None}
+    measured = zip(series.at or series.step, series.grad_norm, strict=False)
+    norms = {at: norm for at, norm in measured if norm is not None and math.isfinite(norm)}
     known = [(note.step, note.input_largest) for note in main_line(run) if note.step in norms]
     sizes = [(step, size) for step, size in known if size is not None and math.isfinite(size)]
     if len(sizes) < 20 or run.curve.left < _LITTLE:

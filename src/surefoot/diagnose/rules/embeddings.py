@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.watch.operation_names import SIMILARITIES
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import LossCall
 
 _TRIPLETS = {"triplet_margin_loss", "triplet_margin_with_distance_loss"}
-_SIMILARITIES = {"cosine_similarity", "pairwise_distance", "cdist", "normalize"}
 _ALIKE, _FALLEN = 0.25, 0.35
 """Below this spread of directions, rows are alike; that it fell to this share shows that training made them so."""
 
@@ -24,9 +24,12 @@ def collapsed(run: RecordedRun) -> Claim | None:
         return None
     calls = run.sampled.calls
     losses = run.sampled.training_losses()
-    compared = {loss.op for loss in losses} | ({call.op for call in calls.risky} & _SIMILARITIES)
+    similarities = [call for call in calls.risky if call.op in SIMILARITIES]
+    compared = {call.op for call in (*losses, *similarities)}
     if not compared or calls.differences or not all(map(_compares_outputs, losses)):
         return None
+    if any((call.sides or 0) < 2 for call in similarities):
+        return None  # one side is given
     known = [call for call in run.sampled.trained_model_calls if call.row_spread is not None and call.reached]
     spreads = [call.row_spread for call in known if call.model == known[0].model and call.row_spread is not None]
     if len(spreads) < 8:

@@ -43,8 +43,13 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
 
 
 _POLARITIES = {
-    "multi_head_attention_forward": "In `key_padding_mask`, True means that a key is ignored: pass `ids == {id}`.",
-    "scaled_dot_product_attention": "In `attn_mask`, True means that a key is used: pass `ids != {id}`.",
+    "multi_head_attention_forward": (
+        "In `key_padding_mask` (`src_key_padding_mask`), True means that a key is ignored: pass `ids == {id}`."
+    ),
+    "scaled_dot_product_attention": (
+        "In a boolean `attn_mask`, True means that a key is used: pass `ids != {id}`. In a mask of numbers, put minus "
+        "infinity where `ids == {id}`."
+    ),
 }
 """By function: what its mask means."""
 
@@ -58,7 +63,7 @@ def inverted(run: RecordedRun) -> Claim | None:
     return Claim(
         0.95,
         f"The attention of `{note.module}` sees only the keys with id {note.kept_id} ({note.kept} of "
-        f"{note.kept + note.ignored}, at the end of each row), and ignores all others: it sees the padding instead of "
+        f"{note.kept + note.ignored}, at one end of each row), and ignores all others: it sees the padding instead of "
         "the tokens.",
         step=note.step,
         where=(note.site, note.module),

@@ -238,8 +238,8 @@ def _windows(run: RecordedRun) -> list[list[BackwardCall]]:
 
 def accum_not_divided(run: RecordedRun) -> Claim | None:
     """Several backward calls per step, each with a whole loss."""
-    if run.adversarial or not run.main:
-        return None
+    if run.adversarial or not run.main or (run.main.zeroed_between or 0) > 0.5 * run.main.steps:
+        return None  # gradients that are zeroed in between do not add up
     counts = [int(v) for v in run.series.backwards if v]
     closures = [v for v in run.series.closure if v]
     sites = [int(v) for v in run.series.roots if v]

@@ -76,7 +76,9 @@ def _schedule(run: RecordedRun, held: OptimizerFacts) -> Claim | None:
         return known.claim(0.97, f"The learning rate becomes negative ({min(rates):.3g}).", rates.index(min(rates)))
     if top == 0:
         return None
-    return _begins_with_zero(known) or _fades(run, known) or _rebound(known) or _climbs(run, known)
+    is_only_rate = len(held.settings) == 1 and len(run.optimizers) == 1  # others may train meanwhile
+    begins = _begins_with_zero(known) if is_only_rate else None
+    return begins or _fades(run, known) or _rebound(known) or _climbs(run, known)
 
 
 def _begins_with_zero(known: RateHistory) -> Claim | None:

@@ -438,7 +438,7 @@ def loaded_nothing(run: RecordedRun) -> Claim | None:
     given, expected = event.unmatched or ["", ""]
     prefix = given.removesuffix(expected)
     fix = "Rename the keys of the state to those of the model, and load it without `strict=False`."
-    if prefix != given:
+    if prefix and prefix != given:
         fix = f"Remove {prefix!r} from the keys: `{{k.removeprefix({prefix!r}): v for k, v in state.items()}}`."
     return Claim(
         0.95,

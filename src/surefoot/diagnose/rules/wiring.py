@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.core.wording import count_of
 from surefoot.diagnose.curves import present
+from surefoot.diagnose.data_summary import main_line
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import DECISIONS
@@ -132,7 +133,8 @@ def no_update(run: RecordedRun) -> Claim | None:
 def lost_microbatch(run: RecordedRun) -> Claim | None:
     """Gradients are zeroed between the backward calls of one step, all made by one line: only the last one counts.
 
-    An attack or a perturbation (FGSM, SAM) zeroes them, too, but calls backward in a line of its own.
+    An attack or a perturbation (FGSM, SAM) zeroes them, too, but calls backward in a line of its own, or for the same
+    batch again, as a projection of the gradients of several losses does.
     """
     if len(run.optimizers) != 1 or run.facts.preflight is not None:
         return None
@@ -141,18 +143,27 @@ def lost_microbatch(run: RecordedRun) -> Claim | None:
     sites = {root.site for roots in looks for root in roots}
     count = median(len(roots) for roots in looks) if looks else 0
     zeroed = held.zeroed_between or 0
-    if zeroed < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2:
+    if zeroed < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2 or _repeats_batch(run):
         return None
     return Claim(
         0.93,
         f"backward runs {count:.0f} times for each step of {held.type}, and zero_grad runs between them at "
         f"{zeroed} of {held.steps} steps: only the gradient of the last microbatch reaches the weights, "
-        f"and the work for the other {count - 1:.0f} is lost.",
+        "and the work for the rest is lost.",
         step=0,
         where=(held.zero_site, *sites),
         evidence={"zeroed_between": zeroed, "steps": held.steps, "backwards": count},
-        fixes=("Call zero_grad once before the loop over the microbatches, not inside of it.",),
+        fixes=("Call zero_grad once before the loop over the microbatches, not inside it.",),
     )
+
+
+def _repeats_batch(run: RecordedRun) -> bool:
+    """Whether all backward calls of some step had the same data."""
+    prints: dict[int, list[int]] = {}
+    for note in main_line(run):
+        if note.input_print is not None:
+            prints.setdefault(note.step, []).append(note.input_print)
+    return any(len(each) > 1 and len(set(each)) == 1 for each in prints.values())
 
 
 def _never_differentiated(run: RecordedRun) -> bool:

@@ -326,6 +326,8 @@ class RiskyCall(SampledCall):
     """The highest value."""
     nearest_zero: float | None = item(null=True)
     """The smallest absolute value."""
+    sides: int | None = None
+    """How many of its tensors require a gradient; only of functions that compare two."""
 
 
 class NormalizationCall(SampledCall):

@@ -77,7 +77,8 @@ class _StateCalls:
                 self._watcher.registry.add(tensor).loaded = True
         if is_users(frame.f_code.co_filename):
             state = _given_state(args, kwargs)
-            is_lost = isinstance(state, dict) and state and names and missing.issuperset(names)
+            unexpected = frozenset(getattr(result, "unexpected_keys", ()))
+            is_lost = isinstance(state, dict) and state and names and unexpected.issuperset(state)
             unmatched = [str(next(iter(state))), names[0]] if is_lost else None
             self._events.add(
                 ModelLoadedEvent(step=self._state.steps, site=site(4), file=self._files.of(state), unmatched=unmatched)
