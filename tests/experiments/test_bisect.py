@@ -210,8 +210,8 @@ def test_wrong_use_is_one_line_and_exit_code_two(tmp_path, arguments, words):
 
 def test_an_option_after_the_script_and_a_missing_confinement_are_reported(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
-    words = [without_landlock.__file__, *command("train.py", "--budget", "20")[1:]]
-    ended = forked.run(words, cwd=tmp_path, env=ENVIRONMENT, starts_forks=True)
+    words = [*without_landlock.PREFIX, *command("train.py", "--budget", "20")]
+    ended = patience.run(words, cwd=tmp_path, env=ENVIRONMENT)
     assert "--budget comes after train.py and is passed to it" in ended.stderr
     assert ended.stderr.count("this system cannot confine the runs") == 1
     assert ended.returncode == 2
