@@ -42,6 +42,32 @@ for step in range({STEPS}):
         torch.cuda.set_sync_debug_mode("default")
 """
 
+LOADER = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 3)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+x = torch.randn(64, 32, device="cuda")
+y = x[:, :3].argmax(1)
+step, told = 0, []
+for epoch in range({STEPS}):  # four batches on the device, each a microbatch, are one step
+    if step == 310:
+        torch.cuda.set_sync_debug_mode("error")
+    for rows, labels in DataLoader(TensorDataset(x, y), batch_size=16):
+        loss = nn.functional.cross_entropy(model(rows), labels) / 4
+        loss.backward()
+        told.append(loss.detach())
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step == 410:
+        torch.cuda.set_sync_debug_mode("default")
+torch.save(torch.stack(told).view(-1, 4).sum(1).cpu(), "told.pt")
+"""
+
 WORKERS = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,6 +114,22 @@ def test_steady_steps_start_no_sync_and_lose_no_number(tmp_path, settings):
     assert measured[:FIRST_STEPS] == list(range(FIRST_STEPS))
     gaps = [later - earlier for earlier, later in pairwise([*measured, STEPS])]
     assert max(gaps) <= LONGEST_GAP_WITH_NORMS
+
+
+def test_batches_on_the_device_are_recorded_without_a_sync(tmp_path):
+    (tmp_path / "train.py").write_text(LOADER)
+    command = [sys.executable, "-m", "surefoot", "run", "--out", "run", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["problems"] == {}
+    prints = [batch["print"] for batch in facts["batches"]]
+    assert len(prints) == 4 * STEPS
+    assert prints[:4] == prints[-4:]
+    assert len(set(prints)) == 4
+    assert sum(facts["batches"][0]["labels"].values()) == 16
+    told = torch.load(tmp_path / "told.pt").tolist()
+    assert facts["optimizers"][0]["series"]["loss"] == pytest.approx(told, rel=1e-4)
 
 
 BROKEN = """

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from surefoot.watch.accumulated_loss import StepLosses
 from watched import CLASSES, NET
 
 if TYPE_CHECKING:
@@ -89,3 +91,46 @@ def test_weights_that_are_part_of_the_objective_stay_in_the_loss(watch: Nursery,
     plain = watch(CLASSES, NET, f"first = float({loss})", "for step in range(20):\n    "
                   f"optimizer.zero_grad(); loss = {loss}; loss.backward(); optimizer.step()")  # fmt: skip
     assert losses(run)[0] == pytest.approx(share * losses(plain)[0], rel=1e-4)
+
+
+class Copy:
+    """A number that is being copied from a device."""
+
+    def __init__(self, value: float, arrived: bool = True) -> None:
+        self.value, self.arrived = value, arrived
+
+    def has_arrived(self, within: float = 0.0) -> bool:
+        return self.arrived
+
+    def wait(self) -> float:
+        return self.value
+
+
+def test_the_loss_of_a_step_on_a_device_is_made_of_the_copies_of_its_values() -> None:
+    losses, last = StepLosses(), Copy(4.0, arrived=False)
+    losses.add(torch.tensor(2.0), 0.5, Copy(1.0))  # a value other than the copy's shows which of them is used
+    losses.add(torch.tensor(2.0), 0.5, last)
+    loss = losses.close_step(0)
+    assert not loss.has_arrived()
+    last.arrived = True
+    assert loss.has_arrived()
+    assert loss.wait() == 5.0
+
+
+def test_microbatches_on_a_device_that_are_not_divided_are_averaged() -> None:
+    losses = StepLosses()
+    losses.add(torch.tensor(0.0), 1.0, Copy(1.0))
+    losses.add(4.0, 1.0, Copy(4.0))  # arrived in time
+    assert losses.close_step(0).wait() == 2.5
+
+
+def test_an_optimizer_without_a_backward_of_its_own_gets_the_last_loss_of_a_device() -> None:
+    losses = StepLosses()
+    losses.add(torch.tensor(0.0), 1.0, Copy(3.0))
+    assert losses.close_step(0) is losses.close_step(0)
+
+
+def test_values_that_arrived_in_time_are_numbers() -> None:
+    losses = StepLosses()
+    losses.add(3.0, 1.0, Copy(3.0))
+    assert losses.close_step(0) == 3.0

@@ -28,7 +28,6 @@ from surefoot.errors import UsageError, with_causes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from threading import Thread
 
 _SYNC_IS_ERROR = 2
 """The result of `get_sync_debug_mode` after `set_sync_debug_mode("error")`."""
@@ -99,25 +98,32 @@ def device_context(device: torch.device) -> AbstractContextManager[Any]:
 
 def runs_triton(device: torch.device) -> bool:
     """Whether surefoot's Triton kernels run on a device. They need float64, which not every accelerator has."""
-    return device.type == "cuda" and not (_loading_triton and _is_loading_triton())
+    return device.type == "cuda" and not (_postponed_triton and _is_triton_postponed())
 
 
-_loading_triton: list[tuple[Thread, Callable[[], bool]]] = []
+_postponed_triton: list[tuple[Callable[[], bool], Callable[[], bool]]] = []
 
 
-def load_triton_with(thread: Thread, is_observing: Callable[[], bool]) -> None:
-    """Do not use Triton before a thread has ended, while something is only observed.
+def postpone_triton(is_loaded: Callable[[], bool], is_observing: Callable[[], bool]) -> None:
+    """Do not use Triton before it is loaded, while something is only observed.
 
-    What a guard measures must not depend on when a thread ends: it uses Triton at once.
+    What a guard measures must not depend on when it is loaded: it uses Triton at once.
     """
-    _loading_triton.append((thread, is_observing))
+    _postponed_triton[:] = [(is_loaded, is_observing)]
 
 
-def _is_loading_triton() -> bool:
-    thread, is_observing = _loading_triton[0]
-    if thread.is_alive():
-        return is_observing()
-    _loading_triton.clear()
+def stop_postponing_triton() -> None:
+    """Nothing is observed any more."""
+    _postponed_triton.clear()
+
+
+def _is_triton_postponed() -> bool:
+    is_loaded, is_observing = _postponed_triton[0]
+    if not is_observing():
+        return False
+    if not is_loaded():
+        return True
+    _postponed_triton.clear()
     return False
 
 

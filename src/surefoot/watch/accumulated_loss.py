@@ -8,13 +8,16 @@ a known number of them. The loss of the step is the sum of the values divided by
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from surefoot.core.without_hooks import WithoutHooks
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.script_hooks import script_hooks
+
+if TYPE_CHECKING:
+    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
 
 _SCALING = frozenset(("Div", "Mul"))
 _FOLLOWED = _SCALING | {"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand"}
@@ -78,10 +81,13 @@ class Accumulation:
         """The loss of a step from the numbers or tensors that backward was called on; `None` if there are none."""
         if not values:
             return None
+        divisor = self.divisor_of(len(values), shares)
+        return values[0] if len(values) == 1 and divisor == 1 else sum(values) / divisor
+
+    def divisor_of(self, count: int, shares: list[float | None]) -> float:
+        """What the sum of the values is divided by."""
         known = [share for share in shares if share is not None]
-        if len(known) == len(values) and self._divides(known):
-            return sum(values) / math.fsum(known)
-        return values[0] if len(values) == 1 else sum(values) / len(values)
+        return math.fsum(known) if len(known) == count and self._divides(known) else count
 
     def _divides(self, shares: list[float]) -> bool:
         """Whether the values are parts of one loss. The last step of an epoch may have fewer than the others."""
@@ -93,6 +99,21 @@ class Accumulation:
         return size is not None and len(shares) < size and all(abs(share * size - 1.0) < _CLOSE for share in shares)
 
 
+class ArrivingLoss:
+    """The loss of a step whose values are being copied from a device."""
+
+    def __init__(self, parts: list[ArrivingNumber | KnownNumber], divisor: float) -> None:
+        self._parts, self._divisor = parts, divisor
+
+    def has_arrived(self) -> bool:
+        """Whether `wait` returns without waiting."""
+        return all(part.has_arrived() for part in self._parts)
+
+    def wait(self) -> float:
+        """The loss. Waits for the device if a value has not arrived."""
+        return math.fsum(part.wait() for part in self._parts) / self._divisor
+
+
 class StepLosses:
     """The losses that `backward` was called on since the last step: numbers, or tensors that have not been read yet."""
 
@@ -101,37 +122,47 @@ class StepLosses:
         self.values: list[Any] = []
         self._shares: list[float | None] = []
         """For each value, the share of its microbatch's loss that it is."""
+        self._copies: list[ArrivingNumber | KnownNumber | None] = []
+        """For each value, its copy on the host; `None` for a value on the CPU."""
         self._previous: list[Any] = []
         """The loss of the last step, for an optimizer that steps without a backward of its own."""
 
-    def add(self, value: Any, share: float | None) -> None:
-        """Add the loss of one backward."""
+    def add(self, value: Any, share: float | None, copy: ArrivingNumber | KnownNumber | None = None) -> None:
+        """Add the loss of one backward, and its copy if it is on a device."""
         self.values.append(value)
         self._shares.append(share)
+        self._copies.append(copy)
         if len(self.values) > MOST_BACKWARDS:
-            del self.values[0], self._shares[0]
+            del self.values[0], self._shares[0], self._copies[0]
 
     def loss_so_far(self) -> Any:
         """The loss of the current step, from the backward calls since the last one; `None` if there were none."""
         return self._accumulation.loss_of(self.values, self._shares)
 
     def close_step(self, evaluations: int) -> Any:
-        """The loss of the step that ends here.
+        """The loss of the step that ends here: a number, or one that is still being copied.
 
         `evaluations` is the number of times a closure was evaluated inside the step. The first evaluation is the loss
         at the current point, or of the last microbatch; later ones are left out.
         """
-        values, shares = self.values or self._previous, self._shares
+        values, shares, copies = self.values or self._previous, self._shares, self._copies
         if evaluations:
             first = len(values) - evaluations + 1
-            values, shares = values[:first], shares[:first]
-        loss = self._accumulation.loss_of(values, shares)
+            values, shares, copies = values[:first], shares[:first], copies[:first]
+        known = [copy for copy in copies if copy is not None]
+        if len(known) == len(values) and any(isinstance(value, Tensor) for value in values):
+            loss: Any = ArrivingLoss(known, self._accumulation.divisor_of(len(values), shares))
+        else:
+            loss = self._accumulation.loss_of(values, shares)
         self._previous = [loss] if values else []
-        self.values, self._shares = [], []
+        self._begin_step()
         return loss
 
     def close_skipped_step(self) -> None:
         """A scaler has skipped the step: its losses belong to no row."""
         loss = self._accumulation.loss_of(self.values, self._shares)
         self._previous = [] if loss is None else [loss]
-        self.values, self._shares = [], []
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.values, self._shares, self._copies = [], [], []

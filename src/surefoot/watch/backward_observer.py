@@ -89,11 +89,11 @@ class BackwardObserver:
         if loss is None:  # a loss that has no value in this process
             return
         line = None if frame is None else (frame.f_code, frame.f_lineno)
-        value = self._readings.read(loss, LossPlace(state.steps, state.backwards, line, is_repeated))
+        value, copy = self._readings.read(loss, LossPlace(state.steps, state.backwards, line, is_repeated))
         state.losses_are_late = value is None
         self._judge_late()
         known: Any = loss if value is None else value
-        self._context.losses.add(known, self._safely("microbatches", share_of, root, is_scaled))
+        self._context.losses.add(known, self._safely("microbatches", share_of, root, is_scaled), copy)
         if self._incidents is not None:
             self._safely("incidents", self._incidents.before_backward, root, known)
         if not state.has_stepped:

@@ -26,6 +26,7 @@ MOST_PERMUTATIONS = 200
 def assemble(watcher: Watcher) -> RunFacts:
     """The facts so far."""
     state, registry, calls, backward = watcher.state, watcher.registry, watcher.calls, watcher.backward
+    calls.batches[:] = read_each(calls.batches)
     return RunFacts(
         steps=state.steps,
         backwards=state.backwards,

@@ -55,17 +55,20 @@ class LossReadings:
         self._wait_until = FIRST_STEPS
         self._late_until = 0
 
-    def read(self, loss: Tensor, place: LossPlace) -> float | None:
-        """The value of a loss with one element; `None` if it has not arrived yet, and will be returned by `late`."""
+    def read(self, loss: Tensor, place: LossPlace) -> tuple[float | None, ArrivingNumber | KnownNumber | None]:
+        """The value of a loss with one element, and its copy if it is on a device.
+
+        The value is `None` if it has not arrived yet; `late` will return it.
+        """
         if not has_streams(loss.device):
-            return float(loss)
+            return float(loss), None
         if is_capturing(loss.device):
-            return None
+            return None, None
         copy = begin_reading_number(loss)
         if place.step < self._wait_until or self._arrives_in_time(copy, place.backward):
-            return copy.wait()
+            return copy.wait(), copy
         self._being_copied.append((place, copy))
-        return None
+        return None, copy
 
     def _arrives_in_time(self, copy: ArrivingNumber | KnownNumber, backward: int) -> bool:
         if backward < self._late_until:

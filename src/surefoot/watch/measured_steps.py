@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from surefoot.guard.step_decision import StepDecision
+    from surefoot.watch.accumulated_loss import StepLosses
     from surefoot.watch.context import WatchContext
     from surefoot.watch.optimizer_record import OptimizerRecord
 
@@ -64,13 +65,14 @@ class MeasuredSteps:
             return True
         return self._state.sampled is not None or bool(self.changes)
 
-    def may_be_healthy(self, record: OptimizerRecord, loss: Any) -> bool:
+    def may_be_healthy(self, record: OptimizerRecord, losses: StepLosses) -> bool:
         """Whether the current step needs only its gradient norm, if that is finite."""
         state = self._state
         if record.number not in self._on_host or record.series.count < FIRST_STEPS or state.sampled is not None:
             return False
         if self.changes or state.scaler.enabled:
             return False
+        loss = losses.loss_so_far()
         return loss is None or (isinstance(loss, float) and math.isfinite(loss))
 
     def run(self, record: OptimizerRecord, hook: Callable[..., Any], *args: Any) -> Any:

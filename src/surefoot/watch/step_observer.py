@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.device import postpone_triton
 from surefoot.core.without_hooks import WithoutHooks
 from surefoot.guard.attach import account_of
 from surefoot.observe.parameters import learning_rate
@@ -25,7 +26,7 @@ from surefoot.watch.optimizer_order import follow
 from surefoot.watch.optimizer_record import OptimizerRecord, least
 from surefoot.watch.replica_looks import PROBE as RANKS
 from surefoot.watch.tensor_summary import real
-from surefoot.watch.triton_loading import load_in_background
+from surefoot.watch.triton_loading import IMPORT_AT_STEP, TritonLoader
 from surefoot.watch.user_frames import name_of, site, trainer_of, user_frame
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ class StepObserver:
                     parameter.name = name_of(tensor, frame)
         if self._incidents is not None:
             self._safely("incidents", self._incidents.optimizer_made)
-        if not self.guard.acts:
-            devices = {each.device for group in optimizer.param_groups for each in group["params"]}
-            self._safely("Triton", load_in_background, devices, self._context.probes.is_observing)
+        if not number and not self.guard.acts:
+            triton = TritonLoader(may_import=lambda: self._state.steps >= IMPORT_AT_STEP)
+            postpone_triton(triton.is_loaded, self._context.probes.is_observing)
         self._sampler.sample_soon()
         return record
 
@@ -142,7 +143,7 @@ class StepObserver:
             if not has_closure:
                 self._unmeasured.begin(record.row, optimizer)
             return
-        if not has_closure and self.guard.measured.may_be_healthy(record, self._context.losses.loss_so_far()):
+        if not has_closure and self.guard.measured.may_be_healthy(record, self._context.losses):
             record.may_be_healthy = True
             return
         self._await_numbers(record, optimizer, has_closure)

@@ -16,6 +16,7 @@ from torch import Tensor
 from surefoot.core.device import is_fatal
 from surefoot.core.device_copies import begin_reading_number
 from surefoot.record.facts import StepSeries
+from surefoot.watch.accumulated_loss import ArrivingLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ class SeriesRow(ClipColumns, total=False):
     """Not a column: the largest value of one gradient, for a step that was not measured. See `UnmeasuredSteps`."""
     skipped: Tensor | bool | float
     closure: int
-    loss: Tensor | float | None
+    loss: Tensor | ArrivingLoss | float | None
     backwards: int
     lr: Tensor | float | None
     scale: float
@@ -56,7 +57,7 @@ class _IncompleteRow:
     """A row that is not complete yet."""
 
     row: SeriesRow
-    numbers: dict[str, ArrivingNumber | KnownNumber]
+    numbers: dict[str, ArrivingNumber | KnownNumber | ArrivingLoss]
     waits_for_guard: bool
 
     def is_complete(self) -> bool:
@@ -87,7 +88,11 @@ class StepRows:
 
     def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
         """Add the row of the next step, whose number is the count so far."""
-        numbers = {key: begin_reading_number(value) for key, value in row.items() if isinstance(value, Tensor)}
+        numbers: dict[str, ArrivingNumber | KnownNumber | ArrivingLoss] = {
+            key: value if isinstance(value, ArrivingLoss) else begin_reading_number(value)
+            for key, value in row.items()
+            if isinstance(value, (Tensor, ArrivingLoss))
+        }
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)

@@ -1,8 +1,10 @@
-"""Loads Triton in the background, so that the first step does not wait for it.
+"""Loads Triton in the background, so that no step waits for it.
 
-Before its first kernel, Triton reads and hashes its own library of some hundred megabytes: with the import, most of a
-second. Until a thread has done that, what is observed on a CUDA device is measured with plain operations. A guard that
-decides about steps does not use this: its decisions must not depend on when a thread has finished.
+Before its first kernel, Triton reads and hashes its own library of some hundred megabytes, which takes about half a
+second; importing it takes as long. A thread does both, and until it has, what is observed on a CUDA device is measured
+with plain operations. Hashing does not disturb the script; an import slows it down, because Python runs one thread at a
+time. So if the script has not imported Triton itself, the thread starts after the first steps: a short run does without
+Triton. A guard that decides about steps does not use this: its decisions must not depend on when a thread has finished.
 """
 
 from __future__ import annotations
@@ -13,35 +15,37 @@ import sys
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from surefoot.core import device
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import torch
+    from collections.abc import Callable
 
 _LIBRARY = "triton"
 _KEY = "triton_key"
 _MODULES_OF_KEY = ("triton.runtime.cache", "triton.compiler.compiler")
 """The modules that define the function with the hash, in newer and older versions. It remembers its result."""
+IMPORT_AT_STEP = 64
+"""The step at which Triton is imported if the script has not done so."""
 _LONGEST_JOIN = 5.0
 """A fork waits this many seconds for the thread: a child must not inherit a module that is being imported."""
 
 
-def load_in_background(
-    devices: Iterable[torch.device], is_observing: Callable[[], bool], modules: tuple[str, ...] = _MODULES_OF_KEY
-) -> Thread | None:
-    """Start to load Triton if a device needs it and nothing has imported it; returns the thread.
+class TritonLoader:
+    """Starts the thread, once, when Triton is first wanted and may be loaded."""
 
-    `is_observing` returns whether surefoot's code that is running only observes.
-    """
-    if _LIBRARY in sys.modules or not any(map(device.runs_triton, devices)):
-        return None
-    thread = Thread(target=_load, args=(modules,), name="surefoot-triton", daemon=True)
-    os.register_at_fork(before=lambda: thread.join(_LONGEST_JOIN) if thread.is_alive() else None)
-    thread.start()
-    device.load_triton_with(thread, is_observing)
-    return thread
+    def __init__(self, may_import: Callable[[], bool], modules: tuple[str, ...] = _MODULES_OF_KEY) -> None:
+        """`may_import` returns whether Triton may be imported if nothing else has imported it."""
+        self._may_import, self._modules = may_import, modules
+        self._thread: Thread | None = None
+
+    def is_loaded(self) -> bool:
+        """Whether Triton is loaded, or cannot be loaded. If not, loading begins as soon as it may."""
+        if self._thread is not None:
+            return not self._thread.is_alive()
+        if _LIBRARY in sys.modules or self._may_import():
+            thread = Thread(target=_load, args=(self._modules,), name="surefoot-triton", daemon=True)
+            os.register_at_fork(before=lambda: thread.join(_LONGEST_JOIN) if thread.is_alive() else None)
+            thread.start()
+            self._thread = thread
+        return False
 
 
 def _load(modules: tuple[str, ...]) -> None:

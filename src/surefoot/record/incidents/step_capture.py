@@ -91,7 +91,7 @@ class Microbatch:
     def nbytes(self) -> int:
         """The size of its batches in memory."""
         seen = [*self.drawn, *([] if self.given is None else [self.given])]
-        return sum(each.value.nbytes() for each in seen) + sum(each.nbytes() for each in self.calls)
+        return sum(each.value.nbytes for each in seen) + sum(each.nbytes for each in self.calls)
 
     def drop(self) -> int:
         """Drop the batches; returns the memory that they took."""
@@ -329,7 +329,7 @@ class StepCapture:
         if len(now.calls) < MOST_CALLS and wanted and runs_eagerly():
             inputs = TensorMirror((args, kwargs))
             # All of them on the host, but only a little device memory.
-            self._held_bytes += sum(t.numel() * t.element_size() for t in inputs.tensors if t.device.type != "cpu")
+            self._held_bytes += inputs.device_bytes
             if self._held_bytes <= MOST_HELD_BYTES:
                 now.calls.append(inputs)
 

@@ -66,21 +66,21 @@ class TensorMirror:
     without a reference: a small one is copied, a large one is available only while the script holds it.
     """
 
-    __slots__ = ("_left", "tensors", "value")
+    __slots__ = ("_left", "device_bytes", "nbytes", "tensors", "value")
 
     def __init__(self, value: Any) -> None:
         self.tensors: list[Tensor] = []
         """The aliases, in the order of `tensors_in`; tensor subclasses are left out."""
+        self.nbytes = 0
+        """The size of its tensors in memory."""
+        self.device_bytes = 0
+        """The part of it that is on a device."""
         self._left = MOST_VALUES  # the number of values that may still be visited
         self.value = self._value(value, [])
 
     def versions(self) -> list[int]:
         """The number of writes to each tensor so far."""
         return [-1 if _is_inference(tensor) else tensor._version for tensor in self.tensors]
-
-    def nbytes(self) -> int:
-        """The size of its tensors in memory."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def _value(self, value: Any, around: list[int]) -> Any:
         if isinstance(value, Tensor):
@@ -103,6 +103,9 @@ class TensorMirror:
             return _Part("weak", _kind(value), weakref.ref(value))
         alias = _detach(value)
         self.tensors.append(alias)
+        size = alias.numel() * alias.element_size()
+        self.nbytes += size
+        self.device_bytes += 0 if alias.is_cpu else size
         if not value.requires_grad:
             return alias
         return _Part("requires grad", _kind(value), alias)

@@ -12,6 +12,7 @@ import weakref
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from surefoot.core.device import stop_postponing_triton
 from surefoot.watch import function_recorder
 from surefoot.watch.patches.backward import wrap_backward, wrap_function_modes, wrap_script_hooks
 from surefoot.watch.patches.clipping import wrap_clipping
@@ -80,6 +81,7 @@ def uninstall(watcher: Watcher, wrapping: Hooks) -> None:
     if a function in it changes.
     """
     watcher.state.active = False
+    stop_postponing_triton()
     installed.remove(wrapping)
     if not watcher.state.compiled:
         wrapping.remove()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import DrawnBatch
 from surefoot.watch.context import LoaderRecord
+from surefoot.watch.deferred import later, number, own
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.tensor_summary import label_counts
 from surefoot.watch.user_frames import site
@@ -59,10 +61,19 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
 
 def _print_of(tensor: Tensor) -> tuple[Any, ...]:
     flat = tensor.detach().reshape(-1)
-    return (*tensor.shape, *flat[:8].tolist(), *flat[-8:].tolist(), float(flat[: 1 << 12].double().sum()))
+    return later(partial(_numbers, tensor.shape), own(flat[:8]), own(flat[-8:]), flat[: 1 << 12].double().sum())
+
+
+def _numbers(shape: torch.Size, first: Tensor, last: Tensor, total: float) -> tuple[Any, ...]:
+    return *shape, *first.tolist(), *last.tolist(), total
+
+
+def _hash(*prints: tuple[Any, ...]) -> int:
+    return hash(prints)
 
 
 def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
+    """Add a batch. The numbers of one on a device are read later: a loader may return tensors that are there."""
     batches = watcher.calls.batches
     tensors = [tensor for tensor in tensors_in(result) if is_readable(tensor)]
     if not tensors or not tensors[0].dim():
@@ -73,22 +84,22 @@ def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
         step=watcher.state.steps,
         backward=watcher.state.backwards,
         size=len(tensors[0]),
-        fingerprint=hash(tuple(map(_print_of, tensors[:MOST_PRINTED]))),
+        fingerprint=later(_hash, *map(_print_of, tensors[:MOST_PRINTED])),
         grad_mode=torch.is_grad_enabled(),
     )
     labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)
     if labels is not None and len(batches) < MOST_LABELLED:
-        batch = replace(batch, labels=label_counts(labels, 64))
+        batch = replace(batch, labels=later(partial(label_counts, limit=64), own(labels)))
     elif len(tensors) > 1 and tensors[-1].is_floating_point() and tensors[-1].numel() <= 1 << 16:
-        values = tensors[-1].float()
-        batch = replace(batch, target_mean=float(values.mean()), target_std=float(values.std(correction=0)))
+        values = tensors[-1].detach().float()
+        batch = replace(batch, target_mean=number(values.mean()), target_std=number(values.std(correction=0)))
     batches.append(batch)
 
 
 def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
     """The record of a loader, created when it is new. If there are too many, all others share the last one."""
-    for number, held in enumerate(watcher.calls.loaders):
-        if held.ref() is loader or number > 32:
+    for position, held in enumerate(watcher.calls.loaders):
+        if held.ref() is loader or position > 32:
             return held
     dataset = loader.dataset
     record = LoaderRecord(
