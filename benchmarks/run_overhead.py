@@ -1,7 +1,7 @@
 """P7, P8 and P10 to P13: what `surefoot run` adds to a script, and what importing surefoot and `--help` cost.
 
     python benchmarks/run_overhead.py [--repeat 5] [--only mlp|transformer|accumulating|start]
-    python benchmarks/run_overhead.py --cuda [--repeat 3] [--guard]
+    python benchmarks/run_overhead.py --cuda [--repeat 3] [--guard] [--turns]
                                       [--only eager|compiled|graphs|captured|accumulating|hf]
 
 P7 runs each script under `python` and under `surefoot run` in turns and compares medians, so that what else the machine
@@ -10,7 +10,9 @@ Python keeps what it has compiled, as it does for users, in a folder for the len
 
 `--cuda` runs the scripts of `benchmarks/scripts` on a GPU, in turns as well. They measure themselves (`step_times`): a
 steady step (median over blocks of ten steps from step 40 on), the first twenty steps, the time from the first step to
-the end, peak memory, and how often the host waited for the device in the last hundred steps.
+the end, peak memory, and how often the host waited for the device in the last hundred steps. With `--turns`, a further
+run under `surefoot run` switches the watching off and on: the ratio of neighbouring turns in one process does not
+depend on how fast the machine happens to be.
 """
 
 from __future__ import annotations
@@ -143,11 +145,11 @@ def p7(name: str, text: str, target: float, repeat: int) -> None:
     )
 
 
-def figures_of(script: str, arguments: list[str], run: list[str]) -> dict[str, Any]:
+def figures_of(script: str, arguments: list[str], run: list[str], turns: bool = False) -> dict[str, Any]:
     """What a script of `benchmarks/scripts` measured of itself; `run` are the words before it."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "figures.json"
-        environment = {**ENVIRONMENT, "FIGURES": str(written)}
+        environment = {**ENVIRONMENT, "FIGURES": str(written), **({"TURNS": "1"} if turns else {})}
         command = [sys.executable, *run, str(SCRIPTS / f"{script}.py"), *arguments]
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         figures: dict[str, Any] = json.loads(written.read_text())
@@ -166,7 +168,7 @@ def on_cpu(only: str | None, repeat: int) -> None:
         p7("accumulating GPT", (SCRIPTS / "accumulating.py").read_text(), 1.05, repeat)
 
 
-def on_cuda(only: str | None, repeat: int, guard: bool) -> None:
+def on_cuda(only: str | None, repeat: int, guard: bool, turns: bool) -> None:
     """P10 to P13: each script under `python` and under `surefoot run`, in turns."""
     import torch
 
@@ -196,6 +198,9 @@ def on_cuda(only: str | None, repeat: int, guard: bool) -> None:
         print(f"  waits of the host in the last 100 steps: {bare['waits']:.0f} and {run['waits']:.0f}", flush=True)
         for place in runs["run"][-1]["waits_at"]:
             print(f"    {place}", flush=True)
+        if turns:
+            ratios = [figures_of(script, arguments, watched, turns=True)["turns"] for _ in range(repeat)]
+            print(f"  in turns      {', '.join(f'{ratio:.3f}' for ratio in ratios)}: looks included", flush=True)
 
 
 def p8(repeat: int) -> None:
@@ -215,9 +220,10 @@ def main() -> None:
     parser.add_argument("--only", choices=["mlp", "transformer", "start", *ON_CUDA])
     parser.add_argument("--cuda", action="store_true", help="the scripts for a GPU")
     parser.add_argument("--guard", action="store_true", help="with `--cuda`: `surefoot run --guard`")
+    parser.add_argument("--turns", action="store_true", help="with `--cuda`: also in turns within one process")
     asked = parser.parse_args()
     if asked.cuda:
-        on_cuda(asked.only, asked.repeat, asked.guard)
+        on_cuda(asked.only, asked.repeat, asked.guard, asked.turns)
         return
     with tempfile.TemporaryDirectory() as compiled:
         keep_compiled(compiled)
