@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from recorded import falling, look, optimizer, parameter, run
+from surefoot.diagnose.run import RecordedRun
 from surefoot.record.facts import ModelLoadedEvent, SpikeEvent
+from watched import CLASSES, LOOP, NET
+
+if TYPE_CHECKING:
+    from watched import Nursery
 
 
 def classified(step: int, value: float, **more: Any) -> dict[str, Any]:
@@ -105,3 +110,21 @@ def test_a_model_that_begins_far_below_chance_was_trained_before() -> None:
     assert not begins(4.2)
     assert not begins(1.9, reduction="sum")
     assert not begins(0.5, labels={"0": 28, "1": 4}), "what most rows are can be said without training"
+
+
+PHASES = """
+loss_of = F.cross_entropy
+LOOP
+model[0].requires_grad_(False)
+optimizer = torch.optim.Adam(model[2].parameters(), lr=1e-5)
+LOOP
+"""
+
+
+def test_updates_are_those_of_the_phase_whose_curve_is_judged(watch: Nursery) -> None:
+    run = watch(CLASSES, NET.replace("1e-2", "0.1"), PHASES.replace("LOOP", LOOP))
+    recorded = RecordedRun(*run.loaded)
+    assert recorded.main is not None
+    assert recorded.main.number == 1
+    assert max(recorded.sampled.update_ratios()) > 0.1
+    assert max(recorded.update_ratios()) < 1e-3

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from surefoot.watch import deferred
 from surefoot.watch.context import LoaderRecord
-from surefoot.watch.patches.data import _record_batch
+from surefoot.watch.patches.data import _loader_record, _record_batch
 from surefoot.watch.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -60,3 +61,18 @@ def test_equal_batches_share_a_fingerprint_and_other_labels_change_it() -> None:
         (ROWS, torch.tensor([0, 2, 2, 1, 0, 1])),
     )
     assert same.fingerprint == again.fingerprint != other.fingerprint
+
+
+class Unsized(Dataset[int]):
+    """A data set whose length is defined and raises."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'Unsized' has no len()")
+
+
+def test_a_loader_over_a_data_set_whose_length_raises_has_no_number_of_rows() -> None:
+    record = _loader_record(Watcher(), DataLoader(Unsized(), batch_size=2, sampler=[0, 1]))
+    assert (record.rows, record.batches, record.batch_size) == (None, None, 2)

@@ -87,6 +87,14 @@ class RecordedRun:
         pairs = [(a, b) for i, a in enumerate(spans) for b in spans[:i]]
         return any(min(a[1], b[1]) - max(a[0], b[0]) > 0.1 * min(a[1] - a[0], b[1] - b[0]) for a, b in pairs)
 
+    def update_ratios(self, before: int | None = None) -> list[float]:
+        """The median ratio of update to weight at each sampled step of the main optimizer, or of those that alternate.
+
+        Earlier phases of the run, such as a training that is followed by fine-tuning, have a curve of their own.
+        """
+        only = None if self.main is None or self.adversarial else self.main.number
+        return self.sampled.update_ratios(before, only)
+
     # The loss
 
     def curve_of(self, optimizer: OptimizerFacts | None) -> LossCurve:

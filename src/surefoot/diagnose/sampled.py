@@ -145,8 +145,10 @@ class SampledData:
             for update in step.updates:
                 yield from ((step.step, row) for row in update.rows if self.is_matrix(row.parameter))
 
-    def update_ratios(self, before: int | None = None) -> list[float]:
+    def update_ratios(self, before: int | None = None, optimizer: int | None = None) -> list[float]:
         """The median ratio of update to weight of the matrices at each step; without an optimizer, at the first steps.
+
+        With the number of an `optimizer`, only its updates count.
 
         A loop that updates its parameters itself is sampled at its first steps only. Matrices that begin at 0, as those
         of adapters do, have no scale of their own at first, and count only if there are no others.
@@ -160,6 +162,7 @@ class SampledData:
             rows = [
                 row
                 for update in step.updates
+                if optimizer in (None, update.optimizer)
                 for row in update.rows
                 if self.is_matrix(row.parameter) and row.ratio is not None and math.isfinite(row.ratio) and row.grad
             ]

@@ -355,7 +355,7 @@ def unscaled_input(run: RecordedRun) -> Claim | None:
     blown = _blown_start(run)
     bad = failing or slowed or blown
     is_learned = not failing and not slowed and _ends_below_chance(run)  # the first losses did no harm
-    thrown = max(run.sampled.update_ratios()[:8], default=0.0) > 1.0  # small inputs do not make steps this large
+    thrown = max(run.update_ratios()[:8], default=0.0) > 1.0  # small inputs do not make steps this large
     if small and (thrown or not (curve.flat or stuck is not None)):
         bad = False
     if not bad or run.adversarial:

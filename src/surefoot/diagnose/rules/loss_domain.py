@@ -166,7 +166,7 @@ def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim |
 def _blown_up(run: RecordedRun, bad: NonFiniteLoss | None) -> bool:
     """Whether values had grown extremely, or a step had replaced the weights: the operation is only where it ended."""
     at = run.nonfinite.first_step or 0
-    if at > 0 and max(run.sampled.update_ratios(before=at), default=0.0) > _REPLACED:
+    if at > 0 and max(run.update_ratios(before=at), default=0.0) > _REPLACED:
         return True
     inputs = bad.inputs if bad is not None else None
     ranges = [abs(v) for pair in (inputs or {}).values() for v in pair]

@@ -382,7 +382,7 @@ def _is_root(run: RecordedRun, note: LossCall) -> bool:
 
 def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Claim | None:
     norms = run.grad_norms[:8]
-    pushed = max(run.sampled.update_ratios()[:8], default=0.0) > 0.02
+    pushed = max(run.update_ratios()[:8], default=0.0) > 0.02
     if not norms or not (run.nonfinite.seen or run.curve.rose or run.curve.peak > 3 * abs(run.curve.start) or pushed):
         return None
     return Claim(

@@ -42,9 +42,7 @@ def too_high(run: RecordedRun) -> Claim | None:
     curve = run.curve
     if run.adversarial or not (run.main or updates_by_hand(run)):
         return None
-    ratios = run.sampled.update_ratios(
-        before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None
-    )
+    ratios = run.update_ratios(before=max(8, (curve.first_bad or 0) + 1) if curve.first_bad is not None else None)
     if not ratios:
         return None
     first = ratios[: _first_looks(run)]
@@ -285,7 +283,7 @@ def no_warmup(run: RecordedRun) -> Claim | None:
     if not attention or run.lr[0] < 0.9 * max(run.lr):
         return None
     early = curve.finite[: max(10, min(60, curve.count // 3))]
-    ratios = run.sampled.update_ratios()[:8]
+    ratios = run.update_ratios()[:8]
     falls = _falls_from_the_start(curve, max(early))
     ended_early = curve.first_bad is not None and curve.first_bad < 100 and not falls
     jumped = max(early) > 1.3 * abs(curve.start) + 0.2 or ended_early

@@ -196,7 +196,7 @@ def exploding_gradient(run: RecordedRun) -> Claim | None:
                 where=(run.label(profile[0][0]), run.label(profile[-1][0])),
                 evidence={"ratio": first / last, "profile": [s for _, s in profile][:40]},
             )
-    thrown = max(run.sampled.update_ratios()[:3], default=0.0) > 0.3  # the learning rate caused it
+    thrown = max(run.update_ratios()[:3], default=0.0) > 0.3  # the learning rate caused it
     if recurrent and (norms[0] > 100 or (max(norms) > 100 * median(norms) and not thrown)):
         return Claim(
             0.85,

@@ -109,12 +109,20 @@ def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
         sampler=type(loader.sampler).__name__,
         shuffles=_shuffles(loader.sampler),
         workers=loader.num_workers,
-        rows=len(dataset) if hasattr(dataset, "__len__") else None,
-        batches=len(loader) if hasattr(dataset, "__len__") else None,
+        rows=_length(dataset),
+        batches=None if _length(dataset) is None else _length(loader),
         site=site(5),
     )
     watcher.calls.loaders.append(record)
     return record
+
+
+def _length(sized: Any) -> int | None:
+    """The length; `None` if there is none. A class may define one that raises, as that of an iterable data set does."""
+    try:
+        return len(sized)
+    except Exception:
+        return None
 
 
 def _shuffles(sampler: Any) -> bool:
