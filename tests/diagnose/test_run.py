@@ -128,3 +128,36 @@ def test_updates_are_those_of_the_phase_whose_curve_is_judged(watch: Nursery) ->
     assert recorded.main.number == 1
     assert max(recorded.sampled.update_ratios()) > 0.1
     assert max(recorded.update_ratios()) < 1e-3
+
+
+TRIALS = """
+for rate in (RATES):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for step in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_search_that_ends_with_a_rate_that_learns_nothing_is_judged_by_its_best_training(watch: Nursery) -> None:
+    run = watch(CLASSES, TRIALS.replace("RATES", "1e-5, 1e-2, 3e-3, 1e-6"))
+    recorded = RecordedRun(*run.loaded)
+    assert recorded.main is not None
+    assert recorded.main.number == 1
+    assert run.causes == []
+    assert "The loss of the best of 4 trainings went from" in run.diagnosis.summary
+
+
+def test_trainings_that_all_learn_nothing_are_no_search_that_succeeded(watch: Nursery) -> None:
+    assert watch(CLASSES, TRIALS.replace("RATES", "1e-6, 1e-6, 1e-6")).causes != []
+
+
+def test_phases_of_one_model_are_no_trials(watch: Nursery) -> None:
+    made = "    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))\n"
+    run = watch(CLASSES, NET, TRIALS.replace(made, "").replace("RATES", "1e-2, 3e-3, 1e-6"))
+    main = RecordedRun(*run.loaded).main
+    assert main is not None
+    assert main.number == 3

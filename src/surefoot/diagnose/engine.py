@@ -144,7 +144,10 @@ def _course(run: RecordedRun) -> str:
     curve = run.curve
     if run.blind or run.adversarial or len(curve.finite) < 2:
         return ""
-    return f", in which the loss went from {curve.start:.3g} to {curve.end:.3g}"
+    went = f"went from {curve.start:.3g} to {curve.end:.3g}"
+    if run.trials:
+        return f". The loss of the best of {len(run.trials)} trainings {went}"
+    return f", in which the loss {went}"
 
 
 def _limit(facts: RunFacts) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.diagnose.curves import LossCurve, present, present_finite
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     )
 
 _E = TypeVar("_E", bound="Facts")
+FEWEST_TRIALS = 3
+"""The number of equally long trainings of separate models from which they are trials."""
 
 
 class RecordedRun:
@@ -61,8 +65,27 @@ class RecordedRun:
 
     @cached_property
     def main(self) -> OptimizerFacts | None:
-        """The optimizer with the most steps, the last made among equals."""
+        """The optimizer with the most steps, the last made among equals; that of the best training among trials."""
+        if self.trials:
+            return min(self.trials, key=self._final_loss)
         return max(self.optimizers, key=lambda held: (held.steps, held.number), default=None)
+
+    @cached_property
+    def trials(self) -> list[OptimizerFacts]:
+        """The longest trainings, if they train one model each, one after another: a search, or a cross-validation.
+
+        That some settings of a search do not learn is what it is for, and no fault of the script. Otherwise empty.
+        """
+        longest = max((held.steps for held in self.optimizers), default=0)
+        found = [held for held in self.optimizers if held.steps == longest]
+        numbers, spans = {held.number for held in found}, sorted(map(_span, found))
+        follow = all(before[1] <= after[0] for before, after in pairwise(spans))
+        is_shared = any(len(numbers.intersection(held.optimizers)) > 1 for held in self.facts.parameters)
+        return found if len(found) >= FEWEST_TRIALS and follow and not is_shared else []
+
+    def _final_loss(self, optimizer: OptimizerFacts) -> float:
+        curve = self.curve_of(optimizer)
+        return curve.end if curve.count and curve.first_bad is None else math.inf
 
     @property
     def series(self) -> StepSeries:
