@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from surefoot.record.incidents.fingerprints import print_of
+from surefoot.record.incidents.contents import print_of
 from surefoot.replay.processes import ReplayPass
 from surefoot.replay.verdict import judge
 

@@ -31,9 +31,9 @@ from surefoot.decide.agreement import rank_and_world_size
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
 from surefoot.guard.step_notes import StepNotes, warn, while_noting
 from surefoot.keep.staging import map_tensors
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
 from surefoot.record.incidents.environment import replay_command
-from surefoot.record.incidents.retention import IncidentKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

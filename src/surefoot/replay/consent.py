@@ -21,7 +21,7 @@ from surefoot.core.redaction import is_redacted
 from surefoot.core.user_code import is_users
 from surefoot.diagnose.terminal import printable
 from surefoot.errors import UsageError
-from surefoot.record.incidents.retention import INCIDENTS
+from surefoot.record.incidents.bundle import INCIDENTS
 from surefoot.replay.processes import Order
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from surefoot.guard import attach as attaching
 from surefoot.guard.data_loop import DrawnBatches
 from surefoot.guard.stabilizer import TrainingStabilizer, run_of
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.reading import number
-from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.incidents.step_capture import StepCapture
 from surefoot.record.log import RunLog
 from surefoot.replay.first_step import FirstStep, LiveObjects

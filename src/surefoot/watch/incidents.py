@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from surefoot.guard.step_notes import DiskPauses, MicrobatchFollower, StepNotes
 from surefoot.record.incidents.bundle import note_action
+from surefoot.record.incidents.contents import plain_values
 from surefoot.record.incidents.environment import replay_command
-from surefoot.record.incidents.fingerprints import plain_values
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.bad_step import BadStep, BufferVersions, FoundStep, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
