@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.doctor.batch_parts import Part, replaced, target_part
-from surefoot.doctor.batches import leaves, to_device
+from surefoot.doctor.batches import Part, leaves, replaced, target_part, to_device
 from surefoot.doctor.checks import Check, passed, skipped, warned
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
 2. The step runs twice more under a `CallRecorder`: once to find the torch function that this operation belongs to, once
    to copy its inputs (and, in backward, the gradient that arrives at it).
 3. The function alone is the smallest reproduction. Preceding calls are added if the tensors do not grow, and rows and
-   columns are removed while it still fails (`choose`, `shrink`).
+   columns are removed while it still fails (`choose`).
 4. The script is run in a fresh process that cannot import surefoot. If it does not fail there as it did here, a longer
    one is tried: less shrunk, or the operation itself instead of the function around it.
 
@@ -22,8 +22,7 @@ from surefoot.core.wording import count_of
 from surefoot.errors import UsageError, require
 from surefoot.replay.export.call_recorder import CallRecorder
 from surefoot.replay.export.choose import Draft, drafts
-from surefoot.replay.export.folder import SCRIPT, clear, fails_alone, usable
-from surefoot.replay.export.script import subject, write
+from surefoot.replay.export.script import SCRIPT, clear, fails_alone, subject, usable, write
 from surefoot.replay.locate.call import mend
 from surefoot.replay.locate.describe import Counts, count
 from surefoot.replay.locate.find import OriginSearch, first_bad, result_of, run_step, way_of

@@ -1,23 +1,30 @@
-"""The files of a reproduction: `reproduce.py`, its tensors if they are too large for a literal, and a README."""
+"""The files of a reproduction: `reproduce.py`, its tensors, and a README.
+
+A few values are written as a literal, a constant tensor as a constant, and all others to a file.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
+import subprocess
+import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from surefoot.core.files import write_file
 from surefoot.core.redaction import Redactor
-from surefoot.replay.export.folder import README, SCRIPT, TENSORS, clear
-from surefoot.replay.export.literals import literal, stored
+from surefoot.errors import UsageError
+from surefoot.keep.checkpoint.tree import STORED_AS_IS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
     from surefoot.replay.export.program import Line, Program
     from surefoot.replay.export.trial import TrialResult
@@ -58,6 +65,54 @@ if counts != {counts}:
     said += ", recorded were {recorded}"
 sys.exit(f"reproduced: {subject} made {{said}}")
 """
+
+
+SCRIPT, TENSORS, README = "reproduce.py", "tensors.safetensors", "README.md"
+
+
+def usable(folder: Path) -> Path:
+    """The folder, if it does not exist, is empty, or contains a reproduction that may be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a reproduction is a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SCRIPT).exists():
+        raise UsageError(f"{folder} contains other files. Use an empty or new folder")
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of a reproduction."""
+    for name in (SCRIPT, TENSORS, README):
+        (folder / name).unlink(missing_ok=True)
+
+
+_LONGEST_SECONDS = 300
+_ALONE = """
+import importlib.util, json, runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "surefoot":
+            raise ImportError("a reproduction must not need surefoot")
+
+sys.meta_path.insert(0, Refuse())
+if importlib.util.find_spec("torch") is None:  # a torch that only PYTHONPATH or the user's own site knows
+    sys.path += json.loads(sys.argv[2])
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def fails_alone(folder: Path) -> tuple[bool, str]:
+    """Whether the script fails exactly as recorded in a process that cannot import surefoot, and its last output."""
+    command = [sys.executable, "-I", "-c", _ALONE, str(folder / SCRIPT), json.dumps(sys.path)]
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"it did not finish within {_LONGEST_SECONDS} seconds"
+    said = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
+    exactly = said.startswith("reproduced: ") and ", recorded were " not in said
+    return ended.returncode == 1 and exactly, said
 
 
 def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: str) -> str:
@@ -188,3 +243,86 @@ def _readme(program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: 
     if notes:
         parts.insert(3, "TrialResult in the step: " + "; ".join(notes) + ".")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+MOST_VALUES = 32
+"""A tensor with at most this many values is written into the script."""
+_PLAIN = (torch.float32, torch.int64, torch.bool)
+
+
+def literal(tensor: Tensor) -> str | None:
+    """The tensor as an expression that recreates it bitwise; `None` if it belongs in a file."""
+    eight_bits = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    if tensor.is_complex() or eight_bits or tensor.dtype not in STORED_AS_IS:
+        return None
+    extras = "" if tensor.dtype in _PLAIN else f", dtype={tensor.dtype}"
+    extras += "" if tensor.device.type == "cpu" else f', device="{tensor.device.type}"'
+    for text in _candidates(tensor.cpu()):
+        words = f"torch.{text.removesuffix(')')}{extras})"
+        if _makes(words, tensor):
+            return words
+    return None
+
+
+def _candidates(tensor: Tensor) -> list[str]:
+    shape = ", ".join(map(str, tensor.shape)) or "()"
+    if tensor.numel() == 0:
+        return [f"zeros({shape})", f"zeros(({shape},), dtype={tensor.dtype})"]
+    found = []
+    values = tensor.flatten()
+    first = values[0].item()
+    if tensor.numel() > 2 and bool((values == first).all()):
+        if tensor.dtype != torch.bool:
+            found += [f"zeros({shape})"] if first == 0 else [f"ones({shape})"] if first == 1 else []
+        found.append(f"full({tuple(tensor.shape)}, {_number(first, tensor.dtype)})")
+    if tensor.numel() <= MOST_VALUES:
+        found.append(f"tensor({_nested(tensor.tolist(), tensor.dtype)})")
+    return found
+
+
+def _nested(values: Any, dtype: torch.dtype) -> str:
+    if isinstance(values, list):
+        return "[" + ", ".join(_nested(each, dtype) for each in values) + "]"
+    return _number(values, dtype)
+
+
+def _number(number: Any, dtype: torch.dtype) -> str:
+    """The shortest decimal that is this number in its own precision."""
+    if not isinstance(number, float):
+        return repr(number)
+    if not math.isfinite(number):
+        return f'float("{number}")'
+    if dtype == torch.float64:
+        return repr(number)
+    short = repr(float(str(np.float16(number) if dtype == torch.float16 else np.float32(number))))
+    again = torch.tensor(float(short), dtype=dtype)
+    return short if again.item() == number else repr(number)
+
+
+def _makes(words: str, tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():  # as without `torch.set_default_device`
+        again = eval(words, {"torch": torch})
+    same_kind = again.dtype == tensor.dtype and again.shape == tensor.shape and again.device == tensor.device
+    return bool(same_kind and _bits(again).equal(_bits(tensor)))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bits that must agree; all NaN values count as equal."""
+    tensor = tensor.detach().cpu()
+    if not tensor.is_floating_point():
+        return tensor
+    tensor = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
+def stored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors for the file, and how the script gets each from there."""
+    kept, words = {}, {}
+    for name, tensor in tensors.items():
+        text = f'tensors["{name}"]'
+        plain = tensor.detach().cpu().contiguous()
+        if plain.is_complex():
+            plain, text = torch.view_as_real(plain).contiguous(), f"torch.view_as_complex({text})"
+        kept[name] = plain
+        words[name] = text if tensor.device.type == "cpu" else f'{text}.to("{tensor.device.type}")'
+    return kept, words
