@@ -18,9 +18,8 @@ from surefoot.report.terminal.formatting import as_ascii, clock, duration, numbe
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from surefoot.report.part_view import PartView
     from surefoot.report.recent_events import EventGroup
-    from surefoot.report.run_view import RunView
+    from surefoot.report.run_view import PartView, RunView
 
 Chip: TypeAlias = "tuple[str, str]"
 """Text and its style."""

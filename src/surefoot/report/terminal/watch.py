@@ -11,11 +11,14 @@ slowest is named. Their merged diagnosis is shown when every rank has ended.
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,6 @@ from surefoot.record.messages import Batch, Event, StepRow
 from surefoot.report.page.source import merged_findings
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
-from surefoot.report.terminal.keyboard import ended_by_signal, keys_of_terminal
 from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule, view_lines
 from surefoot.report.terminal.plain import PlainLines
 
@@ -302,3 +304,55 @@ def _planned_steps(folder: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None
+
+
+class Keys:
+    """Keys typed while the view is shown."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def asked_to_quit(self, seconds: float) -> bool:
+        """Wait this long, or until `q` is typed; returns whether it was."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+            elif select.select([self._descriptor], [], [], left)[0]:
+                typed = os.read(self._descriptor, 64)
+                if b"q" in typed.lower() or not typed:  # empty: the terminal is closed
+                    return True
+        return False
+
+
+@contextmanager
+def keys_of_terminal() -> Iterator[Keys]:
+    """Read keys one by one without echo, if stdin is a terminal; its settings are restored afterwards."""
+    try:
+        import termios
+        import tty
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except Exception:  # no terminal (`termios.error` is an Exception of its own), no stdin, or Windows
+        yield Keys(None)
+        return
+    tty.setcbreak(descriptor)
+    try:
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Exit on SIGTERM in a way that restores the screen."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
