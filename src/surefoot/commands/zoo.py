@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ import typer
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.zoo.score import Result
 
 SEEDS = "100,101,102"

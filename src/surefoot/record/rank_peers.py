@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +29,6 @@ from surefoot.record.heartbeat import Beat, read_beat
 from surefoot.record.run_folder import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 NAME = "hang.json"

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,7 +33,6 @@ from surefoot.record.rank_peers import Hang, Peers, PeerState, find_hang, forget
 from surefoot.record.stragglers import StepClock, Straggler, StragglerSearch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from surefoot.record.heartbeat import Beat, Movement

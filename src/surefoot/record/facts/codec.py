@@ -16,14 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from surefoot.errors import SurefootError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import dataclass_transform
 else:
 
