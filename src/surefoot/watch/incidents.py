@@ -3,7 +3,7 @@ replay`.
 
 A bad loss is known right after its backward pass, bad gradients right before the optimizer applies them. In both cases
 the weights are still those before the step, so nothing has to be copied earlier. The batch and the random streams are
-recorded at every step, as for a guarded run (`guard/step_notes.py`); `bad_step` writes the incident.
+recorded at every step, as for a guarded run (`guard/incident_capture.py`); `bad_step` writes the incident.
 
 Some things differ from a guarded run. The models are found through their calls. Buffers that the forward pass itself
 writes, such as batch norm's running statistics, are those after it; a forward pass in training mode does not read them.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.guard.step_notes import DiskPauses, MicrobatchFollower, StepNotes
+from surefoot.guard.incident_capture import DiskPauses, MicrobatchFollower, StepNotes
 from surefoot.record.incidents.bundle import note_action
 from surefoot.record.incidents.contents import plain_values
 from surefoot.record.incidents.environment import replay_command
