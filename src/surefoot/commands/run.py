@@ -220,7 +220,7 @@ class RunSession:
         if flush:
             _flush()
         if self._ranks is not None and self.watcher is not None:
-            self.watcher.probes.safely("other ranks", tell_ranks, self._ranks, self.ending)
+            self.watcher.probes.safely("other ranks", notify_ranks, self._ranks, self.ending)
         try:
             self._write(self.ending)
         except Exception as error:
@@ -233,7 +233,7 @@ class RunSession:
         self.watcher = None
         self.ending = Ending()
         if interrupted and flush:
-            _die_of_interrupt()
+            _end_by_interrupt()
 
     def _save(self, facts: RunFacts) -> None:
         """Write the facts so far, in case the run is killed."""
@@ -400,7 +400,7 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
     return watch.start()
 
 
-def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
+def notify_ranks(ranks: RankWatch, ending: Ending) -> None:
     """Record for the other ranks that this one ends, and why; print which rank ended before, if that is the reason."""
     from surefoot.core.user_code import is_users, place
     from surefoot.record.collectives import failed_collective
@@ -418,7 +418,7 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     ranks.end(ending.code, words, where=where, follows=is_left)
 
 
-def _die_of_interrupt() -> None:
+def _end_by_interrupt() -> None:
     """End by SIGINT, as Python does after an uncaught interrupt, so that a shell loop around it stops too."""
     import signal
 

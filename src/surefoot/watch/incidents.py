@@ -105,9 +105,9 @@ class IncidentWriter:
                 self._parts = capture.models.parts()
             if id(module) in self._parts or not any(each.requires_grad for each in module.parameters()):
                 return
-            capture.know([module])
+            capture.add_models([module])
             self._parts = None
-        capture.met(module, args, kwargs)
+        capture.called_without_hook(module, args, kwargs)
         if self._state.steps >= _ALL_CALLED:
             self._first_call.close()
 
@@ -170,7 +170,7 @@ class IncidentWriter:
         if not self._notes.is_noting:
             self._notes.moved_to(self._state.steps, under_way=False)
         models = self._registry.models_now()
-        self._notes.capture.know(models)
+        self._notes.capture.add_models(models)
         self._parts = None
         self._versions = self._buffers.of(models)
         self._notes.begin(self._state.steps)

@@ -104,7 +104,7 @@ def test_a_model_takes_the_place_of_its_own_parts():
     part = nn.Linear(2, 2)
     capture = StepCapture([part], CPU)
     whole = nn.Sequential(part)
-    capture.know([whole])
+    capture.add_models([whole])
     assert capture.models.knows(whole)
     assert not capture.models.knows(part)
     assert capture.models.parts() == {id(part)}

@@ -264,8 +264,8 @@ class DataPosition:
         target = self._target
         saved = None if target is None else self._saved(number)
         again = target is not None and number < target["started"]
-        self._generators.meet(number, find_generators(loader), self._loops.done)
-        entry = self._workers.meet(number, loader, loader_kind(loader), self._loops.done)
+        self._generators.begin_pass(number, find_generators(loader), self._loops.done)
+        entry = self._workers.begin_pass(number, loader, loader_kind(loader), self._loops.done)
         if again and saved is None:
             self._skip_pass(number, after_positioning)
             return None

@@ -390,12 +390,12 @@ class StepCapture:
             self.models.attach()
         add_listener(self)
 
-    def know(self, models: Sequence[nn.Module]) -> None:
+    def add_models(self, models: Sequence[nn.Module]) -> None:
         """Also record the calls of models that were not known at the beginning."""
         if self.models.add(models):
             self._streams = QuickStreams(self.models.devices())
 
-    def met(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def called_without_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A model was called while its hook was off: from now to the backward, all models have theirs."""
         if not self.models.has_hook(module):
             self.called(module, args, kwargs)
