@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from report_streams import events, rows
 
 from surefoot.record.messages import Batch, Event, StepRow
-from surefoot.report.recent_events import MOST_EVENTS
-from surefoot.report.run_view import MOST_PARTS, Pace, PartView, RunView
+from surefoot.report.run_view import MOST_EVENTS, MOST_PARTS, Pace, PartView, RunView
 
 
 def row(step, **numbers):

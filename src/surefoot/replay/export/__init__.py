@@ -2,6 +2,6 @@
 
 `export` combines everything: find the first bad operation, run the step twice more to capture it, and write the
 smallest part that still fails alone. `call_recorder` records the last calls with their inputs, `captured` stores them,
-`program` turns some of those calls into lines of Python, `call_text` writes one call, `choose` decides on the calls and
-removes rows and columns, `trial` runs the lines here, and `script` writes the files.
+`program` turns some of those calls into lines of Python and runs them here, `call_text` writes one call, `choose`
+decides on the calls and removes rows and columns, and `script` writes the files.
 """

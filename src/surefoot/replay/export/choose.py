@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from surefoot.replay.export.call_text import NotWritable
-from surefoot.replay.export.program import Program, build
-from surefoot.replay.export.trial import Patience, TrialResult, attempt
+from surefoot.replay.export.program import Patience, Program, TrialResult, attempt, build
 
 if TYPE_CHECKING:
     from torch import Tensor

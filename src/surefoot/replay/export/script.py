@@ -26,8 +26,7 @@ from surefoot.keep.checkpoint.tree import STORED_AS_IS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from surefoot.replay.export.program import Line, Program
-    from surefoot.replay.export.trial import TrialResult
+    from surefoot.replay.export.program import Line, Program, TrialResult
     from surefoot.replay.locate.frames import Place
     from surefoot.replay.locate.result import NonFiniteOrigin
 

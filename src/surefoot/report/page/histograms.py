@@ -21,7 +21,7 @@ from surefoot.report.page.layer_maps import time_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.columns import Numbers
     from surefoot.report.page.sections import HistogramColumns, HistogramSection, LayerHistogram
 
 _BYTES, _MOST, _FEWEST = 3_000_000, 160, 12

@@ -18,7 +18,7 @@ from surefoot.report.page.encode import packed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.columns import Numbers
     from surefoot.report.page.sections import LayerMap, MapCells
 
 MOST_COLUMNS = 600

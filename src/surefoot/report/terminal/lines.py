@@ -18,8 +18,7 @@ from surefoot.report.terminal.formatting import as_ascii, clock, duration, numbe
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from surefoot.report.recent_events import EventGroup
-    from surefoot.report.run_view import PartView, RunView
+    from surefoot.report.run_view import EventGroup, PartView, RunView
 
 Chip: TypeAlias = "tuple[str, str]"
 """Text and its style."""
