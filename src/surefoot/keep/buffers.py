@@ -269,14 +269,14 @@ class RunningStatistics:
             return None
         first = next(iter(broken))
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        said = f"{first}{more} is not finite: a forward pass in training mode got a non-finite value"
+        fault = f"{first}{more} is not finite: a forward pass in training mode got a non-finite value"
         if self._sound is None:
-            return f"{said}; there is no earlier copy to restore"
+            return f"{fault}; there is no earlier copy to restore"
         taken_at, copies = self._sound
         pairs = [
             (now, copies[name]) for name, now in broken.items() if name in copies and copies[name].shape == now.shape
         ]
         write_all([now for now, _ in pairs], [then for _, then in pairs])
         return (
-            f"{said}; restored to step {taken_at}. Call model.eval() before a forward pass that is not a training step"
+            f"{fault}; restored to step {taken_at}. Call model.eval() before a forward pass that is not a training step"
         )

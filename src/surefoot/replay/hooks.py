@@ -325,11 +325,11 @@ class Turn:
     """For each model, the optimizers that train it."""
 
     @classmethod
-    def read(cls, said: Any) -> Turn | None:
+    def read(cls, stored: Any) -> Turn | None:
         """Read from an incident; `None` if it has no such entry."""
         try:
-            after = None if said["after"] is None else int(said["after"])
-            return cls(int(said["optimizer"]), after, [[int(n) for n in each] for each in said["trained_by"]])
+            after = None if stored["after"] is None else int(stored["after"])
+            return cls(int(stored["optimizer"]), after, [[int(n) for n in each] for each in stored["trained_by"]])
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
 

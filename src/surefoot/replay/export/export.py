@@ -158,19 +158,19 @@ def export_found(
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     recorder = _captured(run, at, execute)
-    said = "its tensors or arguments cannot be written to a script"
+    printed = "its tensors or arguments cannot be written to a script"
     for draft in _attempts(recorder, at, born=at.born and at is origin):
         size = draft.program.bytes
         text = write(place, draft.program, draft.seen, result, _sizes(size, recorder.came_from, draft))
-        fails, said = fails_alone(place) if check else (True, "")
+        fails, printed = fails_alone(place) if check else (True, "")
         if fails:
             return Reproduction(
                 place, subject(draft.program), draft.seen.counts, draft.program.operations, len(text.splitlines()),
-                size, recorder.came_from, said, result,
+                size, recorder.came_from, printed, result,
             )  # fmt: skip
     clear(place)
     raise UsageError(
-        f"no reproduction of {result.op} was written: run alone, it does not fail in the same way ({said}). {result}"
+        f"no reproduction of {result.op} was written: run alone, it does not fail in the same way ({printed}). {result}"
     )
 
 

@@ -109,12 +109,12 @@ def fails_alone(folder: Path) -> tuple[bool, str]:
         )
     except subprocess.TimeoutExpired:
         return False, f"it did not finish within {_LONGEST_SECONDS} seconds"
-    said = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
-    exactly = said.startswith("reproduced: ") and ", recorded were " not in said
-    return ended.returncode == 1 and exactly, said
+    printed = (ended.stderr.strip() or ended.stdout.strip() or "nothing").splitlines()[-1]
+    exactly = printed.startswith("reproduced: ") and ", recorded were " not in printed
+    return ended.returncode == 1 and exactly, printed
 
 
-def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: str) -> str:
+def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOrigin, printed: str) -> str:
     """Write the folder; returns the text of the script."""
     redact = Redactor()
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def write(folder: Path, program: Program, seen: TrialResult, origin: NonFiniteOr
 
         write_file(folder / TENSORS, save(stored(large)[0]))
     write_file(folder / SCRIPT, text)
-    write_file(folder / README, _readme(program, seen, origin, said, redact))
+    write_file(folder / README, _readme(program, seen, origin, printed, redact))
     return text
 
 
@@ -225,7 +225,7 @@ def _story(origin: NonFiniteOrigin) -> str:
     return f"In the step, {subject} {happened} {origin.counts} of {origin.numel:,} values, passed on by: {way}."
 
 
-def _readme(program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: str, redact: Redactor) -> str:
+def _readme(program: Program, seen: TrialResult, origin: NonFiniteOrigin, printed: str, redact: Redactor) -> str:
     device = next((str(leaf.device.type) for leaf in program.leaves.values()), "cpu")
     parts = [
         f"# {_headline(program, seen)}",
@@ -234,7 +234,7 @@ def _readme(program: Program, seen: TrialResult, origin: NonFiniteOrigin, said: 
         "    python reproduce.py",
         "Exit code 1 and `reproduced: …` if it fails as recorded, 0 and `not reproduced: …` if every value is finite. "
         "It needs torch and nothing else.",
-        said,
+        printed,
         f"torch {torch.__version__}, Python {platform.python_version()}, {device}, {platform.system()} "
         f"{platform.machine()}",
     ]
