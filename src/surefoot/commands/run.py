@@ -409,13 +409,13 @@ def notify_ranks(ranks: RankWatch, ending: Ending) -> None:
     is_left = failed_collective(error) is not None
     where = next((place(*line) for line in reversed(ending.lines) if is_users(line[0])), "")
     at = f" at {where}" if where else ""
-    words = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
+    text = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
     if error is not None:
-        words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
+        text = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.rank_that_ended()):
         print_line(f"surefoot: this rank ends because {lost}")
-        words = f"it was waiting for a rank that has ended: {lost}"
-    ranks.end(ending.code, words, where=where, follows=is_left)
+        text = f"it was waiting for a rank that has ended: {lost}"
+    ranks.end(ending.code, text, where=where, follows=is_left)
 
 
 def _end_by_interrupt() -> None:

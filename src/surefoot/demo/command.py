@@ -111,12 +111,12 @@ def _surefoot() -> str:
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
-def _print(console: Console, words: str, indent: int = 0, style: str = "") -> None:
-    console.print(Padding(Text(words, style), (0, 0, 0, indent)))
+def _print(console: Console, text: str, indent: int = 0, style: str = "") -> None:
+    console.print(Padding(Text(text, style), (0, 0, 0, indent)))
 
 
-def _head(console: Console, words: str) -> None:
-    console.print(f"\n[bold]{words}[/bold]", highlight=False)
+def _head(console: Console, text: str) -> None:
+    console.print(f"\n[bold]{text}[/bold]", highlight=False)
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -200,9 +200,9 @@ def progress(total: int, budget_s: float) -> Iterator[Callable[[str, str], None]
         yield on_event
 
 
-def _print_line(name: str, words: str) -> None:
-    if words:
-        print(f"surefoot: {name}: {words}", file=sys.stderr, flush=True)
+def _print_line(name: str, text: str) -> None:
+    if text:
+        print(f"surefoot: {name}: {text}", file=sys.stderr, flush=True)
 
 
 def show(report: Report, folder: str, console: Console) -> None:
@@ -256,5 +256,5 @@ def _why(row: Row) -> str:
     return f"{row.why}{notes}"
 
 
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

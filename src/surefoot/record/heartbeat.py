@@ -215,7 +215,7 @@ def forget_ends(top: Path, mine: Beat) -> None:
             os.unlink(top / FIRST_ENDED)
 
 
-def ended(beat: Beat, code: int, words: str) -> Beat:
+def ended(beat: Beat, code: int, text: str) -> Beat:
     """The last state of a rank."""
-    last = {"ending": words[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
+    last = {"ending": text[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
     return replace(beat, movement="ended", count=beat.count + 1, seconds=0.0, code=code, time=time.time(), **last)  # type: ignore[arg-type]

@@ -131,9 +131,9 @@ def _named(
     return order, [Path(path)], f"--script {_quoted(path)}", f"the script {path!r}"
 
 
-def ask_at_terminal(words: str) -> bool:
+def ask_at_terminal(text: str) -> bool:
     """Whether the user at the terminal says yes."""
-    sys.stderr.write(f"{words}\nIt runs with your permissions. Run it? [y/N] ")
+    sys.stderr.write(f"{text}\nIt runs with your permissions. Run it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -110,8 +110,8 @@ class Facts:
 
 
 class _Mismatch(Exception):
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.words = text
         self.path: list[str] = []
         """The steps of the path, innermost first."""
 

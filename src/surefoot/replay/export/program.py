@@ -142,8 +142,8 @@ class _Writer:
             if not name.isidentifier():
                 raise NotWritable("a part of a result has no gradient")
             leaf = name in self._leaves
-            words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
-            self._emit(words, bad.autocast)
+            text = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
+            self._emit(text, bad.autocast)
         self._add(bad, "result")
         outputs, arriving = [], []
         for path, gradient in upstream.items():
@@ -151,8 +151,8 @@ class _Writer:
             self._leaves[name] = gradient
             outputs.append(f"result{path}")
             arriving.append(name)
-        words = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
-        self._emit(f"gradients = torch.autograd.grad({words})", {})
+        text = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
+        self._emit(f"gradients = torch.autograd.grad({text})", {})
         kinds = {self._expression(key): key.dtype for key in bad.needs_gradient}
         return [_readable(f"gradients[{i}]", kinds[name]) for i, name in enumerate(inputs)]
 

@@ -174,8 +174,8 @@ def _script(
 
 
 def _headline(program: Program, seen: TrialResult) -> str:
-    words = f"{subject(program)} made {seen.counts} of {seen.numel:,} values."
-    return words[0].upper() + words[1:] if program.backward else words
+    text = f"{subject(program)} made {seen.counts} of {seen.numel:,} values."
+    return text[0].upper() + text[1:] if program.backward else text
 
 
 def _settings() -> list[str]:
@@ -298,9 +298,9 @@ def _number(number: Any, dtype: torch.dtype) -> str:
     return short if again.item() == number else repr(number)
 
 
-def _makes(words: str, tensor: Tensor) -> bool:
+def _makes(text: str, tensor: Tensor) -> bool:
     with torch._C.DisableTorchFunction():  # as without `torch.set_default_device`
-        again = eval(words, {"torch": torch})
+        again = eval(text, {"torch": torch})
     same_kind = again.dtype == tensor.dtype and again.shape == tensor.shape and again.device == tensor.device
     return bool(same_kind and _bits(again).equal(_bits(tensor)))
 

@@ -51,9 +51,9 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            words = error.strerror or str(error)
+            text = error.strerror or str(error)
             way_out = "Set another port with --port; 0 selects a free one."
-            raise UsageError(f"cannot serve on {host}, port {port}: {words}. {way_out}") from None
+            raise UsageError(f"cannot serve on {host}, port {port}: {text}. {way_out}") from None
 
     def server_bind(self) -> None:
         """Bind without a reverse DNS lookup, which may take long."""

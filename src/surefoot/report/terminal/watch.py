@@ -218,8 +218,8 @@ class RunFollowerView:
         now, view = time.time(), self.runs[0].view
         head = rule(one_line(self.folder), width, self._ascii)
         if not self.has_begun:
-            words = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
-            return [*head, *finished_lines([[(words, "dim")]], width, self._ascii)]
+            text = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
+            return [*head, *finished_lines([[(text, "dim")]], width, self._ascii)]
         foot = [*self._rank_lines(width, now), *self._verdict(width)]
         events = _EVENTS if height is None else max(1, min(_EVENTS, height - len(foot) - 8))
         lines = [*head, *view_lines(view, now, width, events=events, ascii_only=self._ascii), *foot]
@@ -233,10 +233,10 @@ class RunFollowerView:
             view = run.view
             loss = view.lead.loss if view.lead else None
             name = f"{run.folder.name:<{longest}}"
-            words = f"{name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
+            text = f"{name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
             quiet = view.quiet_for(now)
             late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
-            lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
+            lines.append([(text, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
         left_out = len(self.runs) - 1 - len(others)
         if left_out > 0:
             lines.append([(f"and {left_out:,} more ranks", "dim")])
