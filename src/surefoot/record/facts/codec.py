@@ -94,7 +94,7 @@ class Facts:
             made: _F = _reader_of(cls)(value)
         except _Mismatch as error:
             path = "".join(reversed(error.path)).lstrip(".")
-            raise FactsError(f"{source}: {f'{path}: ' if path else ''}{error.words}") from None
+            raise FactsError(f"{source}: {f'{path}: ' if path else ''}{error.text}") from None
         return made
 
     @classmethod
@@ -111,7 +111,7 @@ class Facts:
 
 class _Mismatch(Exception):
     def __init__(self, text: str) -> None:
-        self.words = text
+        self.text = text
         self.path: list[str] = []
         """The steps of the path, innermost first."""
 
