@@ -182,14 +182,14 @@ def _guard(stack: ExitStack, names: Names) -> None:
         stack.enter_context(untouched(nn.Module(), optimizer))
     known = {id(optimizer) for optimizer in names.optimizers}
 
-    def meet(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def note_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) not in known:
             known.add(id(optimizer))
             names.add_optimizer(optimizer)
             with _disable_current_modes():
                 stack.enter_context(untouched(nn.Module(), optimizer))
 
-    stack.callback(register_optimizer_step_pre_hook(meet).remove)
+    stack.callback(register_optimizer_step_pre_hook(note_optimizer).remove)
 
 
 def _eager() -> AbstractContextManager[Any]:

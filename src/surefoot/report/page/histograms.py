@@ -16,7 +16,7 @@ import numpy as np
 from surefoot.record.arrays import to_numpy
 from surefoot.report.page.columns import coded, coded_layers, whole_numbers
 from surefoot.report.page.encode import packed
-from surefoot.report.page.layer_maps import time_columns
+from surefoot.report.page.maps import time_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
