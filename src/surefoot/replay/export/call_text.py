@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from surefoot.replay.export.captured import Key, Ran
+from surefoot.replay.export.call_recorder import Key, Ran
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "__pow__": "**", "pow": "**", "gt": ">", "lt": "<",

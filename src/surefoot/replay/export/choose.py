@@ -23,7 +23,7 @@ from surefoot.replay.export.program import Patience, Program, TrialResult, attem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from surefoot.replay.export.captured import CapturedCalls, Key, Ran
+    from surefoot.replay.export.call_recorder import CapturedCalls, Key, Ran
 
 MOST_CALLS = 6
 _MOST_GROWTH = 1.5

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from surefoot.replay.export.captured import CapturedCalls, Key
+    from surefoot.replay.export.call_recorder import CapturedCalls, Key
     from surefoot.replay.locate.memory_writes import MemoryWrite
     from surefoot.replay.locate.result import NonFiniteOrigin
 

@@ -26,7 +26,7 @@ from surefoot.replay.locate.describe import Counts, values_of
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-    from surefoot.replay.export.captured import CapturedCalls, Key, Ran
+    from surefoot.replay.export.call_recorder import CapturedCalls, Key, Ran
 
 
 _TAKEN = frozenset(
