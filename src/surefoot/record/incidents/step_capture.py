@@ -518,8 +518,8 @@ class StepCapture:
             return self.current
         return next((window for window in self._past if window.step == step), None)
 
-    def close(self) -> None:
-        """Stop recording."""
+    def close(self, error: Exception | None = None) -> None:
+        """Stop recording, perhaps because of an error."""
         self.models.clear()
         self.under_way = Microbatch()
         self._past.clear()
