@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import surefoot as sf
-from surefoot.record.incidents.random_streams import QuickStreams
+from surefoot.record.incidents.step_capture import QuickStreams
 
 ROUNDS, STEPS = 200, 10
 

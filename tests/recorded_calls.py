@@ -1,8 +1,7 @@
 """Calls of torch as the recorder of the export remembers them."""
 
 from surefoot.core.operations import FunctionMode, without_modes
-from surefoot.replay.export.call_recorder import note_outputs, remember
-from surefoot.replay.export.captured import CapturedCalls, keep_values, key_of
+from surefoot.replay.export.call_recorder import CapturedCalls, keep_values, key_of, note_outputs, remember
 from surefoot.replay.locate.frames import Place
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import surefoot
-from surefoot.record.bins import COUNT, bin_of
+from histogram_bins import bin_of
+from surefoot.record.bins import COUNT
 from surefoot.record.messages import DeviceRow, Event, Histogram, LayerRows, StepRow
 
 if TYPE_CHECKING:

@@ -63,16 +63,18 @@ def test_there_are_blocks_on_every_page_that_teaches():
     }
 
 
+CONTRIBUTING = "\n".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "EXTENDING.md"))
+
+
 def test_every_path_that_contributing_names_exists():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = {path for path in re.findall(r"`([\w./-]+/[\w.-]*)`", text) if "<" not in path}
+    named = {path for path in re.findall(r"`([\w./-]+/[\w.-]*)`", CONTRIBUTING) if "<" not in path}
     homes = [ROOT, ROOT / "src" / "surefoot"]
     assert len(named) > 20
     assert [path for path in sorted(named) if not any((home / path).exists() for home in homes)] == []
 
 
 def test_every_table_that_contributing_names_exists():
-    named = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", (ROOT / "CONTRIBUTING.md").read_text()))
+    named = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", CONTRIBUTING))
     code = [path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
     tables = set(re.findall(r"^ *(_?[A-Z][A-Z_]{3,})\b.*? = ", "\n".join(code), re.MULTILINE))
     assert len(named) > 8
@@ -200,7 +202,7 @@ def test_every_command_line_of_surefoot_has_a_command_and_options_that_exist(pag
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "EXTENDING.md", "CHANGELOG.md"])
 def test_links_to_headings_lead_somewhere(name):
     """`make docs` checks those between the pages of the documentation."""
     for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", (ROOT / name).read_text()):

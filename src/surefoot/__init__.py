@@ -49,7 +49,7 @@ _NAMES_BY_MODULE = {
     "observe.monitor": "GradientMonitor",
     "observe.parameters": "parameter_report",
     "observe.tensors": "LayerMetrics",
-    "record.incidents.retention": "IncidentKeeper",
+    "record.incidents.bundle": "IncidentKeeper",
     "guard.attach": "Attachment attach",
     "record.limits": "LogLimits",
     "record.log": "RunLog",

@@ -55,7 +55,7 @@ from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.observe.monitor import GradientMonitor
 from surefoot.observe.parameters import parameter_report
 from surefoot.observe.tensors import LayerMetrics
-from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.limits import LogLimits
 from surefoot.record.log import RunLog
 from surefoot.record.messages import LayerRows, Sink, StepRow

@@ -17,8 +17,7 @@ from surefoot.core.redaction import Redactor
 from surefoot.diagnose.engine import load
 from surefoot.errors import UsageError
 from surefoot.experiments import processes as children
-from surefoot.record.incidents.bundle import write_incident
-from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.incidents.bundle import IncidentKeeper, write_incident
 from surefoot.record.run_folder import write_json
 from surefoot.report.page.html import write_report
 

@@ -5,11 +5,15 @@ import collections
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from doctor_probing import context_of
 from surefoot.core.random_state import loader_generators
 from surefoot.doctor.batches import (
     MOST_BATCHES,
+    Part,
     byte_count,
     first_rows,
     is_iterator,
@@ -17,7 +21,9 @@ from surefoot.doctor.batches import (
     map_leaves,
     row_count,
     take,
+    target_part,
     to_device,
+    token_parts,
 )
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -116,3 +122,29 @@ def test_a_loader_with_state_gets_it_back():
 def test_a_tensor_is_no_loader():
     with pytest.raises(TypeError, match="iterable over batches"):
         take(torch.ones(3))
+
+
+def test_the_target_is_found_wherever_it_lies():
+    y = torch.randint(3, (8,))
+    batches = [{"weights": torch.rand(8), "answer": y, "features": torch.randn(8, 4)}]
+
+    def loss_of(model, batch):
+        return F.cross_entropy(model(batch["features"]), batch["answer"])
+
+    part, call = target_part(context_of(nn.Linear(4, 3), batches, loss_of=loss_of))
+    assert part == Part("['answer']")
+    assert call.kind == "cross_entropy"
+    assert part.of(batches[0]) is y
+    assert part.of({"other": y}) is None
+
+
+def test_token_ids_are_found_with_their_table():
+    ids = torch.randint(5, (4, 6))
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(12, 3))
+    found = token_parts(context_of(model, [(ids, torch.randint(3, (4,)))], nn.CrossEntropyLoss()))
+    assert [(part.path, lookup.table_rows) for part, lookup in found] == [("[0]", 5)]
+
+
+def test_a_target_that_is_made_on_the_way_is_in_no_part():
+    context = context_of(nn.Linear(4, 3), [torch.randn(8, 4)], loss_of=lambda m, b: F.mse_loss(m(b), torch.zeros(8, 3)))
+    assert target_part(context) is None

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import surefoot as sf
 from patience import HANG_SECONDS
 from runlogs import KeptEvents
-from surefoot.guard.saving import write_copies
+from surefoot.guard.data_loop import write_copies
 from surefoot.record.reading import load_run
 
 if TYPE_CHECKING:

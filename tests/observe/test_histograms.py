@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
+from histogram_bins import bin_of
 from surefoot.observe.histograms import SAMPLE, Bins, count, take_sample, thinned
-from surefoot.record.bins import COUNT, LARGEST_POWER, SMALLEST_POWER, ZERO, bin_of
+from surefoot.record.bins import COUNT, LARGEST_POWER, SMALLEST_POWER, ZERO
 
 BINS = Bins(SMALLEST_POWER, LARGEST_POWER)
 

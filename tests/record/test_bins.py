@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import patience
-from surefoot.record.bins import COUNT, EDGES, ZERO, bin_of
+from histogram_bins import bin_of
+from surefoot.record.bins import COUNT, EDGES, ZERO
 
 
 def test_the_edges_increase_and_mirror_each_other():

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from surefoot.record.incidents.fingerprints import print_of
+from surefoot.record.incidents.contents import print_of
 from surefoot.replay.processes import ReplayPass
-from surefoot.replay.verdict import judge
+from surefoot.replay.verdict import Replayed, as_text, judge
 
 SAID = {"versions": {}, "hardware": {}, "switches": {}}
 NAN = torch.full((3,), math.nan)
@@ -76,3 +76,14 @@ def test_corruption_needs_a_step_that_is_known_to_be_the_same_and_deterministic(
     found = differing("cpu", False, None)
     assert (found.kind, found.cause) == ("inconclusive", None)
     assert "has no inputs of the model" in found.summary
+
+
+DIFFERENT = {"weight": {"norms": [1.0, 2.0]}}
+
+
+@pytest.mark.parametrize(("kind", "operation_first"), [("inconclusive", True), ("silent-corruption", False)])
+def test_what_says_more_comes_first(kind, operation_first):
+    found = Replayed(3, kind, "The summary.", True, different=DIFFERENT, origin={"text": "aten.div made 1 NaN"})
+    text = as_text(found)
+    assert text.index("The summary.") < text.index("aten.div made 1 NaN")
+    assert (text.index("aten.div made 1 NaN") < text.index("weight: 1.0, 2.0")) == operation_first

@@ -6,7 +6,7 @@ import surefoot
 from surefoot.record.messages import Event
 from surefoot.report.page.source import read_source
 from surefoot.report.page.summary import head
-from surefoot.report.recent_events import MOST_EVENTS, RecentEvents
+from surefoot.report.run_view import MOST_EVENTS, RecentEvents
 
 
 def event(name, step=0, severity="warning", **more):

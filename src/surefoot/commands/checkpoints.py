@@ -12,7 +12,7 @@ from surefoot.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from surefoot.keep.checkpoint.listing import CheckpointListing
 
-_REST = "the rest of a deleted checkpoint: not every rank has deleted its part"
+_LEFTOVER = "the rest of a deleted checkpoint: not every rank has deleted its part"
 app = typer.Typer(help="Checkpoints of a run: list, verify, export, import.", rich_markup_mode=None)
 
 
@@ -33,16 +33,16 @@ def list_steps(
         by_metric,
         checkpoints_in,
         complete_steps,
+        incompletely_deleted,
         list_checkpoints,
-        rests_of_deleted,
     )
 
     steps = list_checkpoints(checkpoints_in(folder))
-    rests = rests_of_deleted(steps)
+    leftovers = incompletely_deleted(steps)
     newest_first = complete_steps(steps)
     best = by_metric(newest_first)[:1]
     for listing in [*newest_first, *(each for each in steps if not each.whole)]:
-        typer.echo(f"step {listing.step:>8,}  {_REST}" if listing in rests else _line(listing, listing in best))
+        typer.echo(f"step {listing.step:>8,}  {_LEFTOVER}" if listing in leftovers else _line(listing, listing in best))
 
 
 @app.command()
@@ -51,14 +51,14 @@ def verify(
 ) -> None:
     """Read every byte of every checkpoint and compare the checksums. Exit code 1 if one is damaged or incomplete."""
     from surefoot.keep.checkpoint.exchange import verify_step
-    from surefoot.keep.checkpoint.listing import checkpoints_in, list_checkpoints, rests_of_deleted
+    from surefoot.keep.checkpoint.listing import checkpoints_in, incompletely_deleted, list_checkpoints
 
     damaged, steps = 0, list_checkpoints(checkpoints_in(folder))
-    rests = rests_of_deleted(steps)
+    leftovers = incompletely_deleted(steps)
     for listing in steps:
         name = f"step {listing.step:,}{' (evidence)' if listing.aside else ''}"
-        if listing in rests:
-            typer.echo(f"{name}: {_REST}")
+        if listing in leftovers:
+            typer.echo(f"{name}: {_LEFTOVER}")
             continue
         found = verify_step(listing)
         damaged += found.fault is not None

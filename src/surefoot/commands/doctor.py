@@ -32,7 +32,7 @@ def doctor(
         typer.echo(json.dumps(examination.to_dict(), indent=2))
     else:
         from surefoot.core.console import result_console
-        from surefoot.doctor.terminal import show
+        from surefoot.doctor.checks import show
 
         show(examination, result_console())
     raise typer.Exit(0 if examination.ok else 1)

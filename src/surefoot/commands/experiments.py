@@ -107,7 +107,7 @@ def _run_again(what: _Replay, seconds: float, export: Path | None) -> int:
     from surefoot.experiments.command import ended_by_signals
     from surefoot.replay.command import replay as run_again
     from surefoot.replay.consent import asking
-    from surefoot.replay.terminal import as_text
+    from surefoot.replay.verdict import as_text
 
     with ended_by_signals():
         found = run_again(

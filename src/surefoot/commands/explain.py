@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,8 +11,6 @@ import typer
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from surefoot.diagnose.catalogue import Cause

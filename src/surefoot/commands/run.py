@@ -220,7 +220,7 @@ class RunSession:
         if flush:
             _flush()
         if self._ranks is not None and self.watcher is not None:
-            self.watcher.probes.safely("other ranks", tell_ranks, self._ranks, self.ending)
+            self.watcher.probes.safely("other ranks", notify_ranks, self._ranks, self.ending)
         try:
             self._write(self.ending)
         except Exception as error:
@@ -233,7 +233,7 @@ class RunSession:
         self.watcher = None
         self.ending = Ending()
         if interrupted and flush:
-            _die_of_interrupt()
+            _end_by_interrupt()
 
     def _save(self, facts: RunFacts) -> None:
         """Write the facts so far, in case the run is killed."""
@@ -400,7 +400,7 @@ def watch_ranks(watcher: Watcher, folder: Path) -> RankWatch | None:
     return watch.start()
 
 
-def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
+def notify_ranks(ranks: RankWatch, ending: Ending) -> None:
     """Record for the other ranks that this one ends, and why; print which rank ended before, if that is the reason."""
     from surefoot.core.user_code import is_users, place
     from surefoot.record.collectives import failed_collective
@@ -409,16 +409,16 @@ def tell_ranks(ranks: RankWatch, ending: Ending) -> None:
     is_left = failed_collective(error) is not None
     where = next((place(*line) for line in reversed(ending.lines) if is_users(line[0])), "")
     at = f" at {where}" if where else ""
-    words = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
+    text = f"exit code {ending.code}{at}" if at else f"at the end of the script, exit code {ending.code}"
     if error is not None:
-        words = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
+        text = f"{type(error).__name__}{at}: {' '.join(str(error).split())[:160]}"
     if is_left and (lost := ranks.rank_that_ended()):
         print_line(f"surefoot: this rank ends because {lost}")
-        words = f"it was waiting for a rank that has ended: {lost}"
-    ranks.end(ending.code, words, where=where, follows=is_left)
+        text = f"it was waiting for a rank that has ended: {lost}"
+    ranks.end(ending.code, text, where=where, follows=is_left)
 
 
-def _die_of_interrupt() -> None:
+def _end_by_interrupt() -> None:
     """End by SIGINT, as Python does after an uncaught interrupt, so that a shell loop around it stops too."""
     import signal
 

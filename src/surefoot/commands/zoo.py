@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ import typer
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from surefoot.zoo.score import Result
 
 SEEDS = "100,101,102"
@@ -169,9 +168,9 @@ def _check_half(half: str) -> None:
         raise UsageError(f"--half must be tuning, testing, both or ranks; got {half!r}.")
 
 
-def _seeds(words: str) -> list[int]:
+def _seeds(text: str) -> list[int]:
     try:
-        found = [int(word) for word in words.split(",")]
+        found = [int(word) for word in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds must be integers separated by commas, such as 100,101; got {words!r}.") from None
+        raise UsageError(f"--seeds must be integers separated by commas, such as 100,101; got {text!r}.") from None
     return list(dict.fromkeys(found))

@@ -32,16 +32,16 @@ def takes_colour(stream: TextIO) -> bool:
         return False
 
 
-def wrapped_for(stream: TextIO, words: str) -> str:
+def wrapped_for(stream: TextIO, text: str) -> str:
     """Text with line breaks where a terminal's lines end, indented as the line was; unchanged without a terminal."""
     try:
         if not stream.isatty():
-            return words
+            return text
     except (AttributeError, ValueError):  # none at all, or closed
-        return words
+        return text
     width = shutil.get_terminal_size().columns
     lines: list[str] = []
-    for line in words.split("\n"):
+    for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip()))
         fits = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         lines.extend(fits or [""])

@@ -16,6 +16,7 @@ import gc
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -26,7 +27,6 @@ from torch import Tensor
 from surefoot.errors import UsageError, with_causes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 _SYNC_IS_ERROR = 2

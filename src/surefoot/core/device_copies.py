@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,6 @@ from surefoot.core.device import (
     note_failure,
     synchronize,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def permanent_host_memory(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -84,14 +84,14 @@ _KNOWN = re.compile(
     re.DOTALL,
 )
 _AUTHORIZATION = re.compile(
-    r"(?P<said>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token|negotiate|ntlm|apikey)\s+)"
+    r"(?P<before>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token|negotiate|ntlm|apikey)\s+)"
     r"(?P<value>[^\s\"',<>]+)",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"(?P<said>\b(?:[Bb]earer|[Bb]asic)\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
+_BEARER = re.compile(r"(?P<before>\b(?:[Bb]earer|[Bb]asic)\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})")
 _NAME = r"(?=[\w.-]*(?:pass|secret|token|key|auth|cookie|bearer|credential|pat|pw))(?P<name>[A-Za-z_][\w.-]*)"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.])(?<![\w.]-){_NAME}(?P<said>[\"']?\s?(?P<sign>[=:])\s?[\"']?)"
+    rf"(?<![\w.])(?<![\w.]-){_NAME}(?P<before>[\"']?\s?(?P<sign>[=:])\s?[\"']?)"
     r"(?P<value>(?<=[\"'])[^\"'\n]+|[^\s\"'&,;<>(){}\[\]]+)",
     re.IGNORECASE,
 )
@@ -100,8 +100,8 @@ _WHOLE_VALUE = re.compile(
     r"(?<=\")(?:\\.|[^\"\\\n])+|(?<=')(?:\\.|[^'\\\n])+|(?P<first>[^\s\"'&,;<>(){}\[\]]*)[^\s\"']*"
 )
 """Up to a blank or a quote: a password may contain any other character."""
-_QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z_][\w.-]*)(?P<said>=)(?P<value>[^\s\"'&#<>]+)")
-_OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<said>\s+)(?P<value>(?!--)[^\s\"']+)")
+_QUERY = re.compile(r"(?P<mark>[?&])(?P<name>[A-Za-z_][\w.-]*)(?P<before>=)(?P<value>[^\s\"'&#<>]+)")
+_OPTION = re.compile(r"(?<![\w-])--(?P<name>[A-Za-z][\w.-]*)(?P<before>\s+)(?P<value>(?!--)[^\s\"']+)")
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\]{1,2}[^\s/\\:*?\"'<>|,;()\[\]{}]+){2,}[/\\]?")
 _MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 _IS_NAME = re.compile(r"[-+]*[\w.-]+")
@@ -142,7 +142,7 @@ class Redactor:
         text = _KNOWN.sub(REDACTED, text)
         text = _ADDRESS_USER.sub(_without_user, text)
         text = _HOST_USER.sub(f"{REDACTED}@", text)
-        text = _AUTHORIZATION.sub(rf"\g<said>{REDACTED}", text)
+        text = _AUTHORIZATION.sub(rf"\g<before>{REDACTED}", text)
         text = _BEARER.sub(_without_bearer, text)
         text = _without_passwords(_QUERY.sub(_without_value, text))
         for pattern in (_ASSIGNED, _OPTION):
@@ -176,7 +176,7 @@ class Redactor:
             if _is_secret(_kind_of(key), item):
                 return REDACTED
             if found := _AUTHORIZATION.search(f"{key}: {item}"):
-                return found["said"].removeprefix(f"{key}: ") + REDACTED
+                return found["before"].removeprefix(f"{key}: ") + REDACTED
         if key in ("arguments", "argv") and isinstance(item, (list, tuple)) and all(isinstance(w, str) for w in item):
             return self.arguments(item)
         return self.inside(item)
@@ -328,7 +328,7 @@ def _without_user(found: re.Match[str]) -> str:
 
 
 def _without_bearer(found: re.Match[str]) -> str:
-    return f"{found['said']}{REDACTED}" if _looks_random(found["value"]) else found.group()
+    return f"{found['before']}{REDACTED}" if _looks_random(found["value"]) else found.group()
 
 
 def _without_passwords(text: str) -> str:

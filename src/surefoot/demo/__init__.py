@@ -5,6 +5,6 @@
     guarded   the same faults, with a `TrainingStabilizer` in the loop
 
 All three run the same script (`train.py`), each in its own process, with the same seed and the same order of the data.
-`runs` starts them, `live` draws them while they run, `results` prints their outcome, and `cost` measures the cost of a
-guarded step. All figures are from the runs just made.
+`command` starts them (`runs`) and draws them while they run, `results` prints their outcome, and `cost` measures the
+cost of a guarded step. All figures are from the runs just made.
 """

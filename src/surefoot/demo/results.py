@@ -127,5 +127,5 @@ def _beside(loss: float, clean: float) -> str:
 
 def diagnosis(run: DemoRun) -> str:
     """What `surefoot run` printed at the end."""
-    first = next((number for number, line in enumerate(run.said) if line.startswith("surefoot: ")), 0)
-    return "\n".join(run.said[first:])
+    first = next((number for number, line in enumerate(run.output) if line.startswith("surefoot: ")), 0)
+    return "\n".join(run.output[first:])

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -18,7 +19,6 @@ from surefoot.core.files import write_file
 from surefoot.errors import SurefootError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SCRIPT = "train.py"
@@ -37,7 +37,7 @@ class DemoRun:
     name: str
     folder: Path
     losses: list[float] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     """Lines that it printed to stderr."""
     results: dict[str, Any] = field(default_factory=dict)
     """The results that the script wrote at its end: `losses`, `validation` and `incidents`."""
@@ -114,7 +114,7 @@ def collect(runs: list[DemoRun], processes: list[subprocess.Popen[str]]) -> None
     """Check that the runs succeeded and read their results."""
     for run, process in zip(runs, processes, strict=True):
         if process.returncode != 0:
-            last = run.said[-1] if run.said else "no output"
+            last = run.output[-1] if run.output else "no output"
             raise DemoFailed(f"the {run.name} run ended with exit code {process.returncode}: {last}")
         run.results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
 
@@ -128,4 +128,4 @@ def _read_losses(run: DemoRun, stream: IO[str]) -> None:
 
 def _read_words(run: DemoRun, stream: IO[str]) -> None:
     with stream:
-        run.said.extend(line.rstrip("\n") for line in stream)
+        run.output.extend(line.rstrip("\n") for line in stream)

@@ -3,6 +3,8 @@
 Batches are taken from a loader without its worker processes, and positions are restored where possible: samplers draw
 from generators that the caller restores, and a loader with `state_dict` gets its state back. An iterator cannot be
 rewound; as few batches as possible are taken from it, and a note says how many.
+
+The target and the token ids of a batch are found by comparing values, not by position.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +22,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from surefoot.core import nested
+
+if TYPE_CHECKING:
+    from surefoot.doctor.context import CheckContext
+    from surefoot.doctor.function_calls import Lookup, LossInput
 
 MOST_BATCHES = 32
 MOST_ROWS = 4096
@@ -117,3 +124,49 @@ def _position_kept(loader: Any) -> Iterator[None]:
         yield
     finally:
         loader.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of every batch, by its path."""
+
+    path: str
+
+    def of(self, batch: Any) -> Tensor | None:
+        """The tensor at this path; `None` if the batch has none."""
+        return dict(leaves(batch)).get(self.path)
+
+
+def target_part(context: CheckContext) -> tuple[Part, LossInput] | None:
+    """The tensor that reaches the loss as its target, and the call that took it."""
+    look = context.look
+    for call in reversed(look.recorded.losses if look is not None else []):
+        part = _part_equal_to(context.batches[0], call.target)
+        if part is not None:
+            return part, call
+    return None
+
+
+def token_parts(context: CheckContext) -> list[tuple[Part, Lookup]]:
+    """The tensors that are used as indices into embeddings, as they are in the batch."""
+    look = context.look
+    found = []
+    for lookup in look.recorded.lookups if look is not None else []:
+        part = _part_equal_to(context.batches[0], lookup.ids)
+        if part is not None:
+            found.append((part, lookup))
+    return found
+
+
+def replaced(batch: Any, part: Part, new: Tensor) -> Any:
+    """The same batch with another tensor as one of its parts."""
+    old = dict(leaves(batch))[part.path]
+    return map_leaves(batch, lambda tensor: new if tensor is old else tensor)
+
+
+def _part_equal_to(batch: Any, value: Tensor) -> Part | None:
+    flat = value.detach().cpu().flatten()
+    for path, tensor in leaves(batch):
+        if tensor.numel() == flat.numel() and torch.equal(tensor.cpu().flatten().to(flat.dtype), flat):
+            return Part(path)
+    return None

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.doctor.batch_parts import Part, target_part, token_parts
-from surefoot.doctor.batches import leaves, row_count, to_device
+from surefoot.doctor.batches import Part, leaves, row_count, target_part, to_device, token_parts
 from surefoot.doctor.checks import Check, passed, skipped
 from surefoot.doctor.model_copy import rms
 from surefoot.record.facts import (

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from surefoot.doctor.batch_parts import Part, replaced, target_part
-from surefoot.doctor.batches import leaves, to_device
+from surefoot.doctor.batches import Part, leaves, replaced, target_part, to_device
 from surefoot.doctor.checks import Check, passed, skipped, warned
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ def check_label_among_inputs(context: CheckContext) -> list[Check]:
         if columns and _model_takes(context, part, columns):
             return [_found(part.path, columns, inputs[part].shape[1], len(labels))]
     count = sum(rows.shape[1] for rows in inputs.values())
-    words = f"none of {count:,} columns encodes the label in {len(labels):,} rows"
-    return [passed(STEP, _NAME, words, 0, _EXPECTED)]
+    text = f"none of {count:,} columns encodes the label in {len(labels):,} rows"
+    return [passed(STEP, _NAME, text, 0, _EXPECTED)]
 
 
 def _inputs(batches: list[Any], target: Part, count: int) -> dict[Part, Tensor]:

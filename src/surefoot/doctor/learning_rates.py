@@ -61,8 +61,8 @@ def _otherwise(probes: list[RateProbe], story: str) -> Check:
         fix = "Something else breaks the loss: first fix what the other steps report."
         return failed(STEP, _NAME, story, own.update_ratio, _EXPECTED, fix)
     if max(probe.fall for probe in probes) < 0.02:
-        words = f"none of the rates lowers the loss, so the rate cannot be judged (see step 3): {story}"
-        return replace(skipped(STEP, _NAME, words), expected=_EXPECTED)
+        text = f"none of the rates lowers the loss, so the rate cannot be judged (see step 3): {story}"
+        return replace(skipped(STEP, _NAME, text), expected=_EXPECTED)
     return passed(STEP, _NAME, story, own.update_ratio, _EXPECTED)
 
 

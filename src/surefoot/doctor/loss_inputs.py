@@ -40,7 +40,7 @@ _EXPECTED = {
     "binary_cross_entropy_with_logits": "logits: any real numbers",
 }
 _DRAWS = 8
-_SHAKEN_ROWS = 16
+_PERTURBED_ROWS = 16
 
 
 def check_agreement(context: CheckContext) -> list[Check]:
@@ -79,7 +79,7 @@ def _input_check(context: CheckContext, call: LossInput | None) -> Check:
             STEP, name, f"the input of {call.kind} is empty or not finite, and cannot be judged", None, expected
         )
     if call.kind == "binary_cross_entropy_with_logits":
-        found = _shaken_into_unit(context, call)
+        found = _in_unit_interval_if_perturbed(context, call)
         if found is not None:
             return from_finding(STEP, name, found, expected)
     low, high = (float(bound) for bound in call.input.float().aminmax())
@@ -90,22 +90,20 @@ def _input_check(context: CheckContext, call: LossInput | None) -> Check:
     return context.judged(("loss.bounded-output",), sound)
 
 
-def _shaken_into_unit(context: CheckContext, call: LossInput) -> Finding | None:
-    """Whether logits between 0 and 1 stay there whatever the weights are: a few untrained outputs may be there by
-    chance.
-    """
+def _in_unit_interval_if_perturbed(context: CheckContext, call: LossInput) -> Finding | None:
+    """The finding about logits that stay between 0 and 1 whatever the weights are: a few may be there by chance."""
     low, high = (float(bound) for bound in call.input.float().aminmax())
     if low < 0.0 or high > 1.0:
         return None
     assert context.look is not None
-    return judge([context.look, *_shaken_passes(context)]).get("loss.sigmoid-before-bce-logits")
+    return judge([context.look, *_perturbed_passes(context)]).get("loss.sigmoid-before-bce-logits")
 
 
 def _measure_range(context: CheckContext, call: LossInput) -> None:
     """The smallest and the largest input of the loss with weights changed by a large random amount."""
     seen = [
         found[-1]
-        for look in _shaken_passes(context)
+        for look in _perturbed_passes(context)
         if (found := [other.input.float() for other in look.recorded.losses if other.kind == call.kind])
     ]
     values = [value for value in seen if value.numel() and bool(value.isfinite().all())]
@@ -127,18 +125,18 @@ def _measure_range(context: CheckContext, call: LossInput) -> None:
     )
 
 
-def _shaken_passes(context: CheckContext) -> Iterator[PassTrace]:
+def _perturbed_passes(context: CheckContext) -> Iterator[PassTrace]:
     """Passes over a few rows with weights changed by a large random amount."""
     for draw in range(_DRAWS):
         trial = context.trial()
         torch.manual_seed(draw)
         with torch.no_grad():
             for parameter in trial.model.parameters():
-                _shake(parameter)
-        yield trial.look(context.batch(rows=_SHAKEN_ROWS))
+                _perturb(parameter)
+        yield trial.look(context.batch(rows=_PERTURBED_ROWS))
 
 
-def _shake(parameter: Tensor) -> None:
+def _perturb(parameter: Tensor) -> None:
     if parameter.is_floating_point():
         scale = float(parameter.float().square().mean().sqrt()) if parameter.numel() else 0.0
         if not scale and parameter.dim() > 1:  # a layer that starts at 0 would stay there, and look bounded

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.diagnose.rules.data_labels import predictability
-from surefoot.doctor.batch_parts import Part, replaced, target_part
-from surefoot.doctor.batches import leaves, row_count, to_device
+from surefoot.doctor.batches import Part, leaves, replaced, row_count, target_part, to_device
 from surefoot.doctor.checks import Check, passed, skipped
 from surefoot.record.facts import LabelControl
 

@@ -34,11 +34,11 @@ def _inputs(context: CheckContext, calls: SampledCalls) -> Check:
     name, expected = "input scale", "root mean square near 1"
     first = next((call for call in calls.layers if call.in_std is not None), None)
     if first is None:
-        words = "inputs are ids into an embedding" if calls.embeddings else "inputs contain no real numbers"
-        return context.judged(("data.unscaled-input",), passed(STEP, name, words, None, expected))
+        text = "inputs are ids into an embedding" if calls.embeddings else "inputs contain no real numbers"
+        return context.judged(("data.unscaled-input",), passed(STEP, name, text, None, expected))
     scale = math.hypot(first.in_std or 0.0, first.in_mean or 0.0)
-    words = f"the first layer gets inputs with a root mean square of {scale:.4g}"
-    return context.judged(("data.unscaled-input",), passed(STEP, name, words, scale, expected))
+    text = f"the first layer gets inputs with a root mean square of {scale:.4g}"
+    return context.judged(("data.unscaled-input",), passed(STEP, name, text, scale, expected))
 
 
 def _targets(context: CheckContext) -> Check:
@@ -60,10 +60,10 @@ def _activations(context: CheckContext, calls: SampledCalls) -> list[Check]:
     units = passed(
         STEP, "silent units", f"up to {silent:.0%} of the units are 0 on every row of a batch", silent, "few"
     )
-    words = f"up to {bound:.0%} of the units are at the bound of a sigmoid or tanh"
+    text = f"up to {bound:.0%} of the units are at the bound of a sigmoid or tanh"
     return [
         context.judged(("model.dead-units",), units),
-        context.judged(("model.saturated-units",), passed(STEP, "saturation", words, bound, "few")),
+        context.judged(("model.saturated-units",), passed(STEP, "saturation", text, bound, "few")),
     ]
 
 

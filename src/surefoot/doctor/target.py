@@ -1,20 +1,30 @@
 """The target of `surefoot doctor TARGET`: the objects that a function of the user returns.
 
-TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is watched instead (`script`). The
+TARGET is `module:function` or `path/to/file.py:function`; a plain `path/to/file.py` is run and watched instead. The
 function takes no arguments and returns model, loader, loss function and optimizer, as a tuple in this order, or as a
 dict or an object with these names. `eval_loader`, `loss_of` and `clip` may be added by name.
+
+It is not known which object of a plain script is the model and which the loss, so nothing can be tried on copies: the
+recorded facts answer the ten steps, and those that need experiments are skipped, with a note. The script runs in its
+own process, is interrupted when the time is up, and its run folder is deleted.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
+from surefoot.diagnose.engine import diagnose, load
+from surefoot.doctor.checks import Check, Examination, Status, passed, skipped
 from surefoot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from surefoot.doctor.checks import Examination
+    from surefoot.diagnose.findings import Diagnosis, Finding
 
 
 class TrainingParts(TypedDict, total=False):
@@ -54,7 +64,7 @@ def examine_target(target: str, seconds: float) -> Examination:
     from surefoot.doctor.examine import examine
 
     if ":" not in target and (target.endswith(".py") or Path(target).exists()):
-        from surefoot.doctor.script import examine_script
+        from surefoot.doctor.target import examine_script
 
         return examine_script(Path(target), seconds)
     subject = subject_of(_call(load_function(target), target), target)
@@ -134,3 +144,89 @@ def subject_of(returned: Any, target: str) -> TrainingParts:
     if missing:
         raise UsageError(f"{target!r} returned a {type(returned).__name__} without {' and '.join(missing)}. {_WAY_OUT}")
     return cast("TrainingParts", subject)
+
+
+_COVERS: dict[int, tuple[str, tuple[str, ...]]] = {
+    1: ("labels and tokens", ("data.label-out-of-range", "data.token-mismatch", "loss.no-valid-targets")),
+    2: ("output and loss", ("loss.*",)),
+    4: ("wiring", ("optim.*", "model.unregistered-parameters", "model.eval-mode-training", "model.train-mode-eval")),
+    5: ("learning rate", ("lr.*", "accum.*", "rl.*", "gan.*")),
+    6: ("init and norm", ("init.*", "model.*")),
+    7: ("clipping", ("clip.*",)),
+    8: ("precision", ("precision.*",)),
+    9: ("kept graphs", ("memory.*",)),
+    10: ("data", ("data.*", "mask.*", "resume.*")),
+}
+"""The name of each step here, and its causes; a cause belongs to the first step that names it."""
+
+_ENOUGH_STEPS = 20
+_PATIENCE_S = 30.0
+
+
+def examine_script(path: Path, seconds: float) -> Examination:
+    """Watch a script for at most this many seconds and answer the ten steps from what was recorded."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r}. Pass a script, or module:function.")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = _watch(path, Path(scratch), seconds)
+        facts, description = load(scratch)
+        found = diagnose(facts, description)
+    notes = [
+        f"the script ran for {found.steps} optimizer steps"
+        + ("" if whole else f" and was interrupted after {seconds:g} s")
+    ]
+    if found.steps < _ENOUGH_STEPS:
+        more = "" if whole else "; increase --seconds"
+        notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed{more}")
+    if whole and found.verdict == "unknown":
+        notes.append(found.summary)
+    return Examination(tuple(_checks(found)), time.monotonic() - started, tuple(notes))
+
+
+def _watch(path: Path, folder: Path, seconds: float) -> bool:
+    """Run the script under observation; returns whether it ended by itself."""
+    command = [sys.executable, "-m", "surefoot", "run", "--out", str(folder), str(path)]
+    process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    else:
+        return True
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise UsageError(f"{str(path)!r} did not stop when interrupted after {seconds:g} s. {_WAY_OUT}") from None
+    return False
+
+
+def _checks(found: Diagnosis) -> list[Check]:
+    serious = [finding for finding in found.findings if finding.severity != "info"]
+    checks = [skipped(3, "overfits a tiny batch", f"needs the objects of the script. {_WAY_OUT}")]
+    if not found.steps:
+        serious = [finding for finding in serious if finding.step is not None]
+    for step, (name, _) in _COVERS.items():
+        mine = [finding for finding in serious if _step_of(finding.cause) == step]
+        if mine:
+            checks.extend(_check(step, f"{name}: {finding.cause}", finding) for finding in mine)
+        elif found.steps:
+            checks.append(passed(step, name, f"no problem in {found.steps} steps"))
+        else:
+            checks.append(skipped(step, name, "the script took no optimizer step"))
+    return sorted(checks, key=lambda check: check.step)
+
+
+def _step_of(cause: str) -> int:
+    for step, (_, patterns) in _COVERS.items():
+        if any(cause == p or (p.endswith("*") and cause.startswith(p[:-1])) for p in patterns):
+            return step
+    return 10
+
+
+def _check(step: int, name: str, finding: Finding) -> Check:
+    status: Status = "fail" if finding.severity == "error" else "warn"
+    fix = finding.fixes[0] if finding.fixes else ""
+    return Check(step, name, status, finding.summary, round(finding.confidence, 2), "", fix, finding.cause)

@@ -73,8 +73,8 @@ def _in_optimizer(context: CheckContext) -> Check:
 
 def _registered(context: CheckContext) -> Check:
     expected = "0 trained tensors that no module owns"
-    words = "every tensor that gets a gradient is owned by a module or the optimizer"
-    return context.judged(("model.unregistered-parameters",), passed(STEP, "registered", words, 0, expected))
+    text = "every tensor that gets a gradient is owned by a module or the optimizer"
+    return context.judged(("model.unregistered-parameters",), passed(STEP, "registered", text, 0, expected))
 
 
 def _state(context: CheckContext) -> Check:

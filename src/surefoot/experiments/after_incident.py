@@ -89,26 +89,26 @@ def read_after_incident(facts: RunFacts, description: RunDescription, step: int,
     after = [losses[k][1] for k in kept if k > 0]
     tail = after[len(after) // 2 :]
     end = median(tail) if tail and all(map(math.isfinite, tail)) else math.nan
-    outcome, k, words, crash = "calm", None, "", crash_of(facts, description)
+    outcome, k, text, crash = "calm", None, "", crash_of(facts, description)
     bad = _first_bad(rows, recorded.open or [])
     if bad is not None:
-        outcome, k, words = "non-finite", bad, _when(bad, rows)
+        outcome, k, text = "non-finite", bad, _when(bad, rows)
     elif crash:
-        outcome, k, words = "crashed", len(rows), crash
+        outcome, k, text = "crashed", len(rows), crash
     elif not rows:
-        outcome, words = "too short", "the captured step was not reached"
+        outcome, text = "too short", "the captured step was not reached"
     elif len(kept) < (1 - _MOST_SKIPPED) * len(rows):
-        outcome, k, words = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps were skipped"
+        outcome, k, text = "non-finite", 0, f"{len(rows) - len(kept)} of {len(rows)} steps were skipped"
     elif len(after) >= FEWEST_AFTER and (bar := _bar(level, losses, kept)) is not None and end > bar:
         k = next((k for k in kept if k > 0 and losses[k][1] > bar), len(rows) - 1)
-        outcome, words = "risen", f"rises to {end:.3g} and stays there{_before(level)}"
+        outcome, text = "risen", f"rises to {end:.3g} and stays there{_before(level)}"
     elif len(after) >= FEWEST_AFTER:
-        words = f"stays at {end:.3g}{_before(level)}"
+        text = f"stays at {end:.3g}{_before(level)}"
     else:
-        words = f"finite, but the run ended after {len(rows)} steps"
+        text = f"finite, but the run ended after {len(rows)} steps"
     left_out = len(rows) - len(kept)
     if left_out and outcome != "non-finite":
-        words += f", {left_out} of {len(rows)} steps skipped"
+        text += f", {left_out} of {len(rows)} steps skipped"
     return RunReading(
         outcome,  # type: ignore[arg-type]
         left_out=left_out,
@@ -117,7 +117,7 @@ def read_after_incident(facts: RunFacts, description: RunDescription, step: int,
         start=losses[0][1] if losses else math.nan,
         end=end,
         sum_of_rates=math.fsum(row.lr for row in rows[:k] if row.lr is not None and row.applied),
-        words=words,
+        words=text,
         losses=losses,
         crash=crash,
     )
@@ -155,12 +155,12 @@ def _is_bad(row: ContinuedStep, k: int) -> bool:
 
 def _when(k: int, rows: list[ContinuedStep]) -> str:
     what = "the loss is" if k >= len(rows) or not math.isfinite(number(rows[k].loss)) else "gradients are"
-    words = (
+    text = (
         f"{what} not finite {'at the step itself' if k == 0 else f'{k} steps after it' if k > 1 else 'right after it'}"
     )
     if k == 0 and rows and not rows[0].applied:
-        words += ", and the loss scaler skips the step"
-    return words
+        text += ", and the loss scaler skips the step"
+    return text
 
 
 def compare_after_incident(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:

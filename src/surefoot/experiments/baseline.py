@@ -51,16 +51,16 @@ class Baseline:
         return next((FIXES[cause] for cause in serious if cause in FIXES), {})
 
     def _nothing_to_cure(self) -> str:
-        words = f"the script does not fail: {self.reading.steps} steps, the loss {self.reading.words}."
+        text = f"the script does not fail: {self.reading.steps} steps, the loss {self.reading.words}."
         if self.reading.outcome == "too short":
-            words = f"too short to judge: {self.reading.words}."
+            text = f"too short to judge: {self.reading.words}."
         elif self.diagnosis.serious:
             named = self.diagnosis.serious[0]
-            words = (
+            text = (
                 f"the loss does not fail ({self.reading.words}), so experiments cannot show a cure; "
                 f"the diagnosis reports {named.cause}."
             )
-        return words + (" The run was ended when it had used its share of the budget." if self.cut_short else "")
+        return text + (" The run was ended when it had used its share of the budget." if self.cut_short else "")
 
 
 def run_baseline(children: Children, seconds: float, deadline: float) -> Baseline:

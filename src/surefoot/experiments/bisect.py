@@ -68,8 +68,8 @@ def _conclude(baseline: Baseline, rows: list[Row]) -> Report:
         answer: Answer = "undecided" if unjudged else "healthy"
         return Report(answer, baseline.why_not, rows, baseline.diagnosis)
     if any(row.name == REPEAT.name and row.verdict == "healthy" for row in rows):
-        words = f"{FLAKY} when nothing is changed, so no experiment can show a cure."
-        return Report("flaky", words, rows, baseline.diagnosis)
+        text = f"{FLAKY} when nothing is changed, so no experiment can show a cure."
+        return Report("flaky", text, rows, baseline.diagnosis)
     cures = [row.name for row in rows if row.verdict == "cures"]
     failed = {row.name: row.reading.failed_at for row in rows if row.verdict == "does not" and row.reading}
     exact = baseline.reading.outcome != "slow"  # a difference in speed refutes no cause

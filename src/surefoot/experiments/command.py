@@ -21,8 +21,8 @@ from surefoot.errors import UsageError
 from surefoot.experiments import plan, scratch_folder
 from surefoot.experiments.bisect import bisect
 from surefoot.experiments.processes import Subject
+from surefoot.experiments.results import progress, show
 from surefoot.experiments.sandbox import warn_if_unconfined
-from surefoot.experiments.terminal import progress, show
 from surefoot.experiments.trials import default_jobs
 
 if TYPE_CHECKING:

@@ -74,10 +74,10 @@ def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") 
     bad = _first_bad(run, curve, forgiving=bool(skipped))
     crash = crash_of(facts, description)
     thrown = _worst(curve)
-    outcome, failed_at, words = _outcome(run, curve, bad, crash, verdict, thrown)
+    outcome, failed_at, text = _outcome(run, curve, bad, crash, verdict, thrown)
     every = len(skipped) + len(curve.values)
     if skipped:
-        words = f"{words}, {len(skipped)} of {every} steps skipped"
+        text = f"{text}, {len(skipped)} of {every} steps skipped"
         many = len(skipped) > _MOST_SKIPPED * every
         outcome = "stuck" if many and outcome in ("learned", "too short") else outcome
     return RunReading(
@@ -90,7 +90,7 @@ def read(facts: RunFacts, description: RunDescription, verdict: str = "broken") 
         bad_steps=_bad_steps(run, bad, thrown),
         sum_of_rates=_sum_of_rates(run, failed_at),
         left_out=len(skipped),
-        words=words,
+        words=text,
         losses=list(zip(curve.steps, curve.values, strict=True)),
         crash=crash,
     )

@@ -61,13 +61,13 @@ def _harmless(baseline: AppliedAsItWas, rows: list[Row], before: Diagnosis) -> R
     """Nothing failed: the step did no harm, it differs from the recorded step, or this cannot be decided."""
     captured, reading = baseline.captured, baseline.reading
     answer: Answer = "no harm"
-    words = f"applied as it was, the loss {reading.words}: the step did no harm."
+    text = f"applied as it was, the loss {reading.words}: the step did no harm."
     if fails_in(captured.facts["fingerprints"]):
-        answer, words = "flaky", f"{FLAKY}: every value is finite when the step is run again."
+        answer, text = "flaky", f"{FLAKY}: every value is finite when the step is run again."
     elif captured.level is None or not reading.words.startswith("stays at"):
         known = "too few steps before it are known" if captured.level is None else "too few steps follow it"
-        answer, words = "undecided", f"every value is finite, but {known} to decide whether the step did harm."
-    report = Report(answer, words, rows, before)
+        answer, text = "undecided", f"every value is finite, but {known} to decide whether the step did harm."
+    report = Report(answer, text, rows, before)
     if answer == "flaky":
         report.conclusions = ["`surefoot replay` without --experiments prints what differs from the recorded step."]
     return report
@@ -95,9 +95,9 @@ def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> l
     if not by_chance and not (elsewhere and (baseline.fails_at_once or count > 1)):
         return []
     steps = skipped.reading.steps if skipped.reading else 0
-    words = f"skipping bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} skipped)"
-    skipped.verdict, skipped.why = "does not", words
-    return [f"{words[:1].upper()}{words[1:]}."]
+    text = f"skipping bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} skipped)"
+    skipped.verdict, skipped.why = "does not", text
+    return [f"{text[:1].upper()}{text[1:]}."]
 
 
 def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
@@ -249,8 +249,8 @@ def verdict_of_rows(found: FailingRows | None) -> tuple[Verdict, str]:
     """The result of `tiny-batch`: which rows of the batch fail."""
     draws = other_draws(found)
     if draws is not None and _by_chance(draws):
-        words = f"fails with {draws[0] or 'none'} of {draws[1]} other draws, so single rows cannot be tested"
-        return "tells", f"the step draws random numbers, and {words}"
+        text = f"fails with {draws[0] or 'none'} of {draws[1]} other draws, so single rows cannot be tested"
+        return "tells", f"the step draws random numbers, and {text}"
     if found is not None and found.ahead:
         return "cannot tell", "the script draws batches ahead of their steps, so parts of a batch cannot be tested"
     if found is None or not found.tries:

@@ -35,7 +35,7 @@ from surefoot.guard.step_results import StepResults
 from surefoot.guard.validation import check_kinds, check_lag, check_values, models_of, signal_value
 from surefoot.observe.parameters import Layout
 from surefoot.observe.tensors import LayerMetrics
-from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.incidents.bundle import IncidentKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

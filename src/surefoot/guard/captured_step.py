@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from surefoot.record.incidents.retention import IncidentKeeper
+    from surefoot.record.incidents.bundle import IncidentKeeper
     from surefoot.record.incidents.step_capture import Window
     from surefoot.record.incidents.summary import IncidentPrints
 

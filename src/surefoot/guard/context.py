@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from surefoot.guard.step_decision import StepDecision
     from surefoot.guard.validation import Precision
     from surefoot.observe.parameters import Layout
-    from surefoot.record.incidents.retention import IncidentKeeper
+    from surefoot.record.incidents.bundle import IncidentKeeper
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Incident, LossScaler, Shaper, StepRecord
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.core.without_hooks import WithoutHooks, runs_eagerly
 from surefoot.guard.closure_step import ClosureStep
 from surefoot.guard.guarded_optimizer import OpenStep, is_own_hook
-from surefoot.guard.step_notes import MicrobatchFollower, while_noting
+from surefoot.guard.incident_capture import MicrobatchFollower, while_noting
 from surefoot.observe.readable import is_readable
 from surefoot.record.incidents.backward_calls import listen, stop_listening
 

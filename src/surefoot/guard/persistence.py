@@ -25,10 +25,9 @@ from surefoot.core.random_state import read_streams
 from surefoot.core.settings import is_whole, shown
 from surefoot.core.wording import count_of
 from surefoot.errors import CheckpointError, UsageError, require
-from surefoot.guard.data_loop import DataLoop
+from surefoot.guard.data_loop import CheckpointSaver, DataLoop, write_copies
 from surefoot.guard.repeating import Repeats
 from surefoot.guard.run_state import is_stabilizer, run_state_of
-from surefoot.guard.saving import CheckpointSaver, write_copies
 from surefoot.keep.checkpoint.selection import NONE, CheckpointSelector
 from surefoot.keep.checkpoint.shards import whole_tensors
 from surefoot.keep.resharding import placed_like, placed_model, placed_optimizer, streams_for_new_rank

@@ -46,7 +46,7 @@ from surefoot.guard.validation import check_settings, layout_of, models_of, sign
 from surefoot.keep.checkpoint.manager import CheckpointManager
 from surefoot.keep.snapshots import TrainedState
 from surefoot.observe.tensors import LayerMetrics
-from surefoot.record.incidents.retention import IncidentKeeper
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.log import RunLog
 from surefoot.record.messages import CheckpointsExpected
 from surefoot.types import Incident, Outcome, Scalar, Signals, StepRecord

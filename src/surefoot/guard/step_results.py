@@ -17,8 +17,7 @@ from surefoot.core.state_tree import pack_record, unpack_record
 from surefoot.core.weak_reference import InertWhenCopied, weak_references
 from surefoot.errors import TrainingHalted
 from surefoot.guard.step_decision import StepNumbers
-from surefoot.keep.buffers import BufferKeeper
-from surefoot.keep.statistics import RunningStatistics
+from surefoot.keep.buffers import BufferKeeper, RunningStatistics
 from surefoot.types import Signals
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +27,6 @@ import torch
 from surefoot.core.device_copies import AsyncCopy, begin_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from torch import Tensor
 
     Typical = Callable[[str, int, int], float]

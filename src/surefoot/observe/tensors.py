@@ -134,7 +134,9 @@ class TensorMeter:
 
         A second call makes the tensors of the first one unavailable.
         """
-        triton_pass = self._triton_on(views[0].device) if _on_one_device(views) else None
+        if not _on_one_device(views) or views[0].device.type == "cpu":
+            return None
+        triton_pass = self._triton_on(views[0].device)
         return None if triton_pass is None else triton_pass.place(views)
 
     @without_gradients

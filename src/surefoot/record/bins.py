@@ -24,15 +24,3 @@ EDGES: tuple[float, ...] = (*(-edge for edge in reversed(_SIDE)), *_SIDE)
 
 COUNT = len(EDGES) - 1
 ZERO = COUNT // 2
-
-
-def bin_of(value: float) -> int | None:
-    """The bin a number belongs to; `None` for NaN and Inf. The reference for faster implementations.
-
-    >>> bin_of(0.0) == ZERO, EDGES[bin_of(1.5)], EDGES[bin_of(-1.5)]
-    (True, 1.0, -2.0)
-    """
-    if value != value or value in (float("inf"), float("-inf")):
-        return None
-    beyond = min(sum(edge <= abs(value) for edge in _SIDE), len(_SIDE) - 1)
-    return ZERO + beyond if value >= 0 else ZERO - beyond

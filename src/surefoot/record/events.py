@@ -172,10 +172,10 @@ def _is_torn(file: int) -> bool:
 
 
 def _line(event: Event, session: int) -> str:
-    said = {name: getattr(event, name) for name in _FIELDS} | ({"session": session} if session else {})
+    fields = {name: getattr(event, name) for name in _FIELDS} | ({"session": session} if session else {})
     try:
-        said["step"] = None if event.step is None else int(event.step)
-        line = as_json(said)
+        fields["step"] = None if event.step is None else int(event.step)
+        line = as_json(fields)
         if len(line) <= LONGEST_LINE:
             return line + "\n"
         why = f"it would have made a line of {len(line):,} characters"
@@ -190,8 +190,8 @@ def _line(event: Event, session: int) -> str:
 
 def parse_events(data: bytes) -> tuple[list[Event], int]:
     """The events of these lines, and the number of invalid lines."""
-    said, bad = parse_sessions(data)
-    return [event for event, _ in said], bad
+    parsed, bad = parse_sessions(data)
+    return [event for event, _ in parsed], bad
 
 
 def parse_sessions(data: bytes) -> tuple[list[tuple[Event, int]], int]:
@@ -203,16 +203,16 @@ def parse_sessions(data: bytes) -> tuple[list[tuple[Event, int]], int]:
 
 def _event(line: bytes) -> tuple[Event, int] | None:
     try:
-        said = json.loads(line)
-        step, evidence = said.get("step"), said.get("evidence")
-        words: Any = {name: _word(said[name]) for name in _WORDS if name in said}
+        entry = json.loads(line)
+        step, evidence = entry.get("step"), entry.get("evidence")
+        words: Any = {name: _word(entry[name]) for name in _WORDS if name in entry}
         event = Event(
             **words,
             step=None if step is None else int(step),
             evidence=evidence if isinstance(evidence, dict) else {},
-            time=float(said["time"]),
+            time=float(entry["time"]),
         )
-        return event, int(said.get("session", 0))
+        return event, int(entry.get("session", 0))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -124,8 +124,8 @@ class BeatFile:
 
     def write(self, beat: Beat) -> None:
         """Write the state. Raises `OSError`."""
-        said = {name: value for name, value in asdict(beat).items() if value not in ("", None)}
-        short = {name: value[:_LONGEST_WORD] if isinstance(value, str) else value for name, value in said.items()}
+        known = {name: value for name, value in asdict(beat).items() if value not in ("", None)}
+        short = {name: value[:_LONGEST_WORD] if isinstance(value, str) else value for name, value in known.items()}
         text = as_json(self._redact.inside({HEARTBEAT.key: HEARTBEAT.version, **short})).encode("utf-8", "replace")
         descriptor = self._open()
         try:
@@ -215,7 +215,7 @@ def forget_ends(top: Path, mine: Beat) -> None:
             os.unlink(top / FIRST_ENDED)
 
 
-def ended(beat: Beat, code: int, words: str) -> Beat:
+def ended(beat: Beat, code: int, text: str) -> Beat:
     """The last state of a rank."""
-    said = {"ending": words[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
-    return replace(beat, movement="ended", count=beat.count + 1, seconds=0.0, code=code, time=time.time(), **said)  # type: ignore[arg-type]
+    last = {"ending": text[:_LONGEST_WORD], "function": "", "waits_in": "", "collective": ""}
+    return replace(beat, movement="ended", count=beat.count + 1, seconds=0.0, code=code, time=time.time(), **last)  # type: ignore[arg-type]

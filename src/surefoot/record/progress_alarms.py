@@ -110,20 +110,20 @@ class AwakeClock:
         return self.seconds
 
 
-class Silence:
+class StallAlarm:
     """Detects that a run that was making steps has stopped."""
 
     def __init__(self, after_seconds: float) -> None:
         self._after = after_seconds
-        self._last_sign: float | None = None
+        self._last_progress: float | None = None
         self._longest = 0.0
         self._report_at = 0.0
         self._reported = False
 
-    def sign(self, now: float, step: int | None) -> list[Event]:
+    def note_progress(self, now: float, step: int | None) -> list[Event]:
         """A sign of progress: a step, a batch or a checkpoint."""
-        quiet = 0.0 if self._last_sign is None else now - self._last_sign
-        self._last_sign, self._longest = now, max(self._longest, quiet)
+        quiet = 0.0 if self._last_progress is None else now - self._last_progress
+        self._last_progress, self._longest = now, max(self._longest, quiet)
         if not self._reported:
             return []
         self._reported = False
@@ -131,9 +131,9 @@ class Silence:
 
     def look(self, now: float, step: int | None) -> list[Event]:
         """The events to report now."""
-        if self._last_sign is None or step is None:
+        if self._last_progress is None or step is None:
             return []
-        quiet = now - self._last_sign
+        quiet = now - self._last_progress
         limit = max(self._after, QUIET_TIMES * self._longest)
         if quiet < (self._report_at if self._reported else limit):
             return []
@@ -270,7 +270,7 @@ class RunProgress:
     def __init__(self, settings: ProgressAlarms) -> None:
         self._settings = settings
         self._clock = AwakeClock()
-        self._silence = None if settings.stalled_minutes is None else Silence(60 * settings.stalled_minutes)
+        self._stall = None if settings.stalled_minutes is None else StallAlarm(60 * settings.stalled_minutes)
         self._paces: dict[str, StepPace] = {}
         self._schedules: dict[str, CheckpointSchedule] = {}
         self._step: int | None = None
@@ -293,9 +293,9 @@ class RunProgress:
                 found += self._schedules[event.part].saved(event, now)
         for row in steps:
             found += self._step_made(row, now)
-        if self._silence is not None:
+        if self._stall is not None:
             alive = bool(steps) or drew or any(event.event in ("checkpoint", "resume", "rollback") for event in events)
-            found += self._silence.sign(now, self._step) if alive else self._silence.look(now, self._step)
+            found += self._stall.note_progress(now, self._step) if alive else self._stall.look(now, self._step)
         return found
 
     def _step_made(self, row: StepRow, now: float) -> list[Event]:

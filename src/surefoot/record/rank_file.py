@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from surefoot.core.files import NO_LINKS, OwnedFile, new_file
 from surefoot.core.formats import RANK
 from surefoot.record.facts import FactsError, RankOptimizer, RankSetup, ReplicaLook
 from surefoot.record.run_folder import as_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME = "rank.jsonl"
 RankEntry: TypeAlias = "RankSetup | RankOptimizer | ReplicaLook"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +29,6 @@ from surefoot.record.heartbeat import Beat, read_beat
 from surefoot.record.run_folder import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 NAME = "hang.json"
@@ -230,7 +230,7 @@ def _summary(kind: HangKind, odd: list[PeerState], others: list[PeerState], seco
     beat = odd[0].beat
     who = f"rank {beat.rank}" + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
     at = f"{beat.place}, after {_steps(beat.step)}"
-    said = {
+    state = {
         "ended": f"{who} has ended after {_steps(beat.step)} ({beat.ending or 'no reason given'})",
         "gone": f"{who} no longer exists: process {beat.process} was killed; it was last seen in {at}",
         "stopped": f"{who} is stopped: process {beat.process} was suspended by a signal in {at}",
@@ -239,7 +239,7 @@ def _summary(kind: HangKind, odd: list[PeerState], others: list[PeerState], seco
         "apart": f"{who} waits in another place than the others: in {at}",
         "together": "",
     }[kind]
-    return f"{said}; {wait}"
+    return f"{state}; {wait}"
 
 
 def _steps(count: int) -> str:

@@ -6,6 +6,7 @@ of ranks times the number of columns, not with the steps. The columns are those 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,7 +19,6 @@ from surefoot.record.segments import FOLDER, read_segment, segments_in
 from surefoot.record.sessions import first_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     import numpy.typing as npt

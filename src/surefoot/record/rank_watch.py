@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,7 +33,6 @@ from surefoot.record.rank_peers import Hang, Peers, PeerState, find_hang, forget
 from surefoot.record.stragglers import StepClock, Straggler, StragglerSearch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from surefoot.record.heartbeat import Beat, Movement
@@ -120,7 +120,7 @@ class RankWatch:
             self._say(f"surefoot: hangs of rank {self._beat.rank} are not detected ({error}); training continues")
         return self
 
-    def end(self, code: int, words: str, *, where: str = "", follows: bool = False) -> None:
+    def end(self, code: int, text: str, *, where: str = "", follows: bool = False) -> None:
         """The rank ends, with this exit code, description and line. `follows`: because another one has ended."""
         if os.getpid() != self._process or self._beat.movement == "ended":
             return
@@ -129,7 +129,7 @@ class RankWatch:
             self._thread.join(2.0)
         if self._hang is not None and self._clock.steps > self._hang_step:
             self._report_movement()  # it has moved since the last check
-        self._beat = last = ended(replace(self._beat, step=self._clock.steps, where=where), code, words)
+        self._beat = last = ended(replace(self._beat, step=self._clock.steps, where=where), code, text)
         with suppress(OSError):  # the log reports a full disk
             self._file.write(last)
             if not follows:
@@ -222,13 +222,13 @@ class RankWatch:
         self._say(f"surefoot: {hang.summary}. Stacks: {self._top}/rank*/{STACKS}")
 
     def _report_waiting(self, standing: RankState) -> None:
-        words = (
+        text = (
             f"rank {self._beat.rank} has waited for other ranks for {standing.seconds:.0f} s in {self._beat.place}, "
             f"after {standing.step:,} steps; {self._top} does not hold their files, so nothing is known of them"
         )
         evidence = {"rank": self._beat.rank, "line": self._beat.where, "seconds": round(standing.seconds, 1)}
-        self._notify(Event("alarm", standing.step, words, time.time(), "info", CAUSE, evidence=evidence))
-        self._say(f"surefoot: {words}.")
+        self._notify(Event("alarm", standing.step, text, time.time(), "info", CAUSE, evidence=evidence))
+        self._say(f"surefoot: {text}.")
 
     def _report_movement(self) -> None:
         hang, self._hang = self._hang, None
@@ -238,10 +238,10 @@ class RankWatch:
             return
         seconds = time.time() - hang.time + hang.seconds
         self._patience = max(self._patience, 2 * seconds)  # this script pauses like this when it is healthy
-        words = f"rank {self._beat.rank} continues after {seconds:.0f} s"
+        text = f"rank {self._beat.rank} continues after {seconds:.0f} s"
         evidence = {"rank": self._beat.rank, "over_after_seconds": round(seconds, 1)}
-        self._notify(Event("alarm", self._beat.step, words, time.time(), "info", CAUSE, evidence=evidence))
-        self._say(f"surefoot: {words}.")
+        self._notify(Event("alarm", self._beat.step, text, time.time(), "info", CAUSE, evidence=evidence))
+        self._say(f"surefoot: {text}.")
         if self._search.wrote_last:
             write_hang(self._top, replace(hang, over_after=round(seconds, 1)))
 

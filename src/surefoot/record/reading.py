@@ -158,7 +158,7 @@ def _json(path: Path, known: Format, problems: list[str]) -> dict[str, object] |
 
 def _events(path: Path, problems: list[str]) -> list[Event]:
     try:
-        said, bad = event_file.parse_sessions(read_file(path / event_file.NAME))
+        parsed, bad = event_file.parse_sessions(read_file(path / event_file.NAME))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -167,7 +167,7 @@ def _events(path: Path, problems: list[str]) -> list[Event]:
     if bad:
         problems.append(f"{event_file.NAME}: {bad} {'line is' if bad == 1 else 'lines are'} invalid or incomplete")
     firsts = first_steps(path)
-    return [event for event, session in said if not is_undone(event, session, firsts)]
+    return [event for event, session in parsed if not is_undone(event, session, firsts)]
 
 
 def is_undone(event: Event, session: int, firsts: FirstSteps) -> bool:

@@ -135,11 +135,11 @@ def check_versions(folder: Path) -> None:
         path = _path(folder, number)
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
-                said = json.loads(file.readline())
+                entry = json.loads(file.readline())
         except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(said, dict):
-            RUN_LOG.check(said.get(RUN_LOG.key, 1), str(path))  # the first sessions recorded no version
+        if isinstance(entry, dict):
+            RUN_LOG.check(entry.get(RUN_LOG.key, 1), str(path))  # the first sessions recorded no version
 
 
 def first_steps(folder: Path) -> FirstSteps:
@@ -151,7 +151,7 @@ def first_steps(folder: Path) -> FirstSteps:
                 with suppress(
                     ValueError, TypeError, KeyError, OverflowError, RecursionError
                 ):  # an incomplete line, or the one that names the process
-                    said = json.loads(line)
-                    key = (number, str(said["part"]))
-                    found[key] = min(int(said["first"]), found.get(key, int(said["first"])))
+                    entry = json.loads(line)
+                    key = (number, str(entry["part"]))
+                    found[key] = min(int(entry["first"]), found.get(key, int(entry["first"])))
     return found

@@ -14,7 +14,7 @@ from surefoot.experiments import scratch_folder
 from surefoot.experiments.sandbox import warn_if_unconfined
 from surefoot.record.incidents.reading import read_facts
 from surefoot.replay.consent import import_path, order_for, received
-from surefoot.replay.export.folder import usable
+from surefoot.replay.export.script import usable
 from surefoot.replay.processes import run_pass
 from surefoot.replay.verdict import Replayed, judge
 

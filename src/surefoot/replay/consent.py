@@ -21,7 +21,7 @@ from surefoot.core.redaction import is_redacted
 from surefoot.core.user_code import is_users
 from surefoot.diagnose.terminal import printable
 from surefoot.errors import UsageError
-from surefoot.record.incidents.retention import INCIDENTS
+from surefoot.record.incidents.bundle import INCIDENTS
 from surefoot.replay.processes import Order
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ def _named(
     return order, [Path(path)], f"--script {_quoted(path)}", f"the script {path!r}"
 
 
-def ask_at_terminal(words: str) -> bool:
+def ask_at_terminal(text: str) -> bool:
     """Whether the user at the terminal says yes."""
-    sys.stderr.write(f"{words}\nIt runs with your permissions. Run it? [y/N] ")
+    sys.stderr.write(f"{text}\nIt runs with your permissions. Run it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

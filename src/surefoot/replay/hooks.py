@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from surefoot.guard import attach as attaching
 from surefoot.guard.data_loop import DrawnBatches
 from surefoot.guard.stabilizer import TrainingStabilizer, run_of
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.incidents.loader_batches import add_listener
 from surefoot.record.incidents.reading import number
-from surefoot.record.incidents.retention import IncidentKeeper
 from surefoot.record.incidents.step_capture import StepCapture
 from surefoot.record.log import RunLog
 from surefoot.replay.first_step import FirstStep, LiveObjects
@@ -325,11 +325,11 @@ class Turn:
     """For each model, the optimizers that train it."""
 
     @classmethod
-    def read(cls, said: Any) -> Turn | None:
+    def read(cls, stored: Any) -> Turn | None:
         """Read from an incident; `None` if it has no such entry."""
         try:
-            after = None if said["after"] is None else int(said["after"])
-            return cls(int(said["optimizer"]), after, [[int(n) for n in each] for each in said["trained_by"]])
+            after = None if stored["after"] is None else int(stored["after"])
+            return cls(int(stored["optimizer"]), after, [[int(n) for n in each] for each in stored["trained_by"]])
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
 

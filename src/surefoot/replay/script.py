@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from surefoot.replay.locate.find import OriginSearch, first_bad
+from surefoot.replay.locate.find import OriginSearch, first_bad, outcomes_of
 from surefoot.replay.locate.names import Names
-from surefoot.replay.locate.outcomes import outcomes_of
 from surefoot.replay.locate.recorder import OperationRecorder
 from surefoot.watch.run_script import Ending, Target, run
 

@@ -23,7 +23,7 @@ from surefoot.doctor.target import load_function, subject_of
 from surefoot.errors import UsageError
 from surefoot.keep.staging import map_tensors
 from surefoot.observe.parameters import Layout, named_parameters
-from surefoot.record.incidents.fingerprints import Print, print_of
+from surefoot.record.incidents.contents import Print, print_of
 from surefoot.record.incidents.reading import StoredIncident, number
 from surefoot.record.incidents.values import decode, tensors_in
 from surefoot.replay.locate.names import Names

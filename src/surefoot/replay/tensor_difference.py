@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from surefoot.record.incidents.fingerprints import plain_values
+from surefoot.record.incidents.contents import plain_values
 
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_TENSORS = 50

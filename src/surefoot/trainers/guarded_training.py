@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from surefoot.guard.context import Mode
     from surefoot.guard.step_decision import StepDecision
     from surefoot.observe.tensors import LayerMetrics
-    from surefoot.record.incidents.retention import IncidentKeeper
+    from surefoot.record.incidents.bundle import IncidentKeeper
     from surefoot.record.log import RunLog
     from surefoot.types import Clipper, Incident, Scalar, Shaper, StepRecord
 

@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from surefoot.guard.captured_step import SIGNALS_KEPT, CapturedStep
 from surefoot.observe.parameters import Layout, learning_rate
+from surefoot.record.incidents.bundle import IncidentKeeper
 from surefoot.record.incidents.contents import faults_of, model_parts, prints_of
-from surefoot.record.incidents.retention import IncidentKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@ replay`.
 
 A bad loss is known right after its backward pass, bad gradients right before the optimizer applies them. In both cases
 the weights are still those before the step, so nothing has to be copied earlier. The batch and the random streams are
-recorded at every step, as for a guarded run (`guard/step_notes.py`); `bad_step` writes the incident.
+recorded at every step, as for a guarded run (`guard/incident_capture.py`); `bad_step` writes the incident.
 
 Some things differ from a guarded run. The models are found through their calls. Buffers that the forward pass itself
 writes, such as batch norm's running statistics, are those after it; a forward pass in training mode does not read them.
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.guard.step_notes import DiskPauses, MicrobatchFollower, StepNotes
+from surefoot.guard.incident_capture import DiskPauses, MicrobatchFollower, StepNotes
 from surefoot.record.incidents.bundle import note_action
+from surefoot.record.incidents.contents import plain_values
 from surefoot.record.incidents.environment import replay_command
-from surefoot.record.incidents.fingerprints import plain_values
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.bad_step import BadStep, BufferVersions, FoundStep, parameters_of
 from surefoot.watch.first_model_call import FirstModelCall
@@ -105,9 +105,9 @@ class IncidentWriter:
                 self._parts = capture.models.parts()
             if id(module) in self._parts or not any(each.requires_grad for each in module.parameters()):
                 return
-            capture.know([module])
+            capture.add_models([module])
             self._parts = None
-        capture.met(module, args, kwargs)
+        capture.called_without_hook(module, args, kwargs)
         if self._state.steps >= _ALL_CALLED:
             self._first_call.close()
 
@@ -170,7 +170,7 @@ class IncidentWriter:
         if not self._notes.is_noting:
             self._notes.moved_to(self._state.steps, under_way=False)
         models = self._registry.models_now()
-        self._notes.capture.know(models)
+        self._notes.capture.add_models(models)
         self._parts = None
         self._versions = self._buffers.of(models)
         self._notes.begin(self._state.steps)

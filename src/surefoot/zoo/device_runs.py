@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from surefoot.zoo.fork_server import ForkedRun, ForkServer
 from surefoot.zoo.score import DEVICE_FILE, TIMEOUT_S, Result, folder_of, prepare, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from surefoot.zoo import Specimen
 
 

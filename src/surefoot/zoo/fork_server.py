@@ -26,15 +26,13 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from surefoot.watch import run_script
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _POLL_SECONDS = 0.01
 

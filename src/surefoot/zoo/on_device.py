@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_NUMPY, _AS_ARRAY = Tensor.numpy, Tensor.__array__

@@ -19,18 +19,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.core.formats import SCORES
 from surefoot.errors import UsageError
 from surefoot.zoo import HALVES, HEALTHY, RANKS, Specimen
 from surefoot.zoo.rank_runs import COUNT, run_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 TIMEOUT_S = 180.0
 DEVICE_FILE = "device.json"

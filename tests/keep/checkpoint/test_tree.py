@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surefoot import CheckpointError, UsageError
-from surefoot.keep.checkpoint.tree import flatten, unflatten
+from surefoot.keep.checkpoint.plain import unflatten
+from surefoot.keep.checkpoint.tree import flatten
 from surefoot.keep.staging import stage
 
 DTYPES = sorted(

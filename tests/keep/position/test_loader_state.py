@@ -11,34 +11,34 @@ def drawn(generator):
 
 def test_a_generator_continues_where_it_was_when_the_state_was_saved():
     generator, state = torch.Generator().manual_seed(1), GeneratorState()
-    state.meet(0, {"loader": generator}, epochs_done=0)
+    state.begin_pass(0, {"loader": generator}, epochs_done=0)
     drawn(generator)
     saved = state.state_dict()
     expected = drawn(generator)
     fresh = torch.Generator().manual_seed(1)
-    GeneratorState(saved).meet(0, {"loader": fresh}, epochs_done=0)
+    GeneratorState(saved).begin_pass(0, {"loader": fresh}, epochs_done=0)
     assert drawn(fresh) == expected
 
 
 def test_two_loaders_are_distinguished_by_the_passes_that_used_them():
     training, validation, state = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2), GeneratorState()
     for number, generator in enumerate([training, validation, training, validation]):
-        state.meet(number, {"loader": generator}, epochs_done=0)
+        state.begin_pass(number, {"loader": generator}, epochs_done=0)
         drawn(generator)
     saved = state.state_dict()
     assert saved["of_pass"].tolist() == [0, 1, 0, 1]
     expected = drawn(validation)
     resumed, other = GeneratorState(saved), torch.Generator()
-    resumed.meet(1, {"loader": other}, epochs_done=0)
+    resumed.begin_pass(1, {"loader": other}, epochs_done=0)
     assert drawn(other) == expected
 
 
 def test_what_is_not_met_again_stays_as_it_was_saved():
     generator, state = torch.Generator().manual_seed(1), GeneratorState()
-    state.meet(0, {"loader": generator}, epochs_done=0)
+    state.begin_pass(0, {"loader": generator}, epochs_done=0)
     saved = state.state_dict()
     again = GeneratorState(saved)
-    again.meet(1, {}, epochs_done=0)  # a pass without a generator
+    again.begin_pass(1, {}, epochs_done=0)  # a pass without a generator
     assert again.state_dict()["saved"] == saved["saved"]
     assert again.state_dict()["of_pass"].tolist() == [0, -1][: len(again.state_dict()["of_pass"])]
 

@@ -21,8 +21,7 @@ from surefoot.experiments.incident import CapturedIncident, findings_near
 from surefoot.record.incidents.environment import versions
 from surefoot.record.incidents.reading import read_incident
 from surefoot.replay.processes import ReplayPass
-from surefoot.replay.terminal import as_text
-from surefoot.replay.verdict import judge
+from surefoot.replay.verdict import as_text, judge
 
 SECRET = "hunter2-4f1a9c7d"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from surefoot.core.random_state import set_streams
-from surefoot.record.incidents.random_streams import QuickStreams
+from surefoot.record.incidents.step_capture import QuickStreams
 from surefoot.record.incidents.values import ALIGNMENT, MOST_VALUES, decode, encode, tensors_in
 
 Pair = namedtuple("Pair", "x y")

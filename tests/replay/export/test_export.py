@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import surefoot
 from exported import BY_NAME, export, run_alone
 from surefoot.errors import SettingError, UsageError
-from surefoot.replay.export.folder import fails_alone
+from surefoot.replay.export.script import fails_alone
 
 CHOSEN = {
     "log_of_zero": "torch.log made 1 -Inf",

@@ -6,8 +6,7 @@ from captured import incidents_in
 from replayed import run
 from surefoot.record.incidents.reading import read_incident
 from surefoot.replay.processes import Order, ReplayPass, run_pass
-from surefoot.replay.terminal import as_text
-from surefoot.replay.verdict import Replayed
+from surefoot.replay.verdict import Replayed, as_text
 from surefoot.replay.worker import Answer, _run_target
 
 TRAIN = """

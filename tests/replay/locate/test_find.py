@@ -3,6 +3,8 @@
 import copy
 import random
 import weakref
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 import surefoot
 from surefoot import find_nonfinite
+from surefoot.replay.locate.find import find_loss, was_run
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -178,3 +181,40 @@ def test_activations_are_not_kept_alive():
 def test_a_step_that_is_no_function_is_refused():
     with pytest.raises(surefoot.SettingError, match="must be a function that runs one step; got Tensor"):
         find_nonfinite(torch.zeros(()))
+
+
+LOSS = torch.tensor(1.0, requires_grad=True) * 2
+OTHER = torch.ones(3)
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        LOSS,
+        (OTHER, LOSS),
+        {"accuracy": torch.tensor(0.5), "loss": LOSS},
+        Output(OTHER, LOSS),
+        SimpleNamespace(total=LOSS),
+    ],
+)
+def test_the_loss_is_found_by_name_or_by_its_graph(returned):
+    assert find_loss(returned) is LOSS
+
+
+def test_without_a_single_number_there_is_none():
+    assert find_loss(OTHER) is None
+    assert find_loss(None) is None
+    assert find_loss(3.0) is None
+
+
+def test_a_graph_that_backward_went_through_is_known():
+    loss = (torch.ones(2, requires_grad=True) * 2).sum()
+    numbers = {int(loss.grad_fn._sequence_nr())}
+    assert was_run(loss, numbers)
+    assert not was_run(loss, set())

@@ -9,7 +9,7 @@ import report_runs
 import surefoot
 from surefoot.errors import UsageError
 from surefoot.record.messages import LayerRows, StepRow
-from surefoot.report.page.layer_maps import MISSING, MOST_COLUMNS, NONE, NONFINITE, ZERO, time_columns
+from surefoot.report.page.maps import MISSING, MOST_COLUMNS, NONE, NONFINITE, ZERO, time_columns
 from surefoot.report.page.payload import sections
 from surefoot.report.page.source import read_source
 

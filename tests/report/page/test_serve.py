@@ -154,7 +154,7 @@ def test_only_get_is_answered(server, method):
 
 
 def test_a_page_is_sent_only_what_changed_since_it_last_asked(tmp_path):
-    from surefoot.report.page.live import LiveRun
+    from surefoot.report.page.serve import LiveRun
 
     run = LiveRun(tmp_path)
     waiting = json.loads(run.news(""))

@@ -7,8 +7,8 @@ import surefoot
 from patience import HANG_SECONDS
 from surefoot.record.messages import Event, StepRow
 from surefoot.report.page.diagnosis import findings_of, steps_of, verdict_of
-from surefoot.report.page.live import LiveRun
 from surefoot.report.page.payload import MOST_EVENTS, sections
+from surefoot.report.page.serve import LiveRun
 from surefoot.report.page.source import read_source
 from surefoot.report.page.summary import event_cards, tally
 

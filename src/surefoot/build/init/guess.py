@@ -44,7 +44,7 @@ def guess(model: nn.Module) -> Trace:
             _read_sequence(list(_leaves(module)), found.roles, whole=module is model)
         elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             _read_transformer_layer(module, found)
-    _settle_the_rest(model, found.roles)
+    _guess_the_rest(model, found.roles)
     return found
 
 
@@ -102,7 +102,7 @@ def _read_transformer_layer(layer: nn.TransformerEncoderLayer | nn.TransformerDe
         found.roles[module.weight] = Role(ends_branch=True)
 
 
-def _settle_the_rest(model: nn.Module, roles: dict[Tensor, Role]) -> None:
+def _guess_the_rest(model: nn.Module, roles: dict[Tensor, Role]) -> None:
     kinds = {_NAMES[type(module)] for module in model.modules() if type(module) in _NAMES}
     slopes = [module.negative_slope for module in model.modules() if isinstance(module, nn.LeakyReLU)]
     weights = [weight for module in model.modules() if (weight := weight_of(module)) is not None]

@@ -93,8 +93,8 @@ def _left_over(experiment: Experiment, old: tuple[torch.dtype, ...]) -> Any:
             return
         left = {t.dtype for group in optimizer.param_groups for t in group["params"]} & set(old)
         if left:
-            words = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in left))
-            experiment.notes.append(f"some weights are still {words}")
+            text = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in left))
+            experiment.notes.append(f"some weights are still {text}")
 
     return before
 

@@ -26,10 +26,11 @@ from surefoot.errors import CheckpointError, UsageError
 from surefoot.keep.checkpoint.listing import CheckpointListing, part_name
 from surefoot.keep.checkpoint.loading import Loaded, Reader, load_first, load_step
 from surefoot.keep.checkpoint.parts import SavedParts
+from surefoot.keep.checkpoint.plain import unflatten
 from surefoot.keep.checkpoint.shards import SavedShards, whole_tensors
 from surefoot.keep.checkpoint.storage import TensorFile, fault_of, write
 from surefoot.keep.checkpoint.tensor_file import HashedFile, write_tensors
-from surefoot.keep.checkpoint.tree import Flattened, unflatten
+from surefoot.keep.checkpoint.tree import Flattened
 from surefoot.observe.parameters import plain_name
 
 if TYPE_CHECKING:

@@ -245,7 +245,7 @@ def to_keep(newest_first: Sequence[CheckpointListing], keep_last: int, keep_evid
     return {(each.step, each.aside) for each in kept}
 
 
-def rests_of_deleted(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
+def incompletely_deleted(steps: Sequence[CheckpointListing]) -> list[CheckpointListing]:
     """Steps of which some ranks have deleted their parts, and the others will do so at their next save.
 
     They are older than every complete good step but the best one. After the last save of a run they stay: a rank that

@@ -8,7 +8,7 @@ A checkpoint is good when it is finite and the detectors were quiet. One that is
 is never the best, `load("good")` never returns it, and it never replaces a good one of the same step.
 
 With a full disk or a deleted folder, training continues, the save stays due, and a warning is logged at growing
-intervals (`failed_saves.py`). Only a state that cannot be saved at all raises, in the caller, at the first save.
+intervals (`FailedSaves`). Only a state that cannot be saved at all raises, in the caller, at the first save.
 
 If two processes save into one folder, the second is refused (`folder_lock.py`): a `TrainingStabilizer` at construction,
 a manager alone at its first save. Loading needs no lock.

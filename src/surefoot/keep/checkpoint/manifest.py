@@ -124,14 +124,14 @@ def _parsed(path: Path, text: bytes) -> Manifest:
     """A manifest from its text. One with an older schema that can be migrated is returned unchanged."""
     try:
         content = json.loads(text)
-        said = content.pop("checksum")
+        stored = content.pop("checksum")
         schema = content["schema"]
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
         raise fault(path, f"it is not a manifest{pickled(text)}") from error
     if problem := CHECKPOINT.problem(schema):
         raise fault(path, f"it {problem}")
     try:
-        whole = said == _checksum(content) and text == rendered(content)
+        whole = stored == _checksum(content) and text == rendered(content)
     except (ValueError, RecursionError):
         whole = False
     if not whole:

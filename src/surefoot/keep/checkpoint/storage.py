@@ -42,8 +42,9 @@ from surefoot.keep.checkpoint.manifest import (
     rendered,
     verify,
 )
+from surefoot.keep.checkpoint.plain import unflatten
 from surefoot.keep.checkpoint.tensor_file import HashedFile, write_tensors
-from surefoot.keep.checkpoint.tree import Flattened, unflatten
+from surefoot.keep.checkpoint.tree import Flattened
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,16 +7,15 @@ Everything else becomes a small object with the key `$`, which contains its kind
     {"betas": (0.9, 0.999), "step": tensor(3)}
     {"betas": {"$": "tuple", "items": [0.9, 0.999]}, "step": {"$": "tensor", "name": "step"}}
 
-A dictionary that has a key `$` itself is written as a list of pairs, so there is no ambiguity. `unflatten` supports a
-fixed list of kinds, calls nothing that the file names, and raises `CheckpointError` for any fault in its input: an
-untrusted file can be refused, never executed.
+A dictionary that has a key `$` itself is written as a list of pairs, so there is no ambiguity. `unflatten` (`plain.py`)
+supports a fixed list of kinds, calls nothing that the file names, and raises `CheckpointError` for any fault in its
+input: an untrusted file can be refused, never executed.
 
 Preserved exactly: the types listed in the tables below, tensors of every strided dtype, the sign of zero, NaN, the
 order of dictionaries, and the identity of tied tensors. Not preserved: memory layout, `requires_grad`, the default
 factory of a `defaultdict`, and views that overlap without being equal. For a DTensor, the shard of this process is
 stored, with its position in the whole (`shards.py`). Anything else (functions, objects, sparse and quantized tensors)
-is refused, with its
-path: a state that is restored slightly differently would be worse.
+is refused, with its path: a state that is restored slightly differently would be worse.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import UsageError
-from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked, unflatten
+from surefoot.keep.checkpoint.plain import DEEPEST, MARK, NUMPY_DTYPE, Marked
 from surefoot.keep.checkpoint.shards import Spread, is_spread, spread_of
 
 LONGEST_NAME = 300
@@ -59,7 +58,6 @@ STORED_AS_IS = {
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON does not preserve such text
 _LONGEST_INTEGER = 10**4000  # Python refuses to print or read more than 4,300 digits
 
-__all__ = ["Flattened", "flatten", "local_part", "odd_kind", "same_view", "unflatten"]
 
 Path = tuple[str, ...]
 

@@ -87,7 +87,7 @@ class GeneratorState:
     def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
-    def meet(self, number: int, generators: Generators, epochs_done: int) -> None:
+    def begin_pass(self, number: int, generators: Generators, epochs_done: int) -> None:
         """A pass begins over a loader with these generators; those of a loaded state continue from there."""
         entries = self._entries
         if not generators:
@@ -126,7 +126,7 @@ class WorkerState:
     def __init__(self, state: EntriesState | None = None) -> None:
         self._entries = LoaderState(state)
 
-    def meet(self, number: int, loader: Any, kind: str, epochs_done: int) -> int:
+    def begin_pass(self, number: int, loader: Any, kind: str, epochs_done: int) -> int:
         """A pass over this loader begins or is skipped; returns the entry of its workers."""
         entries = self._entries
         if kind not in ("map", "stream") or not loader.persistent_workers or loader.num_workers == 0:

@@ -93,7 +93,7 @@ def warn_of_differences(
     now: LoaderDescription, then: LoaderDescription, count: int, untracked_workers: bool, shared: Sequence[str]
 ) -> int:
     """Log one warning about everything that will not be exact; returns the number of batches to skip."""
-    said: list[str] = []
+    notes: list[str] = []
     here, there = dict(now), dict(then)
     skip, again = divmod(count * _rows(then), _rows(now)) if _can_share(now, then) else (count, 0)
     different = [name for name in there if here.get(name) != there[name]]  # older states have fewer entries
@@ -102,30 +102,30 @@ def warn_of_differences(
         log.info("surefoot: %d ranks now share the rows of %d ranks.", now["replicas"], then["replicas"])
     if different:
         both = [", ".join(f"{name}={facts.get(name)!r}" for name in different) for facts in (here, there)]
-        said.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
+        notes.append(f"the loader differs from the one the state was saved with: {both[0]}; saved: {both[1]}")
     if now["batch_size"] and then["batch_size"] and now["batch_size"] != then["batch_size"]:
-        said.append(f"continuing after {skip} batches of the new size, about the same number of samples")
+        notes.append(f"continuing after {skip} batches of the new size, about the same number of samples")
     elif again:
-        said.append(
+        notes.append(
             f"{count} batches on {then['replicas']} ranks do not divide evenly among {now['replicas']}: {again} "
             f"samples are repeated, from batch {skip} on"
         )
     if now["workers"] != then["workers"]:
-        said.append("the random streams of the workers start again")
+        notes.append("the random streams of the workers start again")
     elif untracked_workers:
-        said.append(
+        notes.append(
             "the workers were started before `resume(loader)` was first called, so random numbers drawn in them do not "
             "continue exactly; call it before any other iteration over a loader with persistent workers"
         )
     if not now["in_order"] and now["workers"] > 0:
-        said.append("with in_order=False it is not known which batches were returned: some may be repeated or skipped")
+        notes.append("with in_order=False it is not known which batches were returned: some may be repeated or skipped")
     if shared:
-        said.append(
+        notes.append(
             f"the data and the training loop use the same random stream ({', '.join(shared)}). If the order of the "
             "data depends on it, it differs from here on: use a separate generator for the sampler or the data set"
         )
-    if said:
-        log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(said))
+    if notes:
+        log.warning("resuming after batch %d may not be exact: %s.", count, "; ".join(notes))
     return skip
 
 

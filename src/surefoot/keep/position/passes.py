@@ -10,19 +10,24 @@ a seed, and its sampler a permutation, as before), and the batches that were alr
 
 Some passes cannot be exact, which is logged when they are resumed: with `in_order=False`; with workers that were
 started before the pass was followed; with a sampler or an iterable that alternates with the training loop in drawing
-from the same global stream (`surefoot.keep.position.samplers`): its draws cannot be repeated without the loop's.
+from the same global stream (`StreamWatch`): its draws cannot be repeated without the loop's.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
 
 from surefoot.core.random_state import RandomStreams, read_streams, set_streams
+from surefoot.errors import UsageError
 from surefoot.keep.position.generators import (
     Generators,
     GeneratorStates,
@@ -31,8 +36,10 @@ from surefoot.keep.position.generators import (
     set_generators,
 )
 from surefoot.keep.position.loaders import LoaderDescription, describe, draws_once, warn_of_differences
-from surefoot.keep.position.samplers import FollowedIndices, FollowedSampler, StreamWatch
 from surefoot.keep.position.workers import FollowedWorkers, WorkerPlan, WorkerStreams, replaced, workers_followed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("surefoot")
 SLOW_SECONDS = 5.0
@@ -228,3 +235,97 @@ def _fast_forward(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:
     if seconds > SLOW_SECONDS:
         log.warning("resuming: re-reading %d batches took %.0f s.", skip, seconds)
     return iterator
+
+
+class StreamWatch:
+    """Detects when an iterator and the rest of the program draw alternately from the same global stream.
+
+    The order of the batches then depends on both: iterating over the sampler again without the loop gives another
+    order. Orders that draw only at the beginning, or from a stream that no other code uses, are repeated exactly. Every
+    call is checked in the beginning, two in 256 later: a check costs a tenth of a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self.shared: set[str] = set()
+        self._calls = 0
+        self._moved_outside: set[str] = set()
+        self._after: _StreamStates | None = None
+
+    def next(self, iterator: Iterator[Any]) -> Any:
+        """The next entry of the observed iterator."""
+        looking = self._calls < 64 or self._calls % 256 < 2
+        self._calls += 1
+        if not looking:
+            self._after = None
+            return next(iterator)
+        before = _read_stream_states()
+        if self._after is not None:
+            self._moved_outside |= _moved(self._after, before)
+        entry = next(iterator)
+        self._after = _read_stream_states()
+        self.shared |= _moved(before, self._after) & self._moved_outside
+        return entry
+
+
+class _StreamStates(NamedTuple):
+    """The global streams at one moment."""
+
+    random: tuple[Any, ...]
+    numpy: Any
+    torch: Tensor
+
+
+def _read_stream_states() -> _StreamStates:
+    return _StreamStates(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+
+def _moved(before: _StreamStates, after: _StreamStates) -> set[str]:
+    equal = {
+        "random": before.random == after.random,
+        "numpy": before.numpy[2:] == after.numpy[2:] and np.array_equal(before.numpy[1], after.numpy[1]),
+        "torch": torch.equal(before.torch, after.torch),
+    }
+    return {name for name, same in equal.items() if not same}
+
+
+class FollowedSampler:
+    """A sampler that skips the first entries of its pass, and may be observed."""
+
+    def __init__(self, sampler: Any, skip: int, watch: StreamWatch | None) -> None:
+        self._sampler, self._skip, self._watch = sampler, skip, watch
+        self.latest: FollowedIndices | None = None
+
+    def __iter__(self) -> FollowedIndices:
+        # The iterator is created immediately and used later, as the loader does: so its draws are in the same order.
+        self.latest = FollowedIndices(iter(self._sampler), self._skip, self._watch)
+        return self.latest
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class FollowedIndices:
+    """The iterator of a `FollowedSampler`, or of anything else that is consumed."""
+
+    def __init__(self, inner: Iterator[Any], skip: int, watch: StreamWatch | None) -> None:
+        self._inner, self._skip, self._watch = inner, skip, watch
+
+    def __iter__(self) -> FollowedIndices:
+        return self
+
+    def __next__(self) -> Any:
+        self.move()
+        return next(self._inner) if self._watch is None else self._watch.next(self._inner)
+
+    def move(self) -> None:
+        """Skip the entries to be skipped."""
+        skip, self._skip = self._skip, 0
+        for done in range(skip):
+            try:
+                next(self._inner)
+            except StopIteration:
+                raise UsageError(
+                    f"the saved position is after batch {skip} of the pass, but the loader ends after {done}: it is "
+                    "not the loader that the state was saved with. Pass that loader to `resume`, or start without the "
+                    "saved state."
+                ) from None

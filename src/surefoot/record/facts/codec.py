@@ -16,14 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from surefoot.errors import SurefootError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import dataclass_transform
 else:
 
@@ -95,7 +94,7 @@ class Facts:
             made: _F = _reader_of(cls)(value)
         except _Mismatch as error:
             path = "".join(reversed(error.path)).lstrip(".")
-            raise FactsError(f"{source}: {f'{path}: ' if path else ''}{error.words}") from None
+            raise FactsError(f"{source}: {f'{path}: ' if path else ''}{error.text}") from None
         return made
 
     @classmethod
@@ -111,8 +110,8 @@ class Facts:
 
 
 class _Mismatch(Exception):
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.path: list[str] = []
         """The steps of the path, innermost first."""
 

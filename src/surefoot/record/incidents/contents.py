@@ -2,21 +2,78 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import torch
+from torch import Tensor
+
 from surefoot.core.without_hooks import WithoutHooks
+from surefoot.keep.checkpoint.tree import local_part
 from surefoot.observe.readable import has_other_ranks, is_readable, readable
-from surefoot.record.incidents.fingerprints import Print, print_of
 from surefoot.record.incidents.values import Encoded, encode
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from surefoot.core.random_state import RandomStreams
     from surefoot.core.redaction import Redactor
     from surefoot.record.incidents.step_capture import Microbatch, Window
     from surefoot.record.incidents.summary import IncidentPrints
+
+
+class Print(TypedDict, total=False):
+    """The fingerprint of one tensor, to compare two runs of one step bit for bit.
+
+    All NaNs count as equal: their sign and payload have no meaning, and processors do not define them.
+    """
+
+    sha256: str
+    """The hash of its bytes, dtype and shape."""
+    dtype: str
+    shape: list[int]
+    norm: float
+    nonfinite: int
+    """The number of non-finite values."""
+    value: float | str | None
+    """The value of a loss."""
+
+
+@torch.no_grad()
+def print_of(tensor: Tensor) -> Print:
+    """The fingerprint of one tensor, with its norm and its number of non-finite values. Waits for the device."""
+    values = plain_values(tensor)
+    found: Print = {
+        "sha256": _digest(values),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+    }
+    if values.is_floating_point() or values.is_complex():
+        finite = values.isfinite()
+        bad = values.numel() - int(finite.sum())
+        kept = values if not bad else values[finite]
+        wide = kept.to(torch.complex128 if values.is_complex() else torch.float64)
+        found |= {"norm": float(torch.linalg.vector_norm(wide)) if wide.numel() else 0.0, "nonfinite": bad}
+    return found
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """The values on the host, as one dense block; for a DTensor, this process's shard."""
+    tensor = local_part(tensor)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _digest(values: Tensor) -> str:
+    digest = hashlib.sha256(f"{values.dtype} {tuple(values.shape)}\n".encode())
+    if values.is_floating_point() and values.element_size() > 1 and bool(values.isnan().any()):
+        values = torch.where(values.isnan(), torch.full_like(values, math.nan), values)
+    if values.numel():
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class ModelModes(TypedDict):

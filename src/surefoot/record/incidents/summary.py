@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 from surefoot.core.device import runtime_version
 
 if TYPE_CHECKING:
+    from surefoot.record.incidents.contents import Print
     from surefoot.record.incidents.environment import Hardware, ScriptFacts, Switches, Versions
-    from surefoot.record.incidents.fingerprints import Print
 
 _STEPS_SHOWN = 10
 _NAMES_SHOWN = 8

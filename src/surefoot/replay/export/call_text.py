@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from surefoot.replay.export.captured import Key, Ran
+from surefoot.replay.export.call_recorder import Key, Ran
 
 _BINARY = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "__pow__": "**", "pow": "**", "gt": ">", "lt": "<",
@@ -132,8 +132,8 @@ def _same(usual: Any, given: Any) -> bool:
 
 def _index(index: Any, of: Callable[[Key], str]) -> str:
     if isinstance(index, tuple) and index and not isinstance(index, Key):
-        words = ", ".join(_index(part, of) for part in index)
-        return f"{words}," if len(index) == 1 else words
+        text = ", ".join(_index(part, of) for part in index)
+        return f"{text}," if len(index) == 1 else text
     if isinstance(index, slice):
         ends = [("" if end is None else value(end, of)) for end in (index.start, index.stop)]
         return ":".join(ends) + ("" if index.step is None else f":{value(index.step, of)}")
@@ -159,8 +159,8 @@ def value(given: Any, of: Callable[[Key], str]) -> str:
     if isinstance(given, dict):
         return "{" + ", ".join(f"{key!r}: {value(part, of)}" for key, part in given.items()) + "}"
     if isinstance(given, (list, tuple)):
-        words = ", ".join(value(part, of) for part in given)
+        text = ", ".join(value(part, of) for part in given)
         if isinstance(given, list):
-            return f"[{words}]"
-        return f"({words},)" if len(given) == 1 else f"({words})"
+            return f"[{text}]"
+        return f"({text},)" if len(given) == 1 else f"({text})"
     raise NotWritable(f"an argument of type {type(given).__name__} cannot be written to a script")

@@ -4,7 +4,7 @@
 2. The step runs twice more under a `CallRecorder`: once to find the torch function that this operation belongs to, once
    to copy its inputs (and, in backward, the gradient that arrives at it).
 3. The function alone is the smallest reproduction. Preceding calls are added if the tensors do not grow, and rows and
-   columns are removed while it still fails (`choose`, `shrink`).
+   columns are removed while it still fails (`choose`).
 4. The script is run in a fresh process that cannot import surefoot. If it does not fail there as it did here, a longer
    one is tried: less shrunk, or the operation itself instead of the function around it.
 
@@ -22,8 +22,7 @@ from surefoot.core.wording import count_of
 from surefoot.errors import UsageError, require
 from surefoot.replay.export.call_recorder import CallRecorder
 from surefoot.replay.export.choose import Draft, drafts
-from surefoot.replay.export.folder import SCRIPT, clear, fails_alone, usable
-from surefoot.replay.export.script import subject, write
+from surefoot.replay.export.script import SCRIPT, clear, fails_alone, subject, usable, write
 from surefoot.replay.locate.call import mend
 from surefoot.replay.locate.describe import Counts, count
 from surefoot.replay.locate.find import OriginSearch, first_bad, result_of, run_step, way_of
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from surefoot.replay.export.captured import CapturedCalls, Key
+    from surefoot.replay.export.call_recorder import CapturedCalls, Key
     from surefoot.replay.locate.memory_writes import MemoryWrite
     from surefoot.replay.locate.result import NonFiniteOrigin
 
@@ -159,19 +158,19 @@ def export_found(
     result = result_of(run, origin)
     at = _operation_of(run, origin)
     recorder = _captured(run, at, execute)
-    said = "its tensors or arguments cannot be written to a script"
+    printed = "its tensors or arguments cannot be written to a script"
     for draft in _attempts(recorder, at, born=at.born and at is origin):
         size = draft.program.bytes
         text = write(place, draft.program, draft.seen, result, _sizes(size, recorder.came_from, draft))
-        fails, said = fails_alone(place) if check else (True, "")
+        fails, printed = fails_alone(place) if check else (True, "")
         if fails:
             return Reproduction(
                 place, subject(draft.program), draft.seen.counts, draft.program.operations, len(text.splitlines()),
-                size, recorder.came_from, said, result,
+                size, recorder.came_from, printed, result,
             )  # fmt: skip
     clear(place)
     raise UsageError(
-        f"no reproduction of {result.op} was written: run alone, it does not fail in the same way ({said}). {result}"
+        f"no reproduction of {result.op} was written: run alone, it does not fail in the same way ({printed}). {result}"
     )
 
 

@@ -2,22 +2,32 @@
 
 What is tried here, what is shrunk and what is written into the script is the same text. It begins with the chosen calls
 in their order, and ends with a list `made` with the result of the last one: its outputs, or in backward the gradients
-of its inputs.
+of its inputs. `attempt` runs it in this process and counts the non-finite values in its result.
 """
 
 from __future__ import annotations
 
 import builtins
 import keyword
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from surefoot.replay.export.call_text import NotWritable, spell, title
+from surefoot.replay.locate.describe import Counts, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-    from surefoot.replay.export.captured import CapturedCalls, Key, Ran
+    from surefoot.replay.export.call_recorder import CapturedCalls, Key, Ran
+
 
 _TAKEN = frozenset(
     ("torch", "F", "Path", "made", "result", "sys", "json", "counts", "kinds", "said", "load", "tensors", "gradients")
@@ -132,8 +142,8 @@ class _Writer:
             if not name.isidentifier():
                 raise NotWritable("a part of a result has no gradient")
             leaf = name in self._leaves
-            words = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
-            self._emit(words, bad.autocast)
+            text = f"{name}.requires_grad_()" if leaf else f"{name} = {name}.detach().requires_grad_()"
+            self._emit(text, bad.autocast)
         self._add(bad, "result")
         outputs, arriving = [], []
         for path, gradient in upstream.items():
@@ -141,8 +151,8 @@ class _Writer:
             self._leaves[name] = gradient
             outputs.append(f"result{path}")
             arriving.append(name)
-        words = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
-        self._emit(f"gradients = torch.autograd.grad({words})", {})
+        text = ", ".join(f"[{', '.join(part)}]" for part in (outputs, inputs, arriving))
+        self._emit(f"gradients = torch.autograd.grad({text})", {})
         kinds = {self._expression(key): key.dtype for key in bad.needs_gradient}
         return [_readable(f"gradients[{i}]", kinds[name]) for i, name in enumerate(inputs)]
 
@@ -172,3 +182,80 @@ def _readable(expression: str, kind: dtype | None) -> str:
     if kind is not None and kind.is_complex:
         return f"torch.view_as_real({expression}.resolve_conj())"
     return f"{expression}.float()" if kind is not None and kind.itemsize == 1 else expression
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+class TrialResult(NamedTuple):
+    """The result of some lines."""
+
+    counts: Counts
+    numel: int
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Which kinds of non-finite values there are."""
+        return tuple(number > 0 for number in self.counts)
+
+
+@dataclass
+class Patience:
+    """A limit for the number of attempts."""
+
+    trials: int = 600
+    seconds: float = 20.0
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is used up."""
+        return self.trials <= 0 or time.monotonic() - self._began > self.seconds
+
+
+def attempt(text: str, leaves: Mapping[str, Tensor]) -> TrialResult | None:
+    """The result of the lines for these tensors; `None` if they raise."""
+    risky = any(leaf.device.type != "cpu" for leaf in leaves.values()) and any(
+        leaf.dtype in _INTEGERS for leaf in leaves.values()
+    )
+    if risky and _run(text, {name: leaf.cpu() for name, leaf in leaves.items()}) is None:
+        return None  # an index out of range is an error on the CPU, and the end of the process on a GPU
+    return _run(text, {name: leaf.clone() for name, leaf in leaves.items()})
+
+
+def _run(text: str, leaves: dict[str, Tensor]) -> TrialResult | None:
+    names: dict[str, Any] = {"torch": torch, "F": functional, **leaves}
+    with ExitStack() as stack:
+        stack.enter_context(_neutral(leaves))
+        if "manual_seed" in text:
+            stack.enter_context(torch.random.fork_rng())
+        try:
+            exec(compile(text, "<reproduction>", "exec"), names)
+            return _count(names["made"])
+        except Exception:  # whatever it is, it is not the failure that is searched for
+            return None
+
+
+def _neutral(leaves: Mapping[str, Tensor]) -> ExitStack:
+    """The settings of a fresh process, whatever the caller has set."""
+    stack = ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    for kind in {leaf.device.type for leaf in leaves.values()}:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+def _count(made: list[Tensor]) -> TrialResult:
+    total, numel = Counts(), 0
+    for tensor in made:
+        values = values_of(tensor)
+        if values is not None:
+            each = (values.isnan(), values.isposinf(), values.isneginf())
+            total = Counts(*(had + int(here.sum()) for had, here in zip(total, each, strict=True)))
+            numel += values.numel()
+    return TrialResult(total, numel)

@@ -75,8 +75,8 @@ class TensorDescription:
         notes = [(self.nan, "NaN"), (self.inf, "Inf"), (self.negative_inf, "-Inf")]
         notes += [(self.zeros, "zero" if self.zeros == 1 else "zeros")]
         notes += [(self.subnormals, "subnormal" if self.subnormals == 1 else "subnormals")]
-        said = ", ".join(f"{count:,} {name}" for count, name in notes if count)
-        return f"{text} ({said})" if said else text
+        counts = ", ".join(f"{count:,} {name}" for count, name in notes if count)
+        return f"{text} ({counts})" if counts else text
 
 
 def values_of(tensor: Tensor) -> Tensor | None:

@@ -21,9 +21,9 @@ from surefoot.core.operations import OperationMode, autograd_node
 from surefoot.core.save_restore import write
 from surefoot.replay.locate.call import BadInput, Call, make_call, mend
 from surefoot.replay.locate.describe import FINITE, Counts, count, nonfinite_number, values_of
-from surefoot.replay.locate.evidence import inputs_of, is_log_of_mask, notes_on
 from surefoot.replay.locate.frames import Place, look
 from surefoot.replay.locate.memory_writes import Memory, MemoryWrite, MemoryWrites, Phase
+from surefoot.replay.locate.origins import inputs_of, is_log_of_mask, notes_on
 
 if TYPE_CHECKING:
     from surefoot.replay.locate.names import Names

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.report.page.columns import by_part, measured, whole_numbers
-from surefoot.report.page.downsample import Numbers, kept_with, smoothed
+from surefoot.report.page.columns import Numbers, by_part, kept_with, measured, smoothed, whole_numbers
 from surefoot.report.page.encode import numbers
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from surefoot.report.page.columns import coded, measured, whole_numbers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.columns import Numbers
     from surefoot.report.page.sections import PageChart, PageSeries
 
 _CHARTS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.record.run_folder import json_values
 
 if TYPE_CHECKING:
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.columns import Numbers
 
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 

@@ -16,12 +16,12 @@ import numpy as np
 from surefoot.record.arrays import to_numpy
 from surefoot.report.page.columns import coded, coded_layers, whole_numbers
 from surefoot.report.page.encode import packed
-from surefoot.report.page.layer_maps import time_columns
+from surefoot.report.page.maps import time_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.report.page.columns import Numbers
     from surefoot.report.page.sections import HistogramColumns, HistogramSection, LayerHistogram
 
 _BYTES, _MOST, _FEWEST = 3_000_000, 160, 12

@@ -15,8 +15,7 @@ from surefoot.report.page.device import device_charts
 from surefoot.report.page.diagnosis import findings_of
 from surefoot.report.page.experiments import experiments_of
 from surefoot.report.page.histograms import layer_histograms
-from surefoot.report.page.layer_maps import layer_maps
-from surefoot.report.page.rank_maps import rank_maps
+from surefoot.report.page.maps import layer_maps, rank_maps
 from surefoot.report.page.summary import event_cards, head
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from surefoot.record.arrays import from_numpy
-from surefoot.report.page.columns import by_part, measured, whole_numbers
+from surefoot.report.page.columns import by_part, measured, smoothed, whole_numbers
 from surefoot.report.page.diagnosis import findings_of, reason_of, serious, steps_of, verdict_of
-from surefoot.report.page.downsample import smoothed
 from surefoot.report.page.encode import number
-from surefoot.report.recent_events import is_alarm
+from surefoot.report.run_view import is_alarm
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -86,9 +86,9 @@ def one_line(value: object) -> str:
     return " ".join(text.split())
 
 
-def as_ascii(words: str) -> str:
+def as_ascii(text: str) -> str:
     """The text for a stream that supports only ASCII."""
-    return words.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 _INTERPRETED = {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -18,9 +18,7 @@ from surefoot.report.terminal.formatting import as_ascii, clock, duration, numbe
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from surefoot.report.part_view import PartView
-    from surefoot.report.recent_events import EventGroup
-    from surefoot.report.run_view import RunView
+    from surefoot.report.run_view import EventGroup, PartView, RunView
 
 Chip: TypeAlias = "tuple[str, str]"
 """Text and its style."""
@@ -57,10 +55,10 @@ def view_lines(view: RunView, now: float, width: int, *, events: int = 1, ascii_
     return finished_lines(lines, width, ascii_only)
 
 
-def rule(words: str, width: int, ascii_only: bool = False) -> list[Text]:
+def rule(text: str, width: int, ascii_only: bool = False) -> list[Text]:
     """A horizontal line above surefoot's own lines."""
     stroke = "-" if ascii_only else "─"
-    return finished_lines([[(f"{stroke * 2} {words} ".ljust(max(1, width), stroke), "dim")]], width, ascii_only)
+    return finished_lines([[(f"{stroke * 2} {text} ".ljust(max(1, width), stroke), "dim")]], width, ascii_only)
 
 
 def finished_lines(lines: Sequence[Line], width: int, ascii_only: bool) -> list[Text]:
@@ -163,8 +161,8 @@ def _event(group: EventGroup) -> Line:
     return [*line, (f" {group.event}{times}{part}", style or "cyan"), (f" {group.summary}", style)]
 
 
-def _labelled(label: str, words: str, style: str = "") -> Line:
-    return [(f"{label} ", "dim"), (words, style)]
+def _labelled(label: str, text: str, style: str = "") -> Line:
+    return [(f"{label} ", "dim"), (text, style)]
 
 
 def _flowed(chips: Sequence[Line], width: int) -> list[Line]:
@@ -188,5 +186,5 @@ def _name(part: str) -> str:
     return one_line(part) or "main"
 
 
-def _shortened(words: str, length: int) -> str:
-    return words if len(words) <= length else words[: length - 1] + "…"
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -16,8 +16,7 @@ from surefoot.report.terminal.formatting import as_ascii, clock, duration, numbe
 
 if TYPE_CHECKING:
     from surefoot.record.messages import Event
-    from surefoot.report.part_view import PartView
-    from surefoot.report.run_view import RunView
+    from surefoot.report.run_view import PartView, RunView
 
 LONGEST_SECONDS = 600.0
 EVENTS_A_MINUTE = 3

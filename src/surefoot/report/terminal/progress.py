@@ -143,8 +143,8 @@ class ProgressSink:
         if self._status is None:
             self._print(self._plain.last_line(self._view, now))
             return
-        words = f"surefoot: {summary(self._view, now, at_end=True)}"
-        self._status.close([as_ascii(words) if self._ascii else words] if self._view.started is not None else [])
+        text = f"surefoot: {summary(self._view, now, at_end=True)}"
+        self._status.close([as_ascii(text) if self._ascii else text] if self._view.started is not None else [])
         _terminals_in_use.discard(self._terminal if self._terminal is not None else -1)
 
     def _try(self, work: Callable[[], None]) -> None:

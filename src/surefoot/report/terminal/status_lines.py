@@ -108,9 +108,9 @@ class StatusLines:
         rows = "".join(f"\x1b[{top + index};1H\x1b[0m{_ERASE_LINE}{line}" for index, line in enumerate(padded))
         return f"{_SAVE}{rows}\x1b[0m{_RESTORE}"
 
-    def _write(self, words: str) -> None:
+    def _write(self, text: str) -> None:
         """Write everything, in one call unless the terminal accepts less."""
-        data = words.encode(self._encoding, "replace")
+        data = text.encode(self._encoding, "replace")
         while data:
             data = data[os.write(self._descriptor, data) :]
 

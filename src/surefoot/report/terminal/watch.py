@@ -11,11 +11,14 @@ slowest is named. Their merged diagnosis is shown when every rank has ended.
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,6 @@ from surefoot.record.messages import Batch, Event, StepRow
 from surefoot.report.page.source import merged_findings
 from surefoot.report.run_view import RunView
 from surefoot.report.terminal.formatting import as_ascii, duration, number, one_line
-from surefoot.report.terminal.keyboard import ended_by_signal, keys_of_terminal
 from surefoot.report.terminal.lines import can_show_blocks, finished_lines, rule, view_lines
 from surefoot.report.terminal.plain import PlainLines
 
@@ -216,8 +218,8 @@ class RunFollowerView:
         now, view = time.time(), self.runs[0].view
         head = rule(one_line(self.folder), width, self._ascii)
         if not self.has_begun:
-            words = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
-            return [*head, *finished_lines([[(words, "dim")]], width, self._ascii)]
+            text = f"no run at {one_line(self.folder)} yet; waiting for it to begin · q to quit"
+            return [*head, *finished_lines([[(text, "dim")]], width, self._ascii)]
         foot = [*self._rank_lines(width, now), *self._verdict(width)]
         events = _EVENTS if height is None else max(1, min(_EVENTS, height - len(foot) - 8))
         lines = [*head, *view_lines(view, now, width, events=events, ascii_only=self._ascii), *foot]
@@ -231,10 +233,10 @@ class RunFollowerView:
             view = run.view
             loss = view.lead.loss if view.lead else None
             name = f"{run.folder.name:<{longest}}"
-            words = f"{name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
+            text = f"{name}  step {view.step or 0:,}  loss {number(loss)}  skips {view.tallies['skips']:,}"
             quiet = view.quiet_for(now)
             late = f"  no new step for {duration(quiet)}" if view.is_stalled(now) else ""
-            lines.append([(words, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
+            lines.append([(text, "dim"), (late, "yellow"), (f"  {view.state}" if view.over else "", "")])
         left_out = len(self.runs) - 1 - len(others)
         if left_out > 0:
             lines.append([(f"and {left_out:,} more ranks", "dim")])
@@ -302,3 +304,55 @@ def _planned_steps(folder: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return planned if isinstance(planned, int) and planned > 0 else None
+
+
+class Keys:
+    """Keys typed while the view is shown."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def asked_to_quit(self, seconds: float) -> bool:
+        """Wait this long, or until `q` is typed; returns whether it was."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+            elif select.select([self._descriptor], [], [], left)[0]:
+                typed = os.read(self._descriptor, 64)
+                if b"q" in typed.lower() or not typed:  # empty: the terminal is closed
+                    return True
+        return False
+
+
+@contextmanager
+def keys_of_terminal() -> Iterator[Keys]:
+    """Read keys one by one without echo, if stdin is a terminal; its settings are restored afterwards."""
+    try:
+        import termios
+        import tty
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except Exception:  # no terminal (`termios.error` is an Exception of its own), no stdin, or Windows
+        yield Keys(None)
+        return
+    tty.setcbreak(descriptor)
+    try:
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Exit on SIGTERM in a way that restores the screen."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

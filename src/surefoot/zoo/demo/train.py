@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +26,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from surefoot import TrainingStabilizer
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))

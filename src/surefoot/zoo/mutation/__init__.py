@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from surefoot.zoo import HALVES, HEALTHY, Specimen, specimens
 from surefoot.zoo.mutation.source import Edit, Script
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Proof = Literal["by construction", "if harmful", "harmless"]
 """When a mutant is faulty: always; if it does worse than its parent; never (it tests for false alarms)."""

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from surefoot.zoo.mutation import Operator
     from surefoot.zoo.mutation.runs import MutantRun
 

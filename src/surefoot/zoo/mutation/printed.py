@@ -99,8 +99,8 @@ def _name(run: MutantRun) -> str:
 def _said(run: MutantRun) -> str:
     if run.trouble:
         return run.trouble
-    said = ", ".join(f"{each.cause} {each.confidence:.2f}" for each in (run.serious or run.findings)[:3])
-    return said or f"({run.verdict})"
+    causes = ", ".join(f"{each.cause} {each.confidence:.2f}" for each in (run.serious or run.findings)[:3])
+    return causes or f"({run.verdict})"
 
 
 def _line(console: Any, text: str) -> None:

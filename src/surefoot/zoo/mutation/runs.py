@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -29,8 +30,6 @@ from surefoot.zoo.fork_server import ForkedRun, ForkServer
 from surefoot.zoo.score import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from surefoot.diagnose.run import RecordedRun
     from surefoot.zoo.mutation import Mutant
 

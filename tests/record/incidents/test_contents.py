@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from surefoot.record.incidents.fingerprints import plain_values, print_of
+from surefoot.record.incidents.contents import plain_values, print_of
 
 
 def test_layout_makes_no_difference_and_one_bit_does():

@@ -1,4 +1,4 @@
-"""Data of layer-by-time maps: one row per layer, one column per interval of steps, one packed number per cell.
+"""Data of the maps over time: one row per layer or rank, one column per interval of steps, one packed number per cell.
 
 A cell shows the largest value of its steps, so that outliers are visible at every zoom; a cell with a non-finite value
 is marked as such. Cells are 16-bit codes between the limits of the map, on a logarithmic scale if values span decades.
@@ -18,15 +18,17 @@ from surefoot.report.page.encode import packed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from surefoot.report.page.downsample import Numbers
+    from surefoot.record.rank_table import RankTable
+    from surefoot.report.page.columns import Numbers
     from surefoot.report.page.sections import LayerMap, MapCells
+
 
 MOST_COLUMNS = 600
 _TOP = 65_000
 NONE, ZERO, NONFINITE, MISSING = 65_532, 65_533, 65_534, 65_535
 """Codes beyond the scale: no gradient, exactly zero on a logarithmic scale, not finite, and not measured."""
 
-_MAPS = (
+_LAYER_MAPS = (
     ("grad_norm", "Gradient norm by layer", True, "Each cell shows the largest value of its steps."),
     (
         "update_ratio",
@@ -56,7 +58,7 @@ def layer_maps(table: pa.Table) -> list[LayerMap]:
     bad = measured(table, "nonfinite")
     broken = (bad[1] & (bad[0] > 0)) if bad is not None else np.zeros(len(steps), dtype=bool)
     found: list[LayerMap] = []
-    for name, title, logarithmic, caption in _MAPS:
+    for name, title, logarithmic, caption in _LAYER_MAPS:
         column = measured(table, name)
         if column is None:
             continue
@@ -173,3 +175,33 @@ def _colour_ends(values: Numbers, logarithmic: bool, low: float, high: float) ->
         return [low, high]
     bottom, top = (float(end) for end in np.quantile(values, [0.01, 0.99]))
     return [bottom, top] if top - bottom > 0.3 else [bottom - 0.5, top + 0.5]
+
+
+_RANK_MAPS = (
+    ("step_seconds", 1, "Step time by rank", "Seconds per step, the longest of each interval."),
+    (
+        "grad_norm",
+        1,
+        "Gradient norm by rank",
+        "The largest of each interval. Averaged gradients are equal on all ranks.",
+    ),
+    ("memory", 2**20, "Memory by rank", "MiB, the largest of each interval."),
+)
+"""The columns of the table: name, unit, title and caption."""
+
+
+def rank_maps(table: RankTable | None) -> list[LayerMap]:
+    """The maps for which the ranks have data; none for a run of one process."""
+    if table is None or len(table.ranks) < 2:
+        return []
+    names = [f"rank {rank}" for rank in table.ranks]
+    found: list[LayerMap] = []
+    for kind, unit, title, caption in _RANK_MAPS:
+        values = np.stack(getattr(table, kind)) / unit
+        broken = np.isinf(values)
+        shown = np.where(np.isfinite(values), values, -np.inf)
+        cells = np.asarray(table.starts), shown, broken, np.zeros_like(broken)
+        made = as_map(cells, names, logarithmic=True)
+        if made["rows"]:
+            found.append({"id": f"rank_{kind}", "title": title, "caption": caption, **made})
+    return found
