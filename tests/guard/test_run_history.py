@@ -47,3 +47,11 @@ def test_a_run_that_applies_no_step_any_more_halts_once_its_budgets_are_used_up(
     escalation = sf.Escalation(skips=3, cuts=1)
     assert decided(escalation, [False, *[True] * 8])[0] == ["none", *["skip"] * 3, "back_off", *["skip"] * 3, "halt"]
     assert decided(sf.Escalation(skips=2_000), [True] * 9_000)[0][-1] == "halt"
+
+
+def test_after_a_resume_a_refused_gradient_is_compared_with_those_before_it():
+    _, before = decided(None, [False] * 40)
+    _, after = decided(None, [])
+    after.load_state_dict(before.state_dict())
+    after.account(StepRecord(sf.Signals(40, 1.0, 70.0, 0.0), skipped=True, reasons=("explosion",)))
+    assert "70 times its recent median" in after.incidents[-1].summary

@@ -46,6 +46,8 @@ LAYERS_KEPT = 100
 """The number of records that keep their per-layer statistics, which are most of the data of a large model."""
 INCIDENTS_KEPT = 200
 RECENT_STEPS = 50
+RECENT_NORMS = 128
+"""The number of gradient norms whose median a refused one is compared with in messages."""
 REASONS_KEPT = 5
 QUIET_STEPS = 10
 """The number of steps without a refusal or a setback before the run counts as quiet."""
@@ -96,6 +98,8 @@ class RunHistoryState(AlarmsState, BudgetsState):
     """The number of steps, and of skipped, clipped and other steps."""
     by_kind: dict[str, int]
     """The number of incidents of each kind."""
+    recent_norms: list[float]
+    """The gradient norms of the last applied steps."""
 
 
 class Alarms:
@@ -347,6 +351,7 @@ class RunHistory:
         self.alarms, self.budgets = Alarms(checker), budgets
         self._refusals = RefusalExplainer(checker, first_of, budgets.weights_broken)
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
+        self._recent_norms: deque[float] = deque(maxlen=RECENT_NORMS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self.counts: dict[str, int] = {
             "steps": 0,
@@ -375,6 +380,7 @@ class RunHistory:
         """
         ahead = copy.copy(self)
         ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
+        ahead._recent_norms = self._recent_norms.copy()
         ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
         ahead.alarms, ahead.budgets = self.alarms.ahead(), self.budgets.ahead()
         ahead.on_event, ahead._logs = on_event, False
@@ -391,7 +397,7 @@ class RunHistory:
         self.alarms.update(record, self.note)
         refused, is_stuck = self.budgets.refuses(record), self.budgets.is_stuck(record)
         is_first = "nonfinite" not in self.by_kind
-        explain = partial(self._refusals.explain, record, self.history, is_stuck=is_stuck, is_first=is_first)
+        explain = partial(self._refusals.explain, record, self._recent_norms, is_stuck=is_stuck, is_first=is_first)
         summary, evidence = explain() if refused else ("", {})
         decision = self.budgets.escalate(record, refused, summary)
         if decision.action == "halt" and _was_any_applied(self.history, self.budgets.escalation):
@@ -418,6 +424,8 @@ class RunHistory:
     def _remember(self, record: StepRecord) -> None:
         """Append to the history; older records keep their numbers and lose their layers."""
         self.history.append(record)
+        if not record.skipped and record.signals.grad_norm:
+            self._recent_norms.append(float(record.signals.grad_norm))
         if len(self.history) > LAYERS_KEPT:
             old = self.history[-LAYERS_KEPT - 1]
             self.history[-LAYERS_KEPT - 1] = replace(old, signals=replace(old.signals, layers=None))
@@ -502,6 +510,7 @@ class RunHistory:
             "active": alarms["active"],
             "counts": dict(self.counts),
             "by_kind": dict(self.by_kind),
+            "recent_norms": list(self._recent_norms),
         }
 
     def load_state_dict(self, state: RunHistoryState) -> None:
@@ -512,6 +521,7 @@ class RunHistory:
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+        self._recent_norms = deque(state["recent_norms"], maxlen=RECENT_NORMS)
 
 
 def _was_any_applied(history: Iterable[StepRecord], escalation: Escalation | None) -> bool:
