@@ -199,6 +199,27 @@ def test_a_diagnosis_names_the_step_of_a_repeat_and_not_the_one_returned_to(tmp_
     assert f"{said}, at step {FAULT_AT} (" in sf.diagnose(tmp_path).reason
 
 
+def test_overflows_of_several_steps_by_accident_are_undone():
+    """A smaller loss scale does not help against them, so these steps were lost and the scale stayed low."""
+
+    def trained(tamper):
+        return Loop(tamper).guarded(checker=None, scaler=sf.DynamicLossScaler()).run()
+
+    broken = []
+
+    def tamper(loop, step, x, y):
+        if not step:
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * (torch.inf if broken[-1] else 1))
+        broken.append(FAULT_AT <= step < FAULT_AT + 6 and len(broken) < FAULT_AT + 6)
+        return x, y
+
+    loop = trained(tamper)
+    assert loop.actions == ["repeat"]
+    assert loop.stabilizer.counts["overflows"] == 0
+    assert loop.is_like(trained(lambda loop, step, x, y: (x, y)))
+
+
 def test_gradients_that_were_far_too_large_by_accident_are_undone(clean):
     """Adam hardly moves further in these steps, and hardly at all for a long time after them."""
     scaled = []
