@@ -241,12 +241,12 @@ def _recount(history: RunHistory, step: int, reached: int, counts: dict[str, int
     """The run has returned to `step`, whose state is loaded, and repeats the steps up to `reached`.
 
     `counts` and `by_kind` are the values before the return. Counts of observations are kept, the others start again.
-    Incidents of undone steps stay in the list, marked as such.
+    Actions at undone steps stay among the incidents, marked as such.
     """
     while history.history and history.history[-1].signals.step >= step:
         history.history.pop()
     for place, incident in enumerate(history.incidents):
-        if incident.step >= step and incident.action != "repeat":
+        if incident.step >= step and incident.action not in ("none", "repeat"):
             history.incidents[place] = replace(incident, action="undone")
     history.by_kind = by_kind
     history.counts["alarms"] = counts["alarms"]
