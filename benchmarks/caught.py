@@ -1,15 +1,21 @@
 """What surefoot catches: known faults put into healthy runs at mid-training, default settings.
 
     python benchmarks/caught.py
+    python benchmarks/caught.py --seeds 3 --only fast_fall vae --faults "random labels" --each
 
 The other side of `false_alarms.py`: a tool that is silent on everything has no false alarms either. A fault is caught
 when one of its steps is not applied, or when an alarm above `info` is raised from then on that the clean run does not
-raise. The last columns say what it did to the loss at the end (median over the last tenth), against the clean run.
+raise. Not every fault does harm: ten thousand times a gradient of 0 is 0, and scaled inputs do not matter behind a
+norm. A fault did harm if the bare run ends with a loss (median over the last tenth, on the same batches) more than 5 %
+above that of the clean run. So three things are counted: the harmful faults that were caught, the harmful ones whose
+guarded run still ends more than 5 % above the clean one, caught or not, and the harmless ones that were caught, too.
+The last columns are the loss at the end over that of the clean run, median and worst, of all faults of a kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import time
 from dataclasses import dataclass
@@ -92,6 +98,33 @@ FAULTS = (
 )
 
 
+HARM = 0.05
+"""The share by which the loss at the end is above that of the clean run, from which a fault did harm."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in one run: whether it was caught, and how the runs ended."""
+
+    caught: bool
+    clean: float
+    guarded: float
+    bare: float
+
+    @property
+    def did_harm(self) -> bool:
+        """Whether the bare run ends worse than the clean one."""
+        return self._is_worse(self.bare)
+
+    @property
+    def remains(self) -> bool:
+        """Whether the guarded run does."""
+        return self._is_worse(self.guarded)
+
+    def _is_worse(self, end: float) -> bool:
+        return end > self.clean + HARM * abs(self.clean)
+
+
 def caught(fault: Injected, faulty: Result, clean: Result) -> bool:
     """Whether a faulty step was left out, or anything was said about it that the clean run does not say."""
     skipped = any(step >= fault.at for step in faulty.skipped_at)
@@ -116,40 +149,69 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
+def measure(kind: str, name: str, seed: int, steps: int, clean: Result) -> Case | None:
+    """Train with a fault, guarded and bare; `None` if there is nothing in the run that it can break."""
+    fault, run = Injected(kind, steps // 2 + 1), HEALTHY[name]
+    if not fault.touches(run(seed, steps)[0].batch()):
+        return None
+    guarded = train_guarded(run, seed, steps, fault)
+    bare = _train_until_crash(run, seed, steps, fault)
+    return Case(caught(fault, guarded, clean), end_loss(clean), end_loss(guarded), end_loss(bare))
+
+
+def line(kind: str, cases: list[Case]) -> str:
+    """One line of the table."""
+    harmful = [case for case in cases if case.did_harm]
+    harmless = [case for case in cases if not case.did_harm]
+    found, also = (_share(sum(case.caught for case in part), len(part)) for part in (harmful, harmless))
+    remains = _share(sum(case.remains for case in harmful), len(harmful))
+    guarded = [ratio(case.guarded, case.clean) for case in cases]
+    bare = [ratio(case.bare, case.clean) for case in cases]
+    ends = f"{_middle(guarded):>8.3g} ({_worst(guarded):.3g}){_middle(bare):>9.3g} ({_worst(bare):.3g})"
+    return f"{kind:<22}{found:>10}{remains:>10}{also:>10}   {ends}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=RUNS, default=RUNS, metavar="RUN")
+    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=FAULTS, metavar="FAULT")
     parser.add_argument("--each", action="store_true", help="a line per run too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
-    clean = {name: train_guarded(HEALTHY[name], options.seed, options.steps) for name in options.only}
-    print(f"{'fault':<22}{'caught':>9}   median of end loss / clean end loss: guarded, bare")
-    for kind in FAULTS:
-        found, guarded_ratios, bare_ratios = [], [], []
-        for name in options.only:
-            fault = Injected(kind, options.steps // 2 + 1)
-            run = HEALTHY[name]
-            if not fault.touches(run(options.seed, options.steps)[0].batch()):
-                continue
-            guarded = train_guarded(run, options.seed, options.steps, fault)
-            bare = _train_until_crash(run, options.seed, options.steps, fault)
-            found.append(caught(fault, guarded, clean[name]))
-            base = end_loss(clean[name])
-            guarded_ratios.append(ratio(end_loss(guarded), base))
-            bare_ratios.append(ratio(end_loss(bare), base))
-            if options.each:
-                print(f"  {name:<28}{found[-1]!s:<6}{guarded_ratios[-1]:>10.3g}{bare_ratios[-1]:>10.3g}")
-        worse = f"{_middle(guarded_ratios):>8.3g} {_middle(bare_ratios):>8.3g}"
-        worst = f"worst {max(guarded_ratios):.3g}, {max(bare_ratios):.3g}"
-        print(f"{kind:<22}{sum(found):>4} / {len(found):<3}{worse}   ({worst})", flush=True)
+    runs = list(itertools.product(options.only, range(options.seed, options.seed + options.seeds)))
+    clean = {(name, seed): train_guarded(HEALTHY[name], seed, options.steps) for name, seed in runs}
+    print(f"{'':<22}{'harmful:':>10}{'still':>10}{'harmless:':>10}   end loss / clean end loss, median (worst)")
+    print(f"{'fault':<22}{'caught':>10}{'harmed':>10}{'caught':>10}   guarded, bare")
+    for kind in options.faults:
+        found = {run: measure(kind, *run, options.steps, clean[run]) for run in runs}
+        cases = {run: case for run, case in found.items() if case is not None}
+        for (name, seed), case in cases.items() if options.each else ():
+            ends = f"{ratio(case.guarded, case.clean):>10.3g}{ratio(case.bare, case.clean):>10.3g}"
+            print(f"  {name:<28}{seed:<4}{'caught' if case.caught else '':<8}{ends}")
+        if cases:
+            print(line(kind, list(cases.values())), flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
+def _share(part: int, whole: int) -> str:
+    return f"{part} / {whole}"
+
+
+def _known(values: list[float]) -> list[float]:
+    """Without the ratios to a clean loss of 0."""
+    return [value for value in values if not math.isnan(value)] or [math.nan]
+
+
 def _middle(values: list[float]) -> float:
-    return median(value for value in values if not math.isnan(value))
+    return median(_known(values))
+
+
+def _worst(values: list[float]) -> float:
+    return max(_known(values))
 
 
 if __name__ == "__main__":

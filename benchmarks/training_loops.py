@@ -179,10 +179,12 @@ class _Tally:
     def __init__(self) -> None:
         self.result = Result([], [])
         self._seen: dict[int, int] = {}
+        self._unsettled: dict[int, sf.Incident] = {}
 
     def take(self, guard: sf.TrainingStabilizer, outcome: sf.Outcome) -> None:
         if outcome.skipped and not outcome.record.overflow:
             self.result.skipped_at.append(outcome.step)
+        self._settle(guard)
         total = sum(guard._run.guard.history.by_kind.values())
         fresh = total - self._seen.get(id(guard), 0)
         self._seen[id(guard)] = total
@@ -199,6 +201,15 @@ class _Tally:
             else:
                 self.result.alarms[incident.kind] += 1
                 self.result.alarmed_at.append(incident.step)
+                self._unsettled[id(guard)] = incident
+
+    def _settle(self, guard: sf.TrainingStabilizer) -> None:
+        """A refused step is reported when the next one shows whether it was the first of a new level: an info then."""
+        incident = self._unsettled.pop(id(guard), None)
+        if incident is not None and incident.action == "skip" and all(each is not incident for each in guard.incidents):
+            self.result.alarms -= Counter({incident.kind: 1})
+            self.result.alarmed_at.remove(incident.step)
+            self.result.remarks[incident.kind] += 1
 
     def finish(self, guard: sf.TrainingStabilizer) -> None:
         self.result.overflows += guard._run.guard.history.counts["overflows"]

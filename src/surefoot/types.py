@@ -210,7 +210,9 @@ class LossScaler(Protocol):
         """The next state, after a step whose gradients did or did not overflow."""
 
 
-Action: TypeAlias = Literal["none", "skip", "back_off", "roll_back", "repeat", "reset_moments", "take_back", "halt"]
+Action: TypeAlias = Literal[
+    "none", "skip", "back_off", "roll_back", "repeat", "reset_moments", "take_back", "halt", "undone"
+]
 
 _DONE: dict[Action, str] = {
     "none": "left alone",
@@ -221,6 +223,7 @@ _DONE: dict[Action, str] = {
     "reset_moments": "optimizer state cleared, learning rate cut",
     "take_back": "the return was undone",
     "halt": "halted",
+    "undone": "undone: its step was repeated",
 }
 
 

@@ -14,6 +14,7 @@ from surefoot.decide.repeat import (
     first_outlier,
     give_up,
     observe,
+    overflowed_steps,
     plan,
     plan_test,
     plan_without,
@@ -207,6 +208,25 @@ def test_losses_of_which_most_are_far_above_all_before_are_worth_a_test_once(las
     records = [StepRecord(Signals(step, loss=loss), False) for step, loss in enumerate(losses)]
     assert risen_losses(records) == first
     assert risen_losses(records[:-1]) is None
+
+
+def with_overflows(pattern):
+    """An `o` is a step that overflowed, a dot one that was applied."""
+    return [
+        StepRecord(Signals(step, 1.0, 1.0, 0.0), skipped=mark == "o", overflow=mark == "o")
+        for step, mark in enumerate(pattern)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first"), [("..ooo.", 2), ("..oooooo.", 2), ("..oo.", None), ("..ooo", None), ("..ooo..", None)]
+)
+def test_overflows_at_smaller_and_smaller_scales_are_worth_a_test_when_they_end(pattern, first):
+    assert overflowed_steps(with_overflows(pattern)) == first
+
+
+def test_a_run_that_looks_for_its_first_loss_scale_is_not_tested():
+    assert overflowed_steps(with_overflows("oooooo.")) is None
 
 
 def test_after_a_test_the_step_at_which_the_problem_shows_is_left_out_and_not_the_first_repeated_one():

@@ -56,18 +56,20 @@ def _without_added(content):
     own = content["state"]["stabilizer"]
     settings = {name: text for name, text in own["policy"]["settings"].items() if name != "lost_progress"}
     policy = {**own["policy"], "settings": settings, "lost_progress": None}
-    state = _without_accumulate({**content["state"], "stabilizer": {**own, "policy": policy}})
+    state = _without_later({**content["state"], "stabilizer": {**own, "policy": policy}})
     return {**content, "state": state}
 
 
-def _without_accumulate(state):
-    """A state without `accumulate` in its windows, also in those of other stabilizers in it."""
+LATER = {"window": {"accumulate": None}, "history": {"recent_norms": []}}
+"""What later versions have added to parts of the state, as it is in a state that is converted."""
+
+
+def _without_later(state):
+    """A state without these values, also in other stabilizers in it."""
     if not isinstance(state, dict):
         return state
-    return {
-        name: {**each, "accumulate": None} if name == "window" and isinstance(each, dict) else _without_accumulate(each)
-        for name, each in state.items()
-    }
+    parts = {name: _without_later(each) for name, each in state.items()}
+    return {name: {**each, **LATER.get(name, {})} if isinstance(each, dict) else each for name, each in parts.items()}
 
 
 @pytest.mark.parametrize("feature", [name for name in FEATURES if name not in ("grad_scaler", "two_models")])

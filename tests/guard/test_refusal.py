@@ -6,14 +6,14 @@ import surefoot as sf
 from surefoot.guard.refusal import RefusalExplainer
 from surefoot.types import LayerStats, StepRecord
 
-BEFORE = [StepRecord(sf.Signals(step, 1.0, norm, 0), skipped=False) for step, norm in enumerate((1.0, 2.0, 3.0))]
+NORMS_BEFORE = (1.0, 3.0, 2.0)
 
 
 def explain(signals, *reasons, limits=None, weights_broken=False, is_stuck=False):
     checker = sf.StabilityChecker(**(limits or {}))
     explainer = RefusalExplainer(checker, lambda counts: list(counts)[-1], lambda: weights_broken)
     record = StepRecord(signals, skipped=True, reasons=reasons)
-    return explainer.explain(record, BEFORE, is_stuck=is_stuck, is_first=True)
+    return explainer.explain(record, NORMS_BEFORE, is_stuck=is_stuck, is_first=True)
 
 
 def layers(**nonfinite):

@@ -163,23 +163,61 @@ def nan_batch(loop, step, x, y):
     return (x, torch.nan * y) if step == FAULT_AT else (x, y)
 
 
-def test_a_step_that_was_refused_by_accident_is_repeated(clean):
+def nan_once():
     done = []
 
     def tamper(loop, step, x, y):
         return x, torch.nan * y if step == FAULT_AT and not done and not done.append(step) else y
 
-    loop = Loop(tamper).guarded(checker=None).run()
+    return tamper
+
+
+def skips_listed(loop):
+    return [line for line in loop.stabilizer.summary().splitlines() if "step skipped" in line]
+
+
+def test_a_step_that_was_refused_by_accident_is_repeated(clean):
+    loop = Loop(nan_once()).guarded(checker=None).run()
     assert loop.actions == ["repeat"]
     assert loop.is_like(clean)
     assert loop.stabilizer.counts["skipped"] == 0
+    assert not skips_listed(loop), "it is undone"
+    assert f"step {FAULT_AT}: nonfinite" in loop.stabilizer.summary()
 
 
 def test_a_step_that_is_refused_again_is_skipped():
     loop = Loop(nan_batch).guarded(checker=None).run()
     assert loop.actions == ["repeat"]
     assert loop.is_like(Loop(nan_batch).guarded(checker=None, recovery=None).run())
-    assert loop.stabilizer.counts["skipped"] == 1
+    assert loop.stabilizer.counts["skipped"] == len(skips_listed(loop)) == 1
+
+
+@pytest.mark.parametrize(("tamper", "said"), [(nan_batch, "1 of 120 steps was skipped"), (nan_once(), "1 incident")])
+def test_a_diagnosis_names_the_step_of_a_repeat_and_not_the_one_returned_to(tmp_path, tamper, said):
+    loop = Loop(tamper).guarded(checker=None, log=tmp_path).run()
+    loop.stabilizer.log.close(timeout=300)
+    assert f"{said}, at step {FAULT_AT} (" in sf.diagnose(tmp_path).reason
+
+
+def test_overflows_of_several_steps_by_accident_are_undone():
+    """A smaller loss scale does not help against them, so these steps were lost and the scale stayed low."""
+
+    def trained(tamper):
+        return Loop(tamper).guarded(checker=None, scaler=sf.DynamicLossScaler()).run()
+
+    broken = []
+
+    def tamper(loop, step, x, y):
+        if not step:
+            for parameter in loop.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * (torch.inf if broken[-1] else 1))
+        broken.append(FAULT_AT <= step < FAULT_AT + 6 and len(broken) < FAULT_AT + 6)
+        return x, y
+
+    loop = trained(tamper)
+    assert loop.actions == ["repeat"]
+    assert loop.stabilizer.counts["overflows"] == 0
+    assert loop.is_like(trained(lambda loop, step, x, y: (x, y)))
 
 
 def test_gradients_that_were_far_too_large_by_accident_are_undone(clean):

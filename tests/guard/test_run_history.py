@@ -47,3 +47,46 @@ def test_a_run_that_applies_no_step_any_more_halts_once_its_budgets_are_used_up(
     escalation = sf.Escalation(skips=3, cuts=1)
     assert decided(escalation, [False, *[True] * 8])[0] == ["none", *["skip"] * 3, "back_off", *["skip"] * 3, "halt"]
     assert decided(sf.Escalation(skips=2_000), [True] * 9_000)[0][-1] == "halt"
+
+
+def test_after_a_resume_a_refused_gradient_is_compared_with_those_before_it():
+    _, before = decided(None, [False] * 40)
+    _, after = decided(None, [])
+    after.load_state_dict(before.state_dict())
+    after.account(StepRecord(sf.Signals(40, 1.0, 70.0, 0.0), skipped=True, reasons=("explosion",)))
+    assert "70 times its recent median" in after.incidents[-1].summary
+
+
+def refused_then(norm, recovery=True, **following):
+    """What is reported of a refused step, when it was reported, and the incidents."""
+    budgets = Budgets(
+        None, sf.TrainingRecovery() if recovery else None, None, weights_broken=lambda: False, agreed=lambda flag: flag
+    )
+    reported = []
+    history = RunHistory(sf.StabilityChecker(), budgets, first_of=lambda counts: "", on_event=reported.append)
+    for step in range(40):
+        history.account(StepRecord(sf.Signals(step, 1.0, 1.0, 0.0), skipped=False))
+    history.account(StepRecord(sf.Signals(40, 9.0, 80.0, 0.0), skipped=True, reasons=("spike",)))
+    at_once = len(reported)
+    history.account(StepRecord(sf.Signals(41, 9.0, norm, 0.0), **{"skipped": False, **following}))
+    history.settle()
+    assert history.counts["alarms"] == sum(each.severity != "info" for each in history.incidents)
+    assert list(history.incidents) == reported
+    return at_once, [(each.step, each.severity, each.action) for each in reported]
+
+
+def test_the_first_step_of_a_new_level_is_skipped_without_an_alarm():
+    assert refused_then(70.0) == (0, [(40, "info", "skip")])
+
+
+def test_a_bad_batch_is_an_alarm_when_the_next_step_shows_it():
+    assert refused_then(1.5) == (0, [(40, "error", "skip")])
+
+
+def test_a_second_refused_step_makes_the_first_an_alarm():
+    found = refused_then(70.0, skipped=True, reasons=("explosion",))
+    assert found == (0, [(40, "error", "skip"), (41, "error", "skip")])
+
+
+def test_without_recovery_a_refused_step_is_an_alarm_at_once_because_the_weights_may_be_damaged():
+    assert refused_then(70.0, recovery=False) == (1, [(40, "error", "skip")])

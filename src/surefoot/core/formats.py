@@ -175,6 +175,15 @@ def _count_tests(state: Any) -> Any:
     return _within(state, "results", results)
 
 
+def _store_recent_norms(state: Any) -> Any:
+    """Version 8 stores the last gradient norms, which messages compare a refused one with."""
+
+    def results(each: Any) -> Any:
+        return _within(each, "history", lambda history: {**history, "recent_norms": []})
+
+    return _within(state, "results", results)
+
+
 def _rename_facts(facts: Any) -> Any:
     """Version 2 has the names that the fields have in the code, in place of metaphors."""
     optimizer = {
@@ -199,7 +208,7 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    7,  # 1 and 2 were never released
+    8,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
@@ -208,6 +217,7 @@ STABILIZER_STATE = Format(
         4: _add_lost_progress,
         5: _count_confirming_steps,
         6: _count_tests,
+        7: _store_recent_norms,
     },
 )
 DATA_POSITION = Format(

@@ -16,9 +16,10 @@ a few unhealthy steps, because its place is known. Each problem takes one of `at
 series of bad batches whose end is known (`Decision.through`) is left out at once.
 
 Repeating steps unchanged does no harm to a healthy run: it is where it was, bit for bit. So a suspicion suffices for a
-test (`Decision.is_test`): a refused step, gradients or most of the last losses far above all before, a high loss
-although the weights had moved as usual. An accident does not recur. What recurs belongs to the data or began before the
-moment returned to, and nothing is left out because of a test.
+test (`Decision.is_test`): a refused step, gradients or most of the last losses far above all before, gradients that
+overflow at smaller and smaller loss scales, a high loss although the weights had moved as usual. An accident does not
+recur. What recurs belongs to the data or began before the moment returned to, and nothing is left out because of a
+test.
 
 The functions are pure and return the next state; `RepeatPlanner` holds the state of one run.
 """
@@ -55,6 +56,10 @@ OUTLIER_SPREADS = 12.0
 UNUSUAL_GRADIENT, UNUSUAL_STEPS, UNUSUAL_MOST_STEPS = 10.0, 2, 8
 """The factor above all gradient norms of the window that is worth a test, the least number of consecutive steps with
 such gradients, and the number after which the end of them is not awaited."""
+
+OVERFLOW_STEPS = 3
+"""The least number of consecutive overflows that is worth a test. They reduce the loss scale to an eighth: gradients
+that fitted at a scale fit at half of it, and a scale that has grown too far overflows once."""
 
 RISEN_STEPS = 8
 """The number of last steps whose median loss is compared with the steps before, each time as many have passed."""
@@ -147,6 +152,20 @@ def unusual_gradients(records: Sequence[StepRecord]) -> int | None:
     before = norms[length:] + [float(each.signals.grad_norm) for each in itertools.islice(applied, OUTLIER_WINDOW)]  # type: ignore[arg-type]
     is_unusual = len(before) >= OUTLIER_WINDOW // 2 and min(norms[:length]) > UNUSUAL_GRADIENT * max(before) > 0
     return last[length - 1].signals.step if is_unusual else None
+
+
+def overflowed_steps(records: Sequence[StepRecord]) -> int | None:
+    """The first of several consecutive steps whose gradients overflowed, if the last step ends them.
+
+    There must be an applied step before: at its start a run looks for its loss scale.
+    """
+    if records[-1].skipped:
+        return None
+    before = itertools.islice(reversed(records), 1, None)
+    overflowed = list(itertools.takewhile(lambda each: each.overflow, before))
+    if len(overflowed) < OVERFLOW_STEPS or all(each.skipped for each in records if each is not records[-1]):
+        return None
+    return overflowed[-1].signals.step
 
 
 def risen_losses(records: Sequence[StepRecord]) -> int | None:
@@ -257,6 +276,8 @@ class RepeatPlanner:
             return records[-1].signals.step, "the step was refused"
         if not alone:
             return None
+        if (first := overflowed_steps(records)) is not None:
+            return first, f"gradients overflowed in all steps from {first} on, at smaller and smaller loss scales"
         if (first := unusual_gradients(records)) is not None:
             return first, f"gradients from step {first} on were far above all before them"
         first = risen_losses(records)

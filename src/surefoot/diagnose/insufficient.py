@@ -93,9 +93,9 @@ def what_happened(run: RecordedRun) -> str:
     happened = [event for event in run.events(IncidentEvent) if event.action or event.severity == "error"]
     if not happened:
         return ""
-    first, skipped = happened[0], sum(event.action == "skip" for event in happened)
-    number = skipped or len(happened)
-    of_steps = f"{skipped:,} of {run.steps:,} steps {'was' if skipped == 1 else 'were'} skipped"
+    skipped = [event for event in happened if event.action == "skip"]
+    number, first = len(skipped or happened), (skipped or happened)[0]
+    of_steps = f"{number:,} of {run.steps:,} steps {'was' if number == 1 else 'were'} skipped"
     count = of_steps if skipped else f"{number:,} incident{'s' * (number != 1)}"
     when = "at" if number == 1 else "the first at"
     return f"{count}, {when} step {first.step:,} ({first.summary.rstrip('.')})"

@@ -10,7 +10,7 @@ from surefoot.guard.step_decision import BROKEN_SEARCH, BROKEN_SETTING
 from surefoot.types import format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from surefoot.detect.checker import StabilityChecker
     from surefoot.types import Signals, StepRecord
@@ -35,13 +35,13 @@ class RefusalExplainer:
         self._first_of, self._weights_broken = first_of, weights_broken
 
     def explain(
-        self, record: StepRecord, history: Iterable[StepRecord], *, is_stuck: bool, is_first: bool
+        self, record: StepRecord, recent_norms: Sequence[float], *, is_stuck: bool, is_first: bool
     ) -> tuple[str, Evidence]:
         """One sentence and the numbers: what is non-finite or too large, and where it occurred first.
 
         Args:
             record: the step.
-            history: the steps up to it.
+            recent_norms: the gradient norms of the last applied steps before it.
             is_stuck: whether its gradients overflow at the lowest loss scale.
             is_first: whether no earlier step was refused for non-finite numbers.
         """
@@ -74,7 +74,7 @@ class RefusalExplainer:
                 here = f"; here {loss}" if loss else ""
                 return f"another rank's loss or gradient is not finite{here}", evidence
             return f"{loss}, though every gradient is finite", evidence
-        typical = _typical_norm(history)
+        typical = sorted(recent_norms)[len(recent_norms) // 2] if recent_norms else None
         evidence["typical_grad_norm"] = typical
         beyond = [self._limits[reason] for reason in record.reasons if reason in self._limits]
         if beyond:
@@ -82,11 +82,6 @@ class RefusalExplainer:
             return "; ".join(_explain_limit(limit, signals) for limit in beyond), evidence
         compared = "" if typical is None else f", {_times(signals.grad_norm / typical)} its recent median"  # type: ignore[arg-type,operator]
         return f"gradient norm {format_number(signals.grad_norm)}{compared}{and_loss}", evidence
-
-
-def _typical_norm(history: Iterable[StepRecord]) -> float | None:
-    norms = sorted(r.signals.grad_norm for r in history if not r.skipped and r.signals.grad_norm)
-    return norms[len(norms) // 2] if norms else None  # type: ignore[return-value]
 
 
 def _explain_limit(limit: Limit, signals: Signals) -> str:

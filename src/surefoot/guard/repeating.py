@@ -18,7 +18,7 @@ be rewound, the run returns to earlier weights only, and this is logged once.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.core.random_state import set_streams
@@ -241,9 +241,13 @@ def _recount(history: RunHistory, step: int, reached: int, counts: dict[str, int
     """The run has returned to `step`, whose state is loaded, and repeats the steps up to `reached`.
 
     `counts` and `by_kind` are the values before the return. Counts of observations are kept, the others start again.
+    Actions at undone steps stay among the incidents, marked as such.
     """
     while history.history and history.history[-1].signals.step >= step:
         history.history.pop()
+    for place, incident in enumerate(history.incidents):
+        if incident.step >= step and incident.action not in ("none", "repeat"):
+            history.incidents[place] = replace(incident, action="undone")
     history.by_kind = by_kind
     history.counts["alarms"] = counts["alarms"]
     history.counts["repeated"] = counts.get("repeated", 0) + reached - step

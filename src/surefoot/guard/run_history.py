@@ -46,6 +46,8 @@ LAYERS_KEPT = 100
 """The number of records that keep their per-layer statistics, which are most of the data of a large model."""
 INCIDENTS_KEPT = 200
 RECENT_STEPS = 50
+RECENT_NORMS = 128
+"""The number of gradient norms whose median a refused one is compared with in messages."""
 REASONS_KEPT = 5
 QUIET_STEPS = 10
 """The number of steps without a refusal or a setback before the run counts as quiet."""
@@ -58,6 +60,9 @@ _USED_UP = (
     "the loss is above its earlier level, and all returns are used up: the run continues without returns until "
     "`TrainingRecovery.calm_steps` healthy steps restore one"
 )
+_NEW_LEVEL = "the gradient of the next step is as large: a new level, and not a single bad batch"
+_MAY_BE_LEVELS = frozenset({"explosion", "spike"})
+"""Rules that refuse the first step of a new level, too: one step does not distinguish it from a bad batch."""
 _RETURNS = ("roll_back", "reset_moments", "take_back")
 """Actions after which the steps taken since are ignored."""
 
@@ -96,6 +101,8 @@ class RunHistoryState(AlarmsState, BudgetsState):
     """The number of steps, and of skipped, clipped and other steps."""
     by_kind: dict[str, int]
     """The number of incidents of each kind."""
+    recent_norms: list[float]
+    """The gradient norms of the last applied steps."""
 
 
 class Alarms:
@@ -347,6 +354,7 @@ class RunHistory:
         self.alarms, self.budgets = Alarms(checker), budgets
         self._refusals = RefusalExplainer(checker, first_of, budgets.weights_broken)
         self.history: deque[StepRecord] = deque(maxlen=HISTORY_STEPS)
+        self._recent_norms: deque[float] = deque(maxlen=RECENT_NORMS)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self.counts: dict[str, int] = {
             "steps": 0,
@@ -360,6 +368,8 @@ class RunHistory:
         self.on_event = on_event
         """Called with each incident."""
         self._logs = announce
+        self._unsettled: Incident | None = None
+        """A refused step that may be the first of a new level: `on_event` is called when the next one shows it."""
 
     def ahead(
         self,
@@ -375,6 +385,7 @@ class RunHistory:
         """
         ahead = copy.copy(self)
         ahead.history, ahead.incidents = self.history.copy(), self.incidents.copy()
+        ahead._recent_norms = self._recent_norms.copy()
         ahead.counts, ahead.by_kind = dict(self.counts), dict(self.by_kind)
         ahead.alarms, ahead.budgets = self.alarms.ahead(), self.budgets.ahead()
         ahead.on_event, ahead._logs = on_event, False
@@ -388,10 +399,11 @@ class RunHistory:
     def account(self, record: StepRecord) -> Decision:
         """Process one step; returns the decision for the following ones."""
         self.count(record)
+        self.settle(record)
         self.alarms.update(record, self.note)
         refused, is_stuck = self.budgets.refuses(record), self.budgets.is_stuck(record)
         is_first = "nonfinite" not in self.by_kind
-        explain = partial(self._refusals.explain, record, self.history, is_stuck=is_stuck, is_first=is_first)
+        explain = partial(self._refusals.explain, record, self._recent_norms, is_stuck=is_stuck, is_first=is_first)
         summary, evidence = explain() if refused else ("", {})
         decision = self.budgets.escalate(record, refused, summary)
         if decision.action == "halt" and _was_any_applied(self.history, self.budgets.escalation):
@@ -399,13 +411,25 @@ class RunHistory:
         if refused:
             kind = record.reasons[0] if record.reasons else "refused"
             kind = "precision.scaler-stuck" if is_stuck else kind
-            self.note(record.signals, kind, "error", summary, decision.action, evidence)
+            self.note(
+                record.signals, kind, "error", summary, decision.action, evidence,
+                unsettled=decision.action == "skip" and self._may_be_level(record),
+            )  # fmt: skip
         else:
             self.alarms.applied_nonetheless(record, explain, self.note)
         decision = self.budgets.recover(self.history, refused, decision)
         if decision.action == "none" and self.budgets.out_of_returns:
             self.warn_once(record.signals, "recovery.used-up", _USED_UP)
         return decision
+
+    def _may_be_level(self, record: StepRecord) -> bool:
+        """Whether a refused step may be the first of a new level.
+
+        Weights that were damaged before have a new level, too. Only the recovery knows how far they have moved, and
+        raises an alarm of its own.
+        """
+        is_finite = bool(record.reasons) and _MAY_BE_LEVELS.issuperset(record.reasons)
+        return is_finite and self.budgets.recovery is not None
 
     def count(self, record: StepRecord) -> None:
         """Add one step to the history and the counts, without a decision."""
@@ -418,6 +442,8 @@ class RunHistory:
     def _remember(self, record: StepRecord) -> None:
         """Append to the history; older records keep their numbers and lose their layers."""
         self.history.append(record)
+        if not record.skipped and record.signals.grad_norm:
+            self._recent_norms.append(float(record.signals.grad_norm))
         if len(self.history) > LAYERS_KEPT:
             old = self.history[-LAYERS_KEPT - 1]
             self.history[-LAYERS_KEPT - 1] = replace(old, signals=replace(old.signals, layers=None))
@@ -430,18 +456,40 @@ class RunHistory:
         summary: str,
         action: Action = "none",
         evidence: Any = None,
+        *,
+        unsettled: bool = False,
     ) -> Incident:
-        """Record an incident, call `on_event` and log a warning."""
+        """Record an incident, call `on_event` and log a warning. If it is `unsettled`, the next step is awaited."""
+        self.settle()
         incident = Incident(signals.step, kind, severity, summary, action, evidence or {}, signals)
         self.incidents.append(incident)
         self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
-        if self.on_event is not None:
+        if unsettled:
+            self._unsettled = incident
+        elif self.on_event is not None:
             self.on_event(incident)
         if self._logs and severity != "info" and seen <= LOGGED_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOGGED_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
         return incident
+
+    def settle(self, following: StepRecord | None = None) -> None:
+        """Report a refused step that may be the first of a new level, given the following one, if it is known.
+
+        A new level is no alarm: that the step was skipped is recorded as an info.
+        """
+        incident, self._unsettled = self._unsettled, None
+        if incident is None:
+            return
+        if following is not None and _is_as_large(incident, following):
+            summary = f"{incident.summary}; {_NEW_LEVEL}"
+            level = replace(incident, severity="info", summary=summary)
+            self.incidents = deque((level if each is incident else each for each in self.incidents), INCIDENTS_KEPT)
+            self.counts["alarms"] -= 1
+            incident = level
+        if self.on_event is not None:
+            self.on_event(incident)
 
     def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
         """Record a warning, the first time only."""
@@ -502,6 +550,7 @@ class RunHistory:
             "active": alarms["active"],
             "counts": dict(self.counts),
             "by_kind": dict(self.by_kind),
+            "recent_norms": list(self._recent_norms),
         }
 
     def load_state_dict(self, state: RunHistoryState) -> None:
@@ -512,6 +561,19 @@ class RunHistory:
         self.budgets.load_state_dict(state, same["escalation"], same["recovery"])
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
+        self._recent_norms = deque(state["recent_norms"], maxlen=RECENT_NORMS)
+
+
+def _is_as_large(refused: Incident, following: StepRecord) -> bool:
+    """Whether the following step was applied with a gradient closer to the refused one than to the usual ones.
+
+    Closer by its factor: above the geometric mean of the two.
+    """
+    before, usual = (refused.evidence.get(name) for name in ("grad_norm", "typical_grad_norm"))
+    now = following.signals.grad_norm
+    if following.skipped or not before or not usual or now is None:
+        return False
+    return bool(now > math.sqrt(before * usual))
 
 
 def _was_any_applied(history: Iterable[StepRecord], escalation: Escalation | None) -> bool:

@@ -133,6 +133,7 @@ class StepResults:
                 self._account(self.pending.popleft())
             except TrainingHalted as halted:
                 self._halted = self._halted or halted
+        self.history.settle()
 
     def seen(self) -> RunHistory:
         """The history including every step, for reading. Waits for numbers that have not arrived.
@@ -148,7 +149,8 @@ class StepResults:
         if self._on_step is not None:
             for numbers in self.pending:
                 self._on_step(numbers.record())
-        self.history.ahead(map(StepNumbers.record, self.pending), self._stale_before, self.history.on_event)
+        self.history.settle()
+        self.history.ahead(map(StepNumbers.record, self.pending), self._stale_before, self.history.on_event).settle()
 
     def returned(self) -> None:
         """The run has returned to earlier weights: steps taken on the replaced ones are only counted."""

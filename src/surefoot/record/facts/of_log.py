@@ -44,7 +44,7 @@ def facts_of_log(tables: RunTables, description: RunDescription) -> RunFacts:
         if event.event == "overflow" or event.cause == SCALER_STUCK:
             made.overflow(event.step, event.part)
         if event.event in _INCIDENTS:
-            made.incident(_incident(event, event.step))
+            made.incident(_incident(event))
     return replace(made.facts(), policy_signals=_policy_signals(tables))
 
 
@@ -71,7 +71,7 @@ def with_log(facts: RunFacts, tables: RunTables) -> RunFacts:
         not_guarded={},
     )
     incidents = [
-        _incident(event, event.step - began)
+        _incident(event, began)
         for event in tables.events
         if event.step is not None and event.step >= began and event.event in _INCIDENTS
     ]
@@ -100,7 +100,14 @@ def _is_finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
 
 
-def _incident(event: Event, step: int) -> IncidentEvent:
+def _incident(event: Event, began: int = 0) -> IncidentEvent:
+    """The event as an incident of a run whose steps are counted from `began` on."""
+    # A return that repeats steps is logged at the last step that it keeps.
+    decided_at = event.evidence.get("decided_at", event.step)
     return IncidentEvent(
-        step=step, kind=event.cause or event.event, severity=event.severity, action=event.action, summary=event.summary
+        step=decided_at - began,
+        kind=event.cause or event.event,
+        severity=event.severity,
+        action=event.action,
+        summary=event.summary,
     )
