@@ -151,6 +151,19 @@ def test_a_signal_to_the_workers_too_is_no_error(server: Server, tmp_path: Path,
     check_rerun(server, "workers", tmp_path, run.said)
 
 
+def test_a_worker_that_is_killed_with_the_lock_of_its_loader_does_not_keep_the_run_from_ending(
+    server: Server, tmp_path: Path
+) -> None:
+    """Torch's iterator waits for that lock when it is deleted."""
+    run = server.start("locked_worker", tmp_path, 0)
+    run.until_said("locked")
+    run.until_said("batch", 2)  # a worker loads ahead
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.said
+    assert "Traceback" not in run.said
+    check_rerun(server, "locked_worker", tmp_path, run.said)
+
+
 def test_a_second_signal_leaves_at_once(server: Server, tmp_path: Path) -> None:
     run = server.start("long_step", tmp_path, 0)
     run.until_said("asleep")
