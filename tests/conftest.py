@@ -68,6 +68,16 @@ _LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diag
 """The folders with files that take 20 s or more: workers begin with them, so that none is left with one at the end."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected stays to the end: looking through it again and again would take seconds in every worker."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         folders = [f"tests/{name}/" for name in _LONGEST]
