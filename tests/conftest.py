@@ -64,7 +64,7 @@ def starts_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", forked.executable())
 
 
-_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep")
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep", "report", "zoo")
 """The folders with files that take 20 s or more: workers begin with them, so that none is left with one at the end."""
 
 
