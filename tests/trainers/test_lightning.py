@@ -39,17 +39,15 @@ def guard_of(callback: StabilizerCallback) -> Any:
     return callback.training.attachments[0]
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+ACCUMULATED, BF16 = {"accumulate_grad_batches": 4}, {"precision": "bf16-mixed"}
+CLIPPED = {"gradient_clip_val": 0.05, "accumulate_grad_batches": 3}
+BY_VALUE = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"accumulate_grad_batches": 4},
-        {"gradient_clip_val": 0.05, "accumulate_grad_batches": 3},
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"precision": "bf16-mixed"},
-    ],
-    ids=["default", "accumulated", "clipped-accumulated", "clipped-by-value", "bf16"],
+    ("settings", "fused"),
+    [({}, False), ({}, True), (ACCUMULATED, False), (CLIPPED, False), (CLIPPED, True), (BY_VALUE, True), (BF16, True)],
+    ids=["default", "fused", "accumulated", "clipped", "clipped-fused", "clipped-by-value-fused", "bf16-fused"],
 )
 def test_a_healthy_run_is_bitwise_the_bare_run(tmp_path, settings, fused):
     bare, guarded = Copies(), Copies()
