@@ -64,8 +64,18 @@ def starts_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", forked.executable())
 
 
-_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep")
+_LONGEST = ("watch", "replay", "experiments", "demo", "guard", "trainers", "diagnose", "keep", "report", "zoo")
 """The folders with files that take 20 s or more: workers begin with them, so that none is left with one at the end."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected stays to the end: looking through it again and again would take seconds in every worker."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -188,11 +188,43 @@ def stalled_worker(folder: Path) -> None:
     stalled(folder, workers=1)
 
 
+class Locking(torch.utils.data.Dataset[Any]):
+    """In the first process that asks for its third batch, a worker never returns the lock of its loader's event."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows, self._locked = data(), folder / "locked"
+        self._asked = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self._asked += 1
+        if self._asked == 2 * BATCH + 2 and not self._locked.exists():
+            self._locked.touch()
+            frame: Any = sys._getframe()
+            while frame.f_code.co_name != "_worker_loop":
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+            say("locked")
+            os.read(os.pipe()[0], 1)  # nobody will ever write
+        return self._rows[index]
+
+
+def locked_worker(folder: Path) -> None:
+    if folder.name.startswith("undisturbed"):
+        folder.mkdir()
+        (folder / "locked").touch()
+    run = Slow(folder, loader=lambda: DataLoader(Locking(folder), BATCH, shuffle=True, num_workers=1))
+    run.train()
+    run.tell()
+
+
 KINDS = {
     each.__name__: each
     for each in (
         *(plain, accumulating, workers, writing, epochs, long_step, own_handler, with_child),
-        *(stalled, stalled_worker),
+        *(stalled, stalled_worker, locked_worker),
     )
 }
 

@@ -131,7 +131,11 @@ def happen(what: str, rank: int, folder: Path) -> None:
 
 # ---- trouble on one rank ------------------------------------------------------------------------------------------
 
-FAULT_AT = 70
+FAULT_AT, STEPS = 45, 85
+CHECKER = sf.StabilityChecker(
+    spike=sf.Spike(min_steps=20), setback=sf.Setback(window_steps=32, min_steps=16), lost_progress=None
+)
+"""Looks for spikes and setbacks after fewer steps than by default."""
 
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +172,7 @@ def meet(
     disk: bool = False,
     first: Any = "roll_back",
 ) -> Any:
-    """A run of 110 steps in which rank 1 meets with a fault; rank 0 looks at the counts all the time."""
+    """A run in which rank 1 meets with a fault; rank 0 looks at the counts all the time."""
     model = built(kind)
     torch.manual_seed(10 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -178,11 +182,12 @@ def meet(
         optimizer,
         recovery=sf.TrainingRecovery(every_steps=1_000 if disk else 10, first=first),
         checkpoints=checkpoints,
+        checker=CHECKER,
         decide_on="device" if lag else "host",
         escalation=sf.Escalation(skips=12, cuts=0) if what == "endless" else sf.Escalation(),
     )
     states, halted = [], None
-    for step in range(110):
+    for step in range(STEPS):
         x, y = batch(rank, step)
         if rank == 1:
             fault(what, step, model, x, y)
@@ -196,12 +201,15 @@ def meet(
             break
         if rank == 0:
             _ = stabilizer.counts, stabilizer.history, stabilizer.incidents
-        if step >= 90 or what == "endless":  # the others are compared by their last 20 states
+        if step >= STEPS - 20 or what == "endless":  # the others are compared by their last 20 states
             states.append(digest_of([list(model.parameters()), optimizer.state_dict()]))
     actions = [[i.step, i.action, i.summary] for i in stabilizer.incidents if i.kind == "recovery"]
     skipped = [record.signals.step for record in stabilizer.history if record.skipped]
     rate = stabilizer._run.results.lr_factor
     return {"states": states, "actions": actions, "skipped": skipped, "halted": halted, "rate": rate}
+
+
+REPEAT_AT = 70
 
 
 def go_over_again(rank: int, folder: Path, what: str, lag: bool = False) -> Any:
@@ -220,11 +228,11 @@ def go_over_again(rank: int, folder: Path, what: str, lag: bool = False) -> Any:
     for x, y in stabilizer.resume([batch(rank, step) for step in range(110)]):
         step, taken = stabilizer.steps, taken + 1
         x, y = x.clone(), y.clone()
-        if what == "bad batch" and rank == 1 and step == FAULT_AT:
+        if what == "bad batch" and rank == 1 and step == REPEAT_AT:
             y.mul_(200)
-        if what == "nan-weight" and rank == 1 and step == FAULT_AT and not met:
+        if what == "nan-weight" and rank == 1 and step == REPEAT_AT and not met:
             met = True
-            fault(what, step, model, x, y)
+            fault(what, FAULT_AT, model, x, y)
         stabilizer.backward((model(x) - y).square().mean())
         stabilizer.step()
     actions = [[i.step, i.action, i.summary] for i in stabilizer.incidents if i.kind.startswith("recovery")]

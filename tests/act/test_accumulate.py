@@ -265,6 +265,16 @@ def test_a_window_that_ends_early_is_divided_by_what_it_holds(length, data):
     assert window.full == (count == length)
 
 
+@pytest.mark.parametrize("weights", [(5, 2, 9), (None, None, None)], ids=["weighted", "plain"])
+def test_a_window_that_was_saved_in_the_middle_continues_as_if_it_never_had_been(weights):
+    whole, first, second = (AccumulationWindow(3) for _ in range(3))
+    expected = [taken(whole, torch.tensor(1.0 + number), weight) for number, weight in enumerate(weights)]
+    assert taken(first, torch.tensor(1.0), weights[0]) == expected[0]
+    second.load_state_dict(first.state_dict())
+    assert [taken(second, torch.tensor(1.0 + number), weights[number]) for number in (1, 2)] == expected[1:]
+    assert (second.full, second.mean_loss, second.divisor) == (True, whole.mean_loss, whole.divisor)
+
+
 def test_a_cleared_window_is_empty_and_of_the_same_kind():
     window = AccumulationWindow(3, across_ranks=True)
     taken(window, torch.tensor(1.0), 5)

@@ -124,3 +124,16 @@ def test_fully_masked_rows_are_found_under_every_common_fill(dtype, value):
 def test_an_integer_mask_is_refused_because_its_meaning_is_open():
     with pytest.raises(TypeError, match="boolean"):
         find_fully_masked(torch.ones(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: masked_softmax([[0.0]], torch.ones(1, 1, dtype=torch.bool)), "`scores`"),
+        (lambda: masked_softmax(torch.zeros(1, 1), [[True]]), "`keep`"),
+        (lambda: find_fully_masked([[True]]), "`mask`"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_by_name(call, name):
+    with pytest.raises(TypeError, match=f"{name} must be a tensor; got"):
+        call()

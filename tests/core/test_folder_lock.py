@@ -17,7 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import patience
 import surefoot as sf
+from patience import HANG_SECONDS
 from surefoot.core.folder_lock import hold, rank_of_process
 
 if TYPE_CHECKING:
@@ -105,15 +107,15 @@ def test_surefoot_run_ends_before_the_script_where_another_process_writes(tmp_pa
     try:
         assert first_line(first) == "up"
         second = started(*run, str(tmp_path / "second.py"))
-        out, err = second.communicate(timeout=120)
+        out, err = second.communicate(timeout=HANG_SECONDS)
         assert second.returncode == 2
         assert out == ""
         assert f"process {first.pid} on " in err
         assert "Traceback" not in err
     finally:
-        first.communicate("\n", timeout=120)
+        first.communicate("\n", timeout=HANG_SECONDS)
     again = started(*run, str(tmp_path / "second.py"))
-    assert again.communicate(timeout=120)[0] == "ran\n"
+    assert again.communicate(timeout=HANG_SECONDS)[0] == "ran\n"
     assert again.returncode == 0
 
 
@@ -128,12 +130,7 @@ def test_a_process_may_hold_a_folder_many_times_and_gives_it_up_with_the_last(tm
     code = "import sys; from surefoot.core.folder_lock import hold; hold(sys.argv[1], 'log'); print('free')"
 
     def is_free() -> bool:
-        return (
-            "free"
-            in subprocess.run(
-                [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
-            ).stdout
-        )
+        return patience.run([sys.executable, "-c", code, tmp_path]).stdout == "free\n"
 
     one, other = hold(tmp_path, "log"), hold(tmp_path, "log")
     one.release()
@@ -163,7 +160,7 @@ def is_free(folder: Path) -> bool:
     """Whether another process could lock the file."""
     code = "import os, sys; os.lockf(os.open(sys.argv[1], os.O_RDWR), os.F_TEST, 0)"
     asked = [sys.executable, "-I", "-S", "-c", code, str(folder / ".log.lock")]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == 0 or "BlockingIOError" in done.stderr or "PermissionError" in done.stderr
     return done.returncode == 0
 

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from counted import collectives_of
 from surefoot.decide.uneven_ranks import check_separable, without_collectives
 from surefoot.errors import UsageError
 
@@ -52,6 +53,16 @@ def test_the_body_runs_without_a_collective_and_gradients_are_averaged_at_the_en
         model.module(torch.ones(1, 2)).sum().backward()
     assert model.require_backward_grad_sync
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_buffers_are_broadcast_once_before_the_body_and_by_no_forward_in_it(group):
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    before = collectives_of(group)
+    with without_collectives([model], group, average=True):
+        begun = collectives_of(group)
+        for _ in range(2):
+            model(torch.randn(4, 2)).sum().backward()
+        assert collectives_of(group) == begun > before
 
 
 def test_ddp_is_as_before_after_a_body_that_raises(group):

@@ -111,6 +111,7 @@ def test_short_and_empty_curves_are_read_without_a_complaint(values: list[float]
     held = curve(values)
     for name in ("start", "end", "best", "noise", "drop", "best_drop", "rose", "peak", "blew_up", "flat", "learned"):
         getattr(held, name)
+    assert [held.learned, held.blew_up, held.rose] == [False] * 3
 
 
 def test_only_the_numbers_of_a_column_are_present() -> None:

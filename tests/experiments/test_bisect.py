@@ -58,6 +58,11 @@ def bisect(folder, *arguments, **options):
     return forked.run(command(*arguments, **options)[1:], cwd=folder, env=ENVIRONMENT, starts_forks=True)
 
 
+def until_gone(process):
+    """Wait for the end of a process that was killed and that nobody here has started: it may still need a moment."""
+    patience.wait_until(lambda: not is_alive(process), lambda: f"process {process} is still there")
+
+
 def is_alive(process):
     try:
         os.kill(process, 0)
@@ -147,7 +152,7 @@ def test_the_budget_ends_what_runs_and_lists_what_did_not(project):
     second_hangs = f"import os\nif os.path.exists({str(once)!r}):\n{second_hangs}open({str(once)!r}, 'w')\n"
     (project / "hangs.py").write_text(second_hangs + TRAIN)
     ended = bisect(project, "--jobs", "1", "--json", "--only", "lr-3", *WRITES_HERE, "hangs.py", "3.0", over=str(pid))
-    assert not is_alive(int(pid.read_text()))
+    until_gone(int(pid.read_text()))
     rows = {row["name"]: (row["verdict"], row["why"]) for row in json.loads(ended.stdout)["runs"]}
     assert rows["repeat"] == ("not run", "budget")
     assert rows["lr-3"] == ("not run", "budget")
@@ -171,8 +176,7 @@ def test_a_script_that_shows_nothing_is_ended_in_time(tmp_path):
     ended = bisect(tmp_path, *WRITES_HERE, "hang.py", over=str(tmp_path / "pid"))
     assert ended.returncode == 2
     assert "the script recorded nothing in " in ended.stderr
-    script = int((tmp_path / "pid").read_text())
-    patience.wait_until(lambda: not is_alive(script))  # it was killed; the system may need a moment to remove it
+    until_gone(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -190,7 +194,7 @@ def test_an_interrupt_leaves_no_run_behind(tmp_path, number):
     _, errors = process.communicate(timeout=patience.HANG_SECONDS)
     assert process.returncode == 128 + number
     assert b"Traceback" not in errors
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    until_gone(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from patience import HANG_SECONDS
 from surefoot.errors import UsageError
 from surefoot.experiments import processes as children
 from surefoot.experiments import sandbox as confine
@@ -161,7 +162,7 @@ def test_nobody_can_change_a_file_of_the_users(real, tmp_path, monkeypatch, wher
     subject = children.Subject("write.py", arguments, folder=real)
     with children.Children(subject, tmp_path / "out", threads=1) as runs:
         child = runs.start("baseline", {})
-        runs.wait(until=time.monotonic() + 120)
+        runs.wait(until=time.monotonic() + HANG_SECONDS)
     assert (tmp_path / "out" / "done").read_text() == "done", (child.folder / children.OUTPUT).read_text()
     assert contents(tmp_path / "home") == before
 

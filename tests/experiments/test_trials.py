@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from patience import HANG_SECONDS
 from surefoot.experiments.plan import BY_NAME, Change
 from surefoot.experiments.processes import Child, Children, Subject
 from surefoot.experiments.trials import REPEAT, Trials, cores, default_jobs
@@ -34,7 +35,7 @@ class Cured:
         row.verdict, row.why = "cures", ""
 
 
-def trials(folder: Path, deadline: float = 60.0) -> Trials:
+def trials(folder: Path, deadline: float = HANG_SECONDS) -> Trials:
     children = Children(Subject("train.py", folder=folder), folder, threads=1)
     return Trials(children, Cured(), time.monotonic() + deadline, 1, lambda name, words: None)
 

@@ -12,7 +12,8 @@ from training_loops import same_bits, train_bare, train_guarded
 
 pytestmark = pytest.mark.slow
 
-STEPS = 200
+STEPS = 150
+"""The longest window of a step rule (128) is full before the end."""
 JUMPS = {run.__name__ for run in (*PHASES, *LOSSES, *REINFORCEMENT[3:], *UNSEEN, *FIELDS)}
 """Kinds whose loss jumps for a good reason or has an unusual shape: `Spike` may refuse the first steps of a level."""
 

@@ -32,13 +32,13 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder, self._count = folder, 0
 
-    def start(self, kind: str, folder: Path, seed: int, held: bool = False) -> Started:
-        """`held`: it is going to get a signal, and does not end before that."""
+    def start(self, kind: str, folder: Path, seed: int, held: bool = False, whole: bool = True) -> Started:
+        """`held`: it is going to get a signal, and does not end before that. `whole`: see `forked.start`."""
         self._count += 1
         out = self.folder / f"out-{self._count}"
         out.touch()
         order = json.dumps({"kind": kind, "folder": str(folder), "out": str(out), "seed": seed, "held": held})
-        process = forked.start([INTERRUPTED, order], new_session=True, whole=True)
+        process = forked.start([INTERRUPTED, order], new_session=True, whole=whole)
         return Started(process.pid, out, lambda: process.end().returncode)
 
 
@@ -83,7 +83,7 @@ ENDS: dict[str, str] = {}
 def undisturbed(server: Server, kind: str) -> str:
     """What a run of this kind tells at its end when nobody interrupts it."""
     if kind not in ENDS:
-        run = server.start(kind, server.folder / f"undisturbed-{kind}", 0)
+        run = server.start(kind, server.folder / f"undisturbed-{kind}", 0, whole=False)
         assert run.end() == 0, run.said
         ENDS[kind] = run.said.splitlines()[-1]
     return ENDS[kind]
@@ -91,7 +91,7 @@ def undisturbed(server: Server, kind: str) -> str:
 
 def check_rerun(server: Server, kind: str, folder: Path, before: str) -> None:
     """The rerun goes on after the batches that were taken, and ends as the undisturbed run does."""
-    run = server.start(kind, folder, 99)
+    run = server.start(kind, folder, 99, whole=False)
     assert run.end() == 0, run.said
     assert run.said.splitlines()[-1] == undisturbed(server, kind)
     assert (run.said + before).count("batch\n") == 4 * PASS
@@ -149,6 +149,19 @@ def test_a_signal_to_the_workers_too_is_no_error(server: Server, tmp_path: Path,
     assert "Traceback" not in run.said
     assert run.said.count("saving") == 1
     check_rerun(server, "workers", tmp_path, run.said)
+
+
+def test_a_worker_that_is_killed_with_the_lock_of_its_loader_does_not_keep_the_run_from_ending(
+    server: Server, tmp_path: Path
+) -> None:
+    """Torch's iterator waits for that lock when it is deleted."""
+    run = server.start("locked_worker", tmp_path, 0)
+    run.until_said("locked")
+    run.until_said("batch", 2)  # a worker loads ahead
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.said
+    assert "Traceback" not in run.said
+    check_rerun(server, "locked_worker", tmp_path, run.said)
 
 
 def test_a_second_signal_leaves_at_once(server: Server, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surefoot.observe.readable import has_other_ranks, is_readable, is_sharded, readable
 
@@ -42,3 +43,12 @@ def test_memory_that_is_not_there_is_not_read(tensor):
 def test_a_process_alone_has_no_company_and_plain_tensors_are_not_sharded():
     assert not has_other_ranks()
     assert not is_sharded(nn.Parameter(torch.ones(1)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_group_of_one_rank_has_no_company_either(count):
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        assert has_other_ranks() is (count > 1)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -68,15 +68,15 @@ print(reached, thinned, torn)
 """
 
 
-def test_a_process_killed_eighty_times_while_logging_leaves_all_that_was_flushed(tmp_path):
-    done = run(KILLED, tmp_path, "usual", 80)
+def test_a_process_killed_forty_times_while_logging_leaves_all_that_was_flushed(tmp_path):
+    done = run(KILLED, tmp_path, "usual", 40)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     assert int(done.stdout.split()[0]) > 100
 
 
-def test_a_process_killed_twenty_times_while_thinning_loses_nothing_recent_and_stays_small(tmp_path):
-    done = run(KILLED, tmp_path, "small", 20)
+def test_a_process_killed_ten_times_while_thinning_loses_nothing_recent_and_stays_small(tmp_path):
+    done = run(KILLED, tmp_path, "small", 10)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     reached, thinned, _ = map(int, done.stdout.split())

@@ -2,8 +2,9 @@
 
     python tests/watch/sabotage.py            prints one line per failure and the counts
 
-torch is imported once and each case is a fork. A case is a name given to `ProbeRunner.safely`, whose observation then raises
-whatever it is, or a function of `surefoot.watch` that computes something about the script.
+torch is imported once and each case is a fork. A case is some names given to `ProbeRunner.safely`, whose observations then
+raise whatever they are, or a function of `surefoot.watch` that computes something about the script. A probe that is not
+reached because another one of its case has failed gets a case of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -126,14 +128,14 @@ def sabotage(owner, name) -> None:
     setattr(owner, name, raising)
 
 
-def sabotage_probe(probe) -> None:
+def sabotage_probes(probes) -> None:
     safely = probe_runner.ProbeRunner.safely
 
     def raising(*args):
         raise RuntimeError("sabotaged")
 
     def patched(self, name, observe, *args):
-        return safely(self, name, raising if name == probe else observe, *args)
+        return safely(self, name, raising if name in probes else observe, *args)
 
     probe_runner.ProbeRunner.safely = patched
 
@@ -168,6 +170,21 @@ def run(path: str, epochs: int, folder: Path, watched: bool, prepare=lambda: Non
     )
 
 
+TOGETHER = 4
+"""So many probes fail in one run."""
+
+
+def groups(probes) -> list[tuple[str, ...]]:
+    """Probes that need a script of the same length. Those that are reached one after the other, of which one may be
+    inside of the other, are in different groups."""
+    found = []
+    for epochs in EPOCHS:
+        names = [probe for probe, needed in probes.items() if needed == epochs]
+        count = -(-len(names) // TOGETHER)
+        found += [tuple(names[start::count]) for start in range(count)]
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     bitwise.import_watching()
@@ -186,27 +203,33 @@ def main() -> None:
             assert "stopped watching" not in recorded[2], recorded[2]
             for probe in json.loads(seen.read_text()):
                 probes.setdefault(probe, epochs)
-        todo = [(f"probe {probe}", probe, lambda probe=probe: sabotage_probe(probe)) for probe in probes]
+        todo = [(f"probe {', '.join(group)}", group, partial(sabotage_probes, group)) for group in groups(probes)]
         todo += [
-            (f"function {called}", None, lambda owner=owner, name=name: sabotage(owner, name))
+            (f"function {called}", (), partial(sabotage, owner, name))
             for owner, name, called in functions()
             if called not in INFRASTRUCTURE
         ]
-        for number, (title, probe, prepare) in enumerate(todo):
+        for number, (title, group, prepare) in enumerate(todo):  # it grows
             if only not in title:
                 continue
-            cases += 1
-            epochs = probes.get(probe, EPOCHS[-1])
+            epochs = max((probes[probe] for probe in group), default=EPOCHS[-1])
             out, state, errors = run(str(path), epochs, root / str(number), True, prepare)
             told = [line for line in errors.splitlines() if "stopped watching" in line]
+            names = [line.partition("stopped watching ")[2].partition(" (")[0] for line in told]
+            cases += max(1, len(group) and len(names))
+            unreached = [probe for probe in group if probe not in names]
+            if len(group) > 1:
+                todo += [(f"probe {probe}", (probe,), partial(sabotage_probes, (probe,))) for probe in unreached]
             problems = []
             if (out, state) != plain[epochs][:2]:
                 problems.append("the script noticed")
-            if probe is not None and [line for line in told if f"stopped watching {probe} (" in line] != told[:1]:
-                problems.append(f"expected one warning about {probe}, got {told}")
-            if len(told) != len({line.partition("(")[0] for line in told}):
+            if len(group) == 1 and unreached:
+                problems.append(f"expected a warning about {group[0]}, got {told}")
+            if group and not set(names) <= set(group):
+                problems.append(f"expected warnings about {group} only, got {told}")
+            if len(names) != len(set(names)):
                 problems.append(f"a warning came twice: {told}")
-            if probe is not None and "surefoot: " not in errors.replace(told[0] if told else "", ""):
+            if group and not any("surefoot: " in line for line in errors.splitlines() if line not in told):
                 problems.append("no diagnosis at the end")
             failures += bool(problems)
             for problem in problems:

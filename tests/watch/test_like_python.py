@@ -86,8 +86,10 @@ WITHOUT_TORCH = {
         print(pickle.loads(pickle.dumps(Config())).x, Config.__module__)
     """,
     "threads_outlive_main": """
-        import threading, time
-        def work(): time.sleep(0.3); print("thread"); threading.Thread(target=lambda: print("its thread")).start()
+        import threading
+        def work():
+            threading.main_thread().join()
+            print("thread"); threading.Thread(target=lambda: print("its thread")).start()
         threading.Thread(target=work).start()
         print("main")
     """,

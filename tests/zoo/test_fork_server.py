@@ -32,7 +32,7 @@ def test_a_fork_is_like_a_process_of_its_own(tmp_path):
         a_run("seven", PRINTS, "7"),
         a_run("words", PRINTS, "no data"),
         a_run("child", LEAVES_A_CHILD),
-        a_run("loop", "while True: pass", timeout_s=1),
+        a_run("loop", "import time\ntime.sleep(600)", timeout_s=1),
     ]
     with ForkServer(jobs=2) as server:
         for each in runs:

@@ -78,9 +78,9 @@ def test_a_real_run_is_kept_and_scored_again_without_running(tmp_path, starts_fo
 
 
 def test_a_script_that_never_ends_is_given_up_and_listed(tmp_path, starts_forks):
-    scripts = a_zoo(tmp_path / "zoo", testing__lr_too__loop="while True: pass")
-    (result,) = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=2)
-    assert "still running after 2 s" in result.trouble
+    scripts = a_zoo(tmp_path / "zoo", testing__lr_too__loop="import time\ntime.sleep(600)")
+    (result,) = run_all(scripts, [100], 1, keep=tmp_path / "kept", timeout_s=5)
+    assert "still running after 5 s" in result.trouble
     assert not result.among(3)
     assert folder_of(tmp_path / "kept", scripts[0], 100).is_dir()
     (again,) = recorded(tmp_path / "kept")

@@ -177,7 +177,7 @@ G = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
 D = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
 of_g = torch.optim.Adam(G.parameters(), lr=1e-3)
 of_d = torch.optim.Adam(D.parameters(), lr=1e-3)
-for step in range(200):
+for step in range(120):
     real = torch.randn(32, 2) * 0.3 + 1
     fake = G(torch.randn(32, 4))
     judged = nn.functional.softplus(-D(real)).mean() + nn.functional.softplus(D(fake.detach())).mean()

@@ -26,7 +26,7 @@ class Views(nn.Module):
 
 model, similarity = Views(), nn.CosineSimilarity(dim=1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for step in range(200):
+for step in range(120):
     picked = rows[torch.randint(600, (64,))]
     first, second, code, other = model(picked + torch.randn_like(picked), picked + torch.randn_like(picked))
     loss = -similarity(first, otherCUT).mean() - similarity(second, codeCUT).mean()
@@ -58,7 +58,7 @@ model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 8))
 embed = lambda given: nn.functional.normalize(model(given), dim=1)
 triplet = nn.TripletMarginLoss(margin=0.5)
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-for step in range(150):
+for step in range(80):
     anchors = torch.randint(400, (48,))
     same = torch.stack([(kinds == kinds[i]).float().multinomial(1)[0] for i in anchors])
     others = torch.stack([(kinds != kinds[i]).float().multinomial(1)[0] for i in anchors])
@@ -84,7 +84,7 @@ with torch.no_grad():
     taught = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))(rows) + 2 * torch.randn(16)
 model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for step in range(200):
+for step in range(120):
     picked = torch.randint(600, (64,))
     loss = (1 - nn.functional.cosine_similarity(model(rows[picked]), taught[picked], dim=1)).mean()
     optimizer.zero_grad()

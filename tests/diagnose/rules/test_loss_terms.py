@@ -36,7 +36,7 @@ class Autoencoder(nn.Module):
 
 model = Autoencoder()
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-for step in range(200):
+for step in range(120):
     rows = data[torch.randint(512, (64,))]
     output, mean, log_variance = model(rows)
     divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()

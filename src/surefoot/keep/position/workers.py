@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from torch.utils.data import dataloader, get_worker_info
+from torch.utils.data import _utils, dataloader, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from surefoot.keep.dead_workers import ended_workers, worker_death
@@ -31,6 +31,8 @@ from surefoot.keep.position.generators import (
     set_generators,
 )
 
+_LOCK_SECONDS = 1.0
+"""A process that runs holds the lock for microseconds."""
 WorkerStreams: TypeAlias = dict[int, GeneratorStates]
 """The states of the generators in each worker, by the number of the worker."""
 
@@ -161,8 +163,30 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             self.surefoot_plan.first_worker -= 1
         super()._try_put_index()
 
+    def _shutdown_workers(self) -> None:
+        """The same as torch's, which would wait forever for a lock that a killed worker held.
+
+        A signal to every process of the run may kill a worker at any point.
+        """
+        done = getattr(self, "_workers_done_event", None)  # missing if the workers could not be started
+        if done is not None and not self._shutdown and getattr(_utils, "python_exit_status", None) is False:
+            while not done._cond.acquire(timeout=_LOCK_SECONDS):
+                if any(worker.exitcode for worker in self._workers):
+                    _set_for_killed_worker(done)
+                    self._workers_done_event = threading.Event()  # type: ignore[assignment]
+                    break
+            else:
+                done._cond.release()
+        super()._shutdown_workers()
+
     def _process_data(self, data: Any, *rest: Any) -> Any:
         return self.surefoot_plan.receive(super()._process_data(data, *rest))  # type: ignore[no-untyped-call]
+
+
+def _set_for_killed_worker(event: Any) -> None:
+    """Set a `multiprocessing.Event` whose lock is held by a process that has ended: other workers still read it."""
+    event._flag.release()
+    event._cond.release()
 
 
 _making: list[WorkerPlan] = []
