@@ -59,6 +59,25 @@ def test_the_first_fix_names_the_layer_if_the_softmax_has_no_line_of_its_own(wat
     assert found.fixes[0] == "Pass the logits: remove the softmax in `model.3`."
 
 
+def test_the_first_fix_does_not_call_a_sum_of_probabilities_a_softmax(watch: Nursery) -> None:
+    experts = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = (nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1)) for _ in range(2))
+
+        def forward(self, given):
+            return torch.lerp(self.one(given), self.other(given), 0.25)
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    """
+    run = watch(CLASSES, CROSS_ENTROPY, experts, LOOP)
+    found = run.names_first("loss.softmax-before-cross-entropy", step=0, at="|loss = loss_of", evidence={"rows"})
+    at = run.at("torch.lerp(")
+    assert found.fixes[0] == f"Pass the logits: remove the softmax whose results go into `lerp` at {at}."
+
+
 def test_a_log_softmax_of_probabilities_by_hand_is_a_softmax_twice(watch: Nursery) -> None:
     by_hand = """
     def loss_of(given, target):

@@ -411,6 +411,8 @@ def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
     if made is None or not made.site:
         return ()
     place = f"in `{made.module}`" if made.module and made.site == note.site else f"at {made.site}"
+    if what not in made.op:  # results of the softmax that were weighted and added, as those of several experts
+        what += f" whose results go into `{made.op}`"
     return (f"Pass the logits: remove the {what} {place}.",)
 
 
