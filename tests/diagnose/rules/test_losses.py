@@ -306,6 +306,34 @@ def test_a_critic_that_maximises_its_loss_has_no_flipped_sign(watch: Nursery) ->
     assert run.causes == []
 
 
+def test_of_two_losses_that_plunge_the_one_whose_penalty_has_the_wrong_sign_is_named(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        inner = nn.Sequential(nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), *inner)
+        critic[-1].weight.data.mul_(20)
+        of_maker = torch.optim.Adam(maker.parameters(), lr=5e-3, betas=(0.5, 0.9))
+        of_critic = torch.optim.Adam(critic.parameters(), lr=5e-3, betas=(0.5, 0.9))
+        for step in range(400):
+            real = torch.randn(32, 2) * 0.5 + 1
+            made = maker(torch.randn(32, 4)).detach().requires_grad_()
+            slope = torch.autograd.grad(critic(made).sum(), made, create_graph=True)[0].norm(dim=1)
+            of_critic.zero_grad()
+            (critic(made).mean() - critic(real).mean() - 10 * (slope - 1).square().mean()).backward()
+            of_critic.step()
+            of_maker.zero_grad()
+            (-critic(maker(torch.randn(32, 4))).mean()).backward()
+            of_maker.step()
+        """
+    )
+    assert run.first.cause == "loss.sign-flipped"
+    assert run.first.where == (run.at("of_critic = "),)
+
+
 def test_a_policy_gradient_has_no_flipped_sign(watch: Nursery) -> None:
     run = watch(
         """

@@ -279,9 +279,10 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
 def _plunging_side(run: RecordedRun) -> Claim | None:
     """The loss of one side of an adversarial run falls without a bound, and its gradient grows with it.
 
-    A critic's loss is negative, but a penalty or clipped weights bound its gradient.
+    A critic's loss is negative, but a penalty or clipped weights bound its gradient. Without them, the generator's
+    loss may fall with the critic's scores, but not as far as the loss whose term has the wrong sign.
     """
-    for side in run.optimizers:
+    for side in sorted(run.optimizers, key=lambda side: run.curve_of(side).end):
         curve, norms = run.curve_of(side), present_finite(side.series.grad_norm)
         if curve.count < 30 or len(norms) < 30 or curve.end > -1e3 * max(1.0, abs(curve.start)):
             continue
