@@ -63,6 +63,8 @@ def train(config: dict) -> None:
 
 def main() -> None:
     storage = tempfile.mkdtemp()
+    # Ray starts all workers anew if this takes longer than a minute, again and again on a machine that is too busy.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     settings = RunConfig(name="run", storage_path=storage, failure_config=FailureConfig(max_failures=2))
     metrics = TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=settings).fit().metrics

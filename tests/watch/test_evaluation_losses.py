@@ -61,3 +61,20 @@ def test_losses_that_are_trained_on_or_not_one_number_are_no_pass(watch):
         """,
     )
     assert found == []
+
+
+def test_a_loss_inside_a_training_step_is_no_pass_and_one_after_its_backward_is(watch):
+    loop = """
+for step in range(5):
+    inner = F.cross_entropy(model(x), y)
+    faster = [p - 0.1 * g for p, g in zip(model.parameters(), torch.autograd.grad(inner, model.parameters()))]
+    with torch.no_grad():
+        F.cross_entropy(model(x[:8]), y[:8])  # before the inner update: part of the step
+    hidden = F.relu(F.linear(x, *faster[:2]))
+    optimizer.zero_grad(); F.cross_entropy(F.linear(hidden, *faster[2:]), y).backward()
+    with torch.no_grad():
+        F.cross_entropy(model(x[:4]), y[:4])
+    optimizer.step()
+"""
+    found = watch(CLASSES, NET, loop).facts["evaluation_passes"]
+    assert [(each["step"], each["rows"]) for each in found] == [(step, 4) for step in range(5)]

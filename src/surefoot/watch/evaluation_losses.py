@@ -1,8 +1,10 @@
 """The losses of evaluation passes, each averaged over its rows: the points of a validation curve.
 
 `patches.losses` reports every call of torch's loss functions without gradients. Calls between two training steps in one
-block without gradients form a pass. If each batch has its own block, all calls between the two steps form one. Losses
-on a device are accumulated there and read when the facts are collected: nothing waits for them.
+block without gradients form a pass. If each batch has its own block, all calls between the two steps form one. A call
+between a loss with gradients and the backward over it is part of a training step, and no evaluation: the loss before
+the inner updates of meta-learning rises as it should. Losses on a device are accumulated there and read when the facts
+are collected: nothing waits for them.
 
 Not covered: losses written by hand, losses that are not scalars, and functions inside compiled code.
 """
@@ -57,11 +59,19 @@ class EvaluationLosses:
         self._blocks: list[_LossBlock] = []
         self._passes: list[EvaluationPass] = []
         self._last: Callable[[], object | None] = _no_tensor
+        self._trained_on: tuple[int, int] | None = None
+        """The steps and backwards before the last call with gradients."""
+
+    def note_training(self) -> None:
+        """A loss function is called with gradients."""
+        self._trained_on = (self._state.steps, self._state.backwards)
 
     def take(self, function: str, given: object, result: object, is_sum: bool) -> None:
         """A loss function has returned, without gradients; `given` is the predictions."""
         if not isinstance(result, Tensor) or not isinstance(given, Tensor) or result is self._last():
             return  # a function mode calls the function twice
+        if self._trained_on == (self._state.steps, self._state.backwards):
+            return
         with WithoutHooks():
             if result.dim() or not result.is_floating_point() or not given.dim() or not is_readable(result):
                 return

@@ -159,7 +159,8 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
     reached = set().union(*under.values())
     for entry in recorder.entries:
         named = entry.name in BREAKS or (entry.name in DECISIONS and entry.grad_enabled and entry.index in reached)
-        cut = named and any(entry.grads) and not entry.out_grad
+        is_copy = entry.parameters and not entry.inputs and entry.index not in reached  # of a weight: `state_dict()`
+        cut = named and any(entry.grads) and not entry.out_grad and not is_copy
         dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
         if cut or dark:
             found.append(

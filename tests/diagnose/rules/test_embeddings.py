@@ -95,3 +95,30 @@ for step in range(120):
 
 def test_embeddings_that_follow_those_of_a_teacher_may_be_alike(watch: Nursery) -> None:
     assert watch(TEACHER).causes == []
+
+
+VALUES = """
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
+earlier = copy.deepcopy(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+for step in range(300):
+    rows, following, action = torch.randn(64, 4), torch.randn(64, 4), torch.randint(2, (64, 1))
+    with torch.no_grad():
+        target = 1 + 0.95 * earlier(following).max(1).values
+    loss = nn.functional.mse_loss(target, model(rows).gather(1, action).squeeze(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 20 == 0:
+        earlier.load_state_dict(model.state_dict())
+"""
+
+
+def test_values_of_actions_may_be_alike_on_either_side_of_the_loss(watch: Nursery) -> None:
+    """The prediction of many Q-learning scripts is the second argument of the loss."""
+    assert watch(VALUES).causes == []

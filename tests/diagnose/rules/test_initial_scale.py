@@ -79,6 +79,30 @@ def test_a_head_that_starts_at_zero_does_not_make_the_weights_before_it_too_smal
     assert "init.too-small" not in run.causes
 
 
+def test_rows_that_all_begin_alike_are_not_activations_that_vanish(watch: Nursery) -> None:
+    """Every path of a simulation starts in the same state, and what is earned on it cannot be learned."""
+    body = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+layers = [part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())]
+model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), *layers, nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+for step in range(60):
+    held, state, earned = torch.zeros(128, 1), torch.tensor([[0.0, 0.3]]).expand(128, 2), torch.zeros(128, 1)
+    for _ in range(3):
+        held = model(torch.cat([state, held], 1))
+        move = 0.1 * torch.randn(128, 1)
+        state, earned = state + torch.cat([move, -0.1 * torch.ones(128, 1)], 1), earned + held * move
+    loss = (earned - torch.randn(128, 1)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    assert "init.too-small" not in watch(body).causes
+
+
 def test_usual_weights_are_fine(watch: Nursery) -> None:
     assert watch(START, deep(layers=4), drawn("0.25"), LOOP).causes == []
 

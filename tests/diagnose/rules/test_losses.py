@@ -59,6 +59,25 @@ def test_the_first_fix_names_the_layer_if_the_softmax_has_no_line_of_its_own(wat
     assert found.fixes[0] == "Pass the logits: remove the softmax in `model.3`."
 
 
+def test_the_first_fix_does_not_call_a_sum_of_probabilities_a_softmax(watch: Nursery) -> None:
+    experts = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = (nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1)) for _ in range(2))
+
+        def forward(self, given):
+            return torch.lerp(self.one(given), self.other(given), 0.25)
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    """
+    run = watch(CLASSES, CROSS_ENTROPY, experts, LOOP)
+    found = run.names_first("loss.softmax-before-cross-entropy", step=0, at="|loss = loss_of", evidence={"rows"})
+    at = run.at("torch.lerp(")
+    assert found.fixes[0] == f"Pass the logits: remove the softmax whose results go into `lerp` at {at}."
+
+
 def test_a_log_softmax_of_probabilities_by_hand_is_a_softmax_twice(watch: Nursery) -> None:
     by_hand = """
     def loss_of(given, target):
@@ -285,6 +304,34 @@ def test_a_critic_that_maximises_its_loss_has_no_flipped_sign(watch: Nursery) ->
         """
     )
     assert run.causes == []
+
+
+def test_of_two_losses_that_plunge_the_one_whose_penalty_has_the_wrong_sign_is_named(watch: Nursery) -> None:
+    run = watch(
+        """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        inner = nn.Sequential(nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), *inner)
+        critic[-1].weight.data.mul_(20)
+        of_maker = torch.optim.Adam(maker.parameters(), lr=5e-3, betas=(0.5, 0.9))
+        of_critic = torch.optim.Adam(critic.parameters(), lr=5e-3, betas=(0.5, 0.9))
+        for step in range(400):
+            real = torch.randn(32, 2) * 0.5 + 1
+            made = maker(torch.randn(32, 4)).detach().requires_grad_()
+            slope = torch.autograd.grad(critic(made).sum(), made, create_graph=True)[0].norm(dim=1)
+            of_critic.zero_grad()
+            (critic(made).mean() - critic(real).mean() - 10 * (slope - 1).square().mean()).backward()
+            of_critic.step()
+            of_maker.zero_grad()
+            (-critic(maker(torch.randn(32, 4))).mean()).backward()
+            of_maker.step()
+        """
+    )
+    assert run.first.cause == "loss.sign-flipped"
+    assert run.first.where == (run.at("of_critic = "),)
 
 
 def test_a_policy_gradient_has_no_flipped_sign(watch: Nursery) -> None:

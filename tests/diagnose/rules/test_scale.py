@@ -403,3 +403,22 @@ def test_units_that_were_zero_before_a_rate_that_moves_nothing_are_not_the_cause
     run = watch(START, NET.replace("optim.Adam", "optim.SGD").replace("1e-2", "1e-4"), half_off, LOOP)
     assert run.first.cause == "lr.too-low"
     assert "model.dead-units" not in run.causes
+
+
+def test_half_of_the_units_may_be_off_from_the_start_where_rows_hardly_differ(watch: Nursery) -> None:
+    body = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(120):
+    rows = torch.tensor([0.0, 0.2, 0.1]) + 0.05 * torch.randn(64, 3)
+    loss = (model(rows) - torch.randn(64, 1)).square().mean()  # there is nothing to learn
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    found = [each for each in watch(body).diagnosis.findings if each.cause == "model.dead-units"]
+    assert [each.severity for each in found] == ["info"]

@@ -359,6 +359,34 @@ def test_a_cut_graph_is_named_with_the_line_of_the_cut(watch: Nursery, cut: str)
     assert found.evidence["parameters"] == ["inner.weight", "inner.bias"]
 
 
+def test_a_copy_of_the_weights_cuts_no_layer_off_that_the_model_never_calls(watch: Nursery) -> None:
+    unused = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.layers = nn.BatchNorm1d(8), nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+
+        def forward(self, given):
+            return self.layers(given)
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    """
+    run = watch(
+        START, unused, LOOP + "    best = {name: value.clone() for name, value in model.state_dict().items()}\n"
+    )
+    assert run.causes == []
+
+
+@pytest.mark.parametrize("weight", ["self.outer.weight.detach()", "self.outer.weight.data"])
+def test_a_weight_that_is_detached_for_the_forward_pass_is_named(watch: Nursery, weight: str) -> None:
+    used = DETACHED.replace("CUT", "hidden").replace(
+        "self.outer(hidden)", f"F.linear(hidden, {weight}, self.outer.bias)"
+    )
+    found = watch(START, used, LOOP).finding("optim.detached-graph")
+    assert found.evidence["parameters"] == ["outer.weight"]
+
+
 @pytest.mark.parametrize(("op", "words"), [("detach", "`detach`"), ("no_grad", "running without gradients (no_grad)")])
 def test_a_cut_is_named_in_words_with_its_line(op: str, words: str) -> None:
     cut = GraphBreak(op=op, site=SITE, module="", reaches_loss=True, backward_calls=[0], parameters=[0])

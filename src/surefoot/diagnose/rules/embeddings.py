@@ -53,8 +53,9 @@ def collapsed(run: RecordedRun) -> Claim | None:
 
 
 def _compares_outputs(loss: LossCall) -> bool:
-    """Whether a loss moves both of its sides. A target without a gradient is given: a teacher, a target network."""
-    return loss.op in _TRIPLETS or (loss.target_from_model and loss.target.requires_grad)
+    """Whether a loss moves both of its sides. One without a gradient is given: by a teacher or a target network."""
+    both_move = loss.input.requires_grad and loss.target.requires_grad
+    return loss.op in _TRIPLETS or (loss.target_from_model and both_move)
 
 
 RULES: tuple[Rule, ...] = (

@@ -174,7 +174,7 @@ def init_too_small(run: RecordedRun) -> Claim | None:
     small = small or (
         max(gains[:-1] or gains) < 1.5 * HEALTHY_GAIN[0] and last < 0.1 * entering and _passes(gains) < 1e-3
     )
-    dies = last < 1e-4 * entering and median(gains) < 0.7
+    dies = last < 1e-4 * entering and median(gains) < 0.7 and not _rows_are_alike(gains, last / entering)
     if not ((small and not is_restored) or dies):
         return None
     names = [run.label(n.parameter) for n in chain if n.parameter is not None]
@@ -216,6 +216,14 @@ def _starts_at_zero(run: RecordedRun, parameter: int | None) -> bool:
 
 def _passes(gains: list[float]) -> float:
     return math.prod(gains[:-1] or gains)
+
+
+def _rows_are_alike(gains: list[float], ratio: float) -> bool:
+    """Whether less of the spread remains than weights of this scale leave, even with a sigmoid after each layer.
+
+    The spread of the inputs was then one between features: all rows were the same, as at the start of an episode.
+    """
+    return ratio < 1e-2 * math.prod(gains) * 0.25 ** len(gains)
 
 
 def init_symmetric(run: RecordedRun) -> Claim | None:

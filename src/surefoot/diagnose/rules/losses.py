@@ -279,9 +279,10 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
 def _plunging_side(run: RecordedRun) -> Claim | None:
     """The loss of one side of an adversarial run falls without a bound, and its gradient grows with it.
 
-    A critic's loss is negative, but a penalty or clipped weights bound its gradient.
+    A critic's loss is negative, but a penalty or clipped weights bound its gradient. Without them, the generator's
+    loss may fall with the critic's scores, but not as far as the loss whose term has the wrong sign.
     """
-    for side in run.optimizers:
+    for side in sorted(run.optimizers, key=lambda side: run.curve_of(side).end):
         curve, norms = run.curve_of(side), present_finite(side.series.grad_norm)
         if curve.count < 30 or len(norms) < 30 or curve.end > -1e3 * max(1.0, abs(curve.start)):
             continue
@@ -411,6 +412,8 @@ def _drop(what: str, note: HasProducer) -> tuple[str, ...]:
     if made is None or not made.site:
         return ()
     place = f"in `{made.module}`" if made.module and made.site == note.site else f"at {made.site}"
+    if what not in made.op:  # results of the softmax that were weighted and added, as those of several experts
+        what += f" whose results go into `{made.op}`"
     return (f"Pass the logits: remove the {what} {place}.",)
 
 

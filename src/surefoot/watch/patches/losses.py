@@ -22,15 +22,18 @@ _gradients_on = torch.is_grad_enabled
 
 def wrap_losses(watcher: Watcher, wrapping: Hooks) -> None:
     """Observe each call of a loss function without gradients."""
-    here, safely, take = watcher.probes.here, watcher.probes.safely, watcher.evaluation_losses.take
+    here, safely, losses = watcher.probes.here, watcher.probes.safely, watcher.evaluation_losses
 
     def observe(name: str) -> None:
         def before(args: Any, kwargs: Any) -> Any:
-            return None if _gradients_on() else (args[0], any(isinstance(each, str) and each == "sum" for each in args))
+            if _gradients_on():
+                losses.note_training()
+                return None
+            return (args[0], any(isinstance(each, str) and each == "sum" for each in args))
 
         def after(token: Any, result: Any) -> None:
             if here():
-                safely(PROBE, take, name, token[0], result, token[1])
+                safely(PROBE, losses.take, name, token[0], result, token[1])
 
         wrapping.add(functional, name, PROBE, _WHY, before, after)
 
