@@ -29,7 +29,7 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import COMPARISONS, DECISIONS, DISTANCE_LOSSES, LOSSES, VIEWS
+from surefoot.watch.operation_names import COMPARISONS, DECISIONS, DISTANCE_LOSSES, LOSSES, STEP_FUNCTIONS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -152,16 +152,20 @@ def _bags(ids: Tensor) -> Tensor:
 
 
 def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
-    """Where the gradient of a value was cut off, and whether a loss was made from it."""
+    """Where the gradient of a value was cut off or set to 0, and whether a loss was made from it.
+
+    A result without a node is cut off even if it requires a gradient: `torch.tensor(loss, requires_grad=True)` does.
+    """
     found = []
     ends = {number: root.entry for number, root in enumerate(roots) if root.entry is not None}
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
     for entry in recorder.entries:
-        named = entry.name in BREAKS or (entry.name in DECISIONS and entry.grad_enabled and entry.index in reached)
-        cut = named and any(entry.grads) and not entry.out_grad
-        dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
-        if cut or dark:
+        differentiates = entry.grad_enabled and entry.index in reached
+        named = entry.name in BREAKS or (entry.name in DECISIONS and differentiates)
+        cut = (named and not entry.kind) or (entry.name in STEP_FUNCTIONS and differentiates)
+        dark = not entry.grad_enabled and entry.index in reached
+        if (cut or dark) and any(entry.grads):
             found.append(
                 GraphBreak(
                     op="no_grad" if dark and not cut else entry.name,

@@ -20,6 +20,8 @@ DECISIONS = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", 
 
 Functions that use only its shape, such as `randn_like`, cut nothing off.
 """
+STEP_FUNCTIONS = {"round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "trunc_", "fix", "sign", "sgn"}
+"""Functions whose results have a gradient that is 0 everywhere."""
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
 ADDED_PRODUCTS = {"addmm", "addmv", "baddbmm", "addbmm"}

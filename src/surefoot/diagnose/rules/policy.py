@@ -42,7 +42,7 @@ def is_policy(run: RecordedRun) -> bool:
 
 
 def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
-    """Step, mean and spread of the returns: targets of the value function, or weights that are not centred."""
+    """Step, mean and spread of the returns: targets of the value function, or weights, before they were centred."""
     found = [
         (n.step, n.target.mean, n.target.std)
         for n in _fitted_values(run)
@@ -52,7 +52,8 @@ def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
         return sorted(found)
     raw = [(n.step, n.other.mean or 0.0, n.other.std or 0.0) for n in advantages(run)]
     centred = mean(abs(m) < 0.05 * s + 1e-6 for _, m, s in raw) > 0.5 if raw else True
-    return [] if centred else sorted(raw)
+    before = [(n.step, n.uncentred) for n in advantages(run) if n.uncentred is not None]
+    return sorted((step, u.mean or 0.0, u.std or 0.0) for step, u in before) if centred else sorted(raw)
 
 
 def _fitted_values(run: RecordedRun) -> list[LossCall | DifferenceCall]:

@@ -12,7 +12,7 @@ from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import main_line
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.watch.operation_names import DECISIONS
+from surefoot.watch.operation_names import DECISIONS, STEP_FUNCTIONS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -335,7 +335,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         and not p.with_grad and not p.moved_alone
     ]  # fmt: skip
     if not dead:
-        return _cut_inside_compiled(run) or _loss_without_graph(run)
+        return _cut_inside_compiled(run) or _loss_without_graph(run) or _flattened(run)
     cut = _cut_behind(run, dead)
     names = [p.label for p in dead]
     share = size_of(dead) / max(1, size_of([p for p in run.parameters.values() if p.optimizers]))
@@ -358,6 +358,29 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
+        fixes=(fix_of_cut(cut),),
+    )
+
+
+def _flattened(run: RecordedRun) -> Claim | None:
+    """Parameters whose gradient is always 0, because a function that is constant in pieces is behind them.
+
+    A straight-through estimator rounds as well, and its parameters have a gradient.
+    """
+    mine = [p for p in run.parameters.values() if p.optimizers and p.sampled >= 2]
+    dead = [p for p in mine if p.with_grad and p.zero_grad >= p.with_grad]
+    cut = _cut_behind(run, dead, flat=True)
+    if cut is None:
+        return None
+    names, share = [p.label for p in dead], size_of(dead) / max(1, size_of(mine))
+    return Claim(
+        0.95,
+        f"The gradient of {count_of(len(dead), 'parameter')} ({share:.0%} of the weights of the optimizer) is exactly "
+        f"0 in each of {dead[0].with_grad} sampled steps ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): the "
+        f"slope of {words_of_cut(cut)}, behind them, is 0 everywhere.",
+        step=0,
+        where=(cut.site, *names[:6]),
+        evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share, "sampled_steps": dead[0].with_grad},
         fixes=(fix_of_cut(cut),),
     )
 
@@ -385,7 +408,11 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     """A loss function is part of what `backward` is called on, but its predictions were cut off from the model."""
     found = []
     for look in run.sampled.steps:
-        cuts = {cut.site: cut for cut in look.breaks if cut.backward_calls and cut.parameters}
+        cuts = {
+            cut.site: cut
+            for cut in look.breaks
+            if cut.backward_calls and cut.parameters and cut.op not in STEP_FUNCTIONS
+        }
         kept = {entry.site for root in look.backward_calls for entry in root.made_from or [] if entry.shape == []}
         trained = {loss.site for loss in look.calls.losses if loss.trained_on}
         for loss in look.calls.losses:
@@ -410,8 +437,10 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     )
 
 
-def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | None:
+def _cut_behind(run: RecordedRun, dead: list[ParameterFacts], flat: bool = False) -> GraphBreak | None:
     """The cut between parameters and the loss they are trained for; other losses may be cut off from them on purpose.
+
+    With `flat`, a function whose gradient is 0 everywhere.
 
     A discriminator's loss leaves the generator alone: it is not the one that the generator's optimizer steps for.
     """
@@ -421,7 +450,7 @@ def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | No
     for look in run.sampled.steps:
         own = {number for number, root in enumerate(look.backward_calls) if owners & set(root.optimizers)}
         for b in look.breaks:
-            hit = len(lost & set(b.parameters))
+            hit = len(lost & set(b.parameters)) if (b.op in STEP_FUNCTIONS) == flat else 0
             under = own & set(b.backward_calls)
             rank = (bool(under), b.reaches_loss, hit, max(under, default=0))
             if hit and rank > best:
@@ -434,7 +463,8 @@ def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
     looks = [look for look in run.sampled.steps if look.backward_calls]
     last = len(looks[-1].backward_calls) - 1 if looks else 0
     cuts = [b for b in looks[-1].breaks if last in b.backward_calls] if looks else []
-    return cuts or [b for look in run.sampled.steps for b in look.breaks]
+    cuts = cuts or [b for look in run.sampled.steps for b in look.breaks]
+    return [b for b in cuts if b.op not in STEP_FUNCTIONS]
 
 
 def words_of_cut(cut: GraphBreak) -> str:
@@ -445,7 +475,7 @@ def words_of_cut(cut: GraphBreak) -> str:
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
-    if cut.op in DECISIONS:
+    if cut.op in DECISIONS | STEP_FUNCTIONS:
         return (
             f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
             "gradient: probabilities or logits, not decisions."
