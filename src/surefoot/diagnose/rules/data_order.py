@@ -183,7 +183,7 @@ def repeated_batches(run: RecordedRun) -> Claim | None:
     """Exactly the same batches again, although the script draws them again."""
     if run.steps < 6 and run.facts.preflight is None:
         return None
-    found = _always_first_batch(run) or _one_batch_held(run) or _one_batch_varied(run)
+    found = _always_first_batch(run) or _one_batch_held(run) or _one_batch_varied(run) or _weights_of_classes(run)
     return found or _same_within_epoch(run) or _same_shuffle(run)
 
 
@@ -209,6 +209,32 @@ def _always_first_batch(run: RecordedRun) -> Claim | None:
             where=where_of(loader.site),
             evidence={"opened": loader.iterations, "drawn": loader.drawn, "different": len(kinds)},
             fixes=("Create the iterator once, before the loop, and call `next` on it; create a new one when it ends.",),
+        )
+    return None
+
+
+def _weights_of_classes(run: RecordedRun) -> Claim | None:
+    """A `WeightedRandomSampler` that got one weight per class: it draws the first rows of the data set only.
+
+    One weight less or more, or the weights of a part of the rows that was split off, do not look like this: here each
+    of the rows comes many times within a pass.
+    """
+    for loader in run.facts.loaders:
+        rows, weights = loader.rows, loader.weights
+        drawn = (loader.batches or 0) * (loader.batch_size or 0)
+        if not rows or not weights or weights > 0.1 * rows or drawn < 10 * weights:
+            continue
+        if not any(b.loader == loader.number and b.grad_mode for b in run.facts.batches):
+            continue
+        return Claim(
+            0.95,
+            f"The `WeightedRandomSampler` of the loader at {loader.site} has {weights} weights for a data set of "
+            f"{rows:,} rows: only the first {weights} rows are ever trained on, each about {drawn / weights:.0f} times "
+            "in a pass.",
+            step=0,
+            where=where_of(loader.site),
+            evidence={"weights": weights, "rows": rows, "drawn_in_a_pass": drawn},
+            fixes=("Give the sampler one weight for each row, not for each class: `class_weights[labels]`.",),
         )
     return None
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.observe.readable import is_readable
@@ -101,6 +101,7 @@ def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
         rows=len(dataset) if hasattr(dataset, "__len__") else None,
         batches=len(loader) if hasattr(dataset, "__len__") else None,
         site=site(5),
+        weights=len(loader.sampler.weights) if isinstance(loader.sampler, WeightedRandomSampler) else None,
     )
     watcher.calls.loaders.append(record)
     return record
