@@ -104,6 +104,7 @@ FIXES = [
         "params = list(scorer.parameters())",
         "params = [*scorer.parameters(), *user_table.parameters(), *item_table.parameters()]",
     ),
+    Fix("optim.detached-graph/digits_code.py", "Draw with `rsample()`", "q.sample()", "q.rsample()"),
     Fix("optim.detached-graph/star_ratings.py", "the values that `round` gets", "rating.round()", "rating"),
     Fix("optim.detached-graph/reverse_seq2seq.py", "Remove the cut", "return state.detach()", "return state"),
     Fix(

@@ -29,7 +29,16 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import COMPARISONS, DECISIONS, DISTANCE_LOSSES, LOSSES, STEP_FUNCTIONS, VIEWS
+from surefoot.watch.operation_names import (
+    COMPARISONS,
+    DECISIONS,
+    DISTANCE_LOSSES,
+    DRAWS,
+    LOSSES,
+    STEP_FUNCTIONS,
+    VIEWS,
+    WEIGHT_LAYERS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -163,7 +172,7 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
     for entry in recorder.entries:
         differentiates = entry.grad_enabled and entry.index in reached
         named = entry.name in BREAKS or (entry.name in DECISIONS and differentiates)
-        cut = (named and not entry.kind) or (entry.name in STEP_FUNCTIONS and differentiates)
+        cut = (named and not entry.kind) or (entry.name in STEP_FUNCTIONS and differentiates) or entry.name in DRAWS
         dark = not entry.grad_enabled and entry.index in reached
         if (cut or dark) and any(entry.grads):
             found.append(
@@ -174,9 +183,30 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
                     reaches_loss=entry.index in reached,
                     backward_calls=[number for number, below in under.items() if entry.index in below],
                     parameters=sorted(_upstream(recorder, entry))[:200],
+                    drawn_for_layers=_feeds_layers(recorder, entry, reached) if entry.name in DRAWS else None,
                 )
             )
     return found[:200]
+
+
+def _feeds_layers(recorder: FunctionRecorder, draw: RecordedCall, reached: set[int]) -> bool:
+    """Whether layers with weights use what was drawn, and nothing compares it with the parameters of its distribution.
+
+    The density of a draw is what trains a distribution that cannot be differentiated, such as a policy's.
+    """
+    before = {past.index for past in recorder.history(draw.index, 200)} - {draw.index}
+    drawn, used, feeds = {draw.index}, {draw.index}, False
+    for entry in recorder.entries[draw.index + 1 :]:
+        given = set(entry.inputs)
+        if entry.index not in reached or not given & used:
+            continue
+        if entry.name in ("sub", "rsub") and given & drawn and given & before:
+            return False
+        if entry.name in VIEWS:
+            drawn |= {entry.index} if given & drawn else set()
+        feeds = feeds or (entry.name in WEIGHT_LAYERS and bool(entry.parameters))
+        used.add(entry.index)
+    return feeds
 
 
 def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:

@@ -133,7 +133,7 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
     A straight-through estimator cuts its code, too, but adds what gradients pass through: its reconstruction improves.
     """
     collapsed = unused_code(run)
-    if collapsed is None:
+    if collapsed is None or drawn_without_gradient(run) is not None:
         return None
     cuts = [
         (look.step, cut) for look in run.sampled.steps for cut in look.breaks if cut.reaches_loss and cut.parameters
@@ -152,6 +152,34 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
         where=(cut.site, *names[:3]),
         evidence={**collapsed.evidence, "cut": cut.to_json()},
         fixes=(fix_of_cut(cut),),
+    )
+
+
+def drawn_without_gradient(run: RecordedRun) -> Claim | None:
+    """A code that is drawn by `sample()`, not `rsample()`: the layers behind it do not train those before it.
+
+    Those before it still have a gradient, of another term such as a divergence from a prior.
+    """
+    found = [
+        (look.step, cut)
+        for look in run.sampled.steps
+        for cut in look.breaks
+        if cut.drawn_for_layers and cut.parameters and all(run.parameters[p].optimizers for p in cut.parameters)
+        and any({*cut.parameters} & {*look.backward_calls[number].parameters} for number in cut.backward_calls)
+    ]  # fmt: skip
+    if len({step for step, _ in found}) < 3:
+        return None
+    step, cut = found[0]
+    names = [run.label(number) for number in cut.parameters]
+    return Claim(
+        0.9,
+        f"What is drawn at {cut.site} from a distribution that {count_of(len(names), 'parameter')} "
+        f"({', '.join(names[:3])}) {'determine' if len(names) > 1 else 'determines'} has no gradient, and the layers "
+        "that use it lead to the loss: their error does not train these parameters, only another term does.",
+        step=step,
+        where=(cut.site, *names[:3]),
+        evidence={"cut": cut.to_json(), "sampled_steps": len({step for step, _ in found})},
+        fixes=(f"Draw with `rsample()` at {cut.site}, or with `mean + std * torch.randn_like(std)`.",),
     )
 
 
@@ -226,5 +254,7 @@ RULES: tuple[Rule, ...] = (
     Rule("loss.term-dominates", "value", entropy_dominates, explains=("optim.not-learning", "rl.zero-advantage")),
     Rule("loss.term-dominates", "value", unused_code, explains=("lr.*", "optim.not-learning", "model.*")),
     Rule("optim.detached-graph", "wiring", cut_before_decoder,
+         explains=("loss.term-dominates", "lr.*", "optim.not-learning", "model.*")),
+    Rule("optim.detached-graph", "wiring", drawn_without_gradient,
          explains=("loss.term-dominates", "lr.*", "optim.not-learning", "model.*")),
 )  # fmt: skip

@@ -220,6 +220,8 @@ class GraphBreak(Facts):
     """Which backward calls of the step went over a loss made from it, by their place in the list."""
     parameters: list[int]
     """The numbers of the parameters that the value was computed from."""
+    drawn_for_layers: bool | None = None
+    """For a draw from a distribution: whether layers use its result, and no density of the distribution does."""
 
 
 class ParameterUpdate(Facts):
