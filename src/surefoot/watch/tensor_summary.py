@@ -189,7 +189,8 @@ def _column_error(rows: Tensor) -> float | None:
     if len(rows) < 4:
         return None
     errors = torch.stack([rows.sum(0) - 1, torch.logsumexp(rows, 0)]).abs()
-    return number(errors.amax(1).min())
+    error: float = number(errors.amax(1).min())
+    return error
 
 
 def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.wiring import fix_of_cut, words_of_cut
@@ -48,8 +48,8 @@ def term_dominates(run: RecordedRun) -> Claim | None:
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
-                f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
-                f"{term.loss} at {term.loss_site} contributes {term.norm / total:.2%} and stays at "
+                f"{strongest.norm / total:.1%} of the gradient comes from the term{at_place(strongest.site)}; the term "
+                f"{term.loss}{at_place(term.loss_site)} contributes {term.norm / total:.2%} and stays at "
                 f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
                 step=last.step,
                 where=(strongest.site, term.loss_site or ""),
@@ -113,15 +113,15 @@ def unused_code(run: RecordedRun) -> Claim | None:
     scale = f"{other.norm:.2g} against {sum(term.norm for term in looked[0].terms or []) - other.norm:.2g}"
     return Claim(
         0.85,
-        f"{calls[0].op} at {calls[0].site} ends at {reached:.4g} per element, where the best constant answer has "
-        f"{level:.4g}: the model does not use its input. The other term of the loss, at {other.site}, went from "
+        f"{calls[0].op}{at_place(calls[0].site)} ends at {reached:.4g} per element, where the best constant answer has "
+        f"{level:.4g}: the model does not use its input. The other term of the loss,{at_place(other.site)}, went from "
         f"{other.value:.3g} to {rest:.2g}; at step {looked[0].step} the gradients of the two were {scale}.",
         step=looked[0].step,
         where=(other.site, calls[0].site),
         evidence={"reconstruction": reached, "best_constant_answer": level, "other_first": other.value}
         | {"other_last": rest, "terms": [term.to_json() for term in looked[0].terms or []]},
         fixes=(
-            f"Sum both terms over the same elements, or multiply the term at {other.site} by a weight that grows "
+            f"Sum both terms over the same elements, or multiply the term{at_place(other.site)} by a weight that grows "
             "from 0 during training.",
         ),
     )
@@ -173,13 +173,13 @@ def drawn_without_gradient(run: RecordedRun) -> Claim | None:
     names = [run.label(number) for number in cut.parameters]
     return Claim(
         0.9,
-        f"What is drawn at {cut.site} from a distribution that {count_of(len(names), 'parameter')} "
+        f"What is drawn{at_place(cut.site)} from a distribution that {count_of(len(names), 'parameter')} "
         f"({', '.join(names[:3])}) {'determine' if len(names) > 1 else 'determines'} has no gradient, and the layers "
         "that use it lead to the loss: their error does not train these parameters, only another term does.",
         step=step,
         where=(cut.site, *names[:3]),
         evidence={"cut": cut.to_json(), "sampled_steps": len({step for step, _ in found})},
-        fixes=(f"Draw with `rsample()` at {cut.site}, or with `mean + std * torch.randn_like(std)`.",),
+        fixes=(f"Draw with `rsample()`{at_place(cut.site)}, or with `mean + std * torch.randn_like(std)`.",),
     )
 
 
@@ -207,8 +207,8 @@ def entropy_dominates(run: RecordedRun) -> Claim | None:
                 return Claim(
                     0.85,
                     f"The entropy of the policy stays at its maximum ({late[-1].entropy:.4g} nats for "
-                    f"{late[-1].actions} actions) in all {run.steps:,} steps: the term at {term.site} is {weight:.3g} "
-                    f"times the entropy, {abs(term.value):.3g} at step {root.step}.",
+                    f"{late[-1].actions} actions) in all {run.steps:,} steps: the term{at_place(term.site)} is "
+                    f"{weight:.3g} times the entropy, {abs(term.value):.3g} at step {root.step}.",
                     step=root.step,
                     where=(term.site,),
                     evidence={"weight": weight, "entropy": late[-1].entropy, "actions": late[-1].actions}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import CLASS_LOSSES
 
@@ -52,14 +53,14 @@ def softmax_over_rows(run: RecordedRun) -> Claim | None:
     named = f"`{made.op}`" if made is not None and made.op in _SOFTMAXES else "a softmax"
     return Claim(
         0.95,
-        f"{loss.op} at {loss.site} is given scores that are normalised over the {loss.distribution.rows} rows of the "
-        f"batch, not over the {loss.distribution.classes} classes of each row: {named} at {at} runs over the wrong "
-        f"dimension. The loss is at {run.curve.end:.3g}.",
+        f"{loss.op}{at_place(loss.site)} is given scores that are normalised over the {loss.distribution.rows} rows of "
+        f"the batch, not over the {loss.distribution.classes} classes of each row: {named}{at_place(at)} runs over the "
+        f"wrong dimension. The loss is at {run.curve.end:.3g}.",
         step=loss.step,
         where=(at, loss.site),
         evidence=loss.distribution.to_json(),
         severity="error" if run.failing else "warning",
-        fixes=(f"Use `dim=-1` in the softmax at {at}.",),
+        fixes=(f"Use `dim=-1` in the softmax{at_place(at)}.",),
     )
 
 
@@ -102,25 +103,26 @@ def _measured(facts: RowMixing) -> str:
 def _what(facts: RowMixing) -> tuple[str, str] | None:
     """What mixes the rows and how to correct it; `None` if it may be meant."""
     calls = set(facts.calls)
-    place = f"`{facts.module}` at {facts.site}" if facts.module else facts.site
+    place = f"`{facts.module}`{at_place(facts.site)}" if facts.module else facts.site
     if facts.shapes is not None:
         before, after = (f"({', '.join(map(str, shape))})" for shape in facts.shapes)
         return (
-            f"`{facts.calls[0]}` at {facts.site} turns the shape {before} into {after}, where {facts.rows} is the "
-            "number of rows of the batch: it does not move dimensions, so values of different rows come into one row",
-            f"Swap the two dimensions with `.transpose(0, 1)` at {facts.site}, before any reshape.",
+            f"`{facts.calls[0]}`{at_place(facts.site)} turns the shape {before} into {after}, where {facts.rows} is "
+            f"the number of rows of the batch: it does not move dimensions, so values of different rows come into one "
+            f"row",
+            f"Swap the two dimensions with `.transpose(0, 1)`{at_place(facts.site)}, before any reshape.",
         )
     if calls <= _RESHAPES:
         names = " and ".join(f"`{name}`" for name in dict.fromkeys(facts.calls) if name != "getitem")
         return (
-            f"{names} at {facts.site} {'put' if ' and ' in names else 'puts'} values of different rows of the batch "
-            f"into one row",
-            f"Keep the batch as the first dimension at {facts.site}, for example with `.flatten(1)`.",
+            f"{names}{at_place(facts.site)} {'put' if ' and ' in names else 'puts'} values of different rows of the "
+            f"batch into one row",
+            f"Keep the batch as the first dimension{at_place(facts.site)}, for example with `.flatten(1)`.",
         )
     if (name := _softmax_in(facts)) is not None:
         return (
             f"`{name}` in {place} runs over the {facts.rows} rows of the batch, not over the values of a row",
-            f"Use `dim=-1` in the `{name}` at {facts.site}.",
+            f"Use `dim=-1` in the `{name}`{at_place(facts.site)}.",
         )
     if calls & _ATTENTION and facts.has_positions:
         return (

@@ -7,7 +7,7 @@ from math import prod
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import main_line
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
@@ -33,8 +33,8 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
             name = held.type if held else "the loop"
             return Claim(
                 0.97,
-                f"When backward ran at {site}, {median(left):.0%} of the parameters of {name} still had the gradient "
-                f"of the previous step (median of {len(left)} sampled steps): gradients accumulate (norm "
+                f"When backward ran{at_place(site)}, {median(left):.0%} of the parameters of {name} still had the "
+                f"gradient of the previous step (median of {len(left)} sampled steps): gradients accumulate (norm "
                 f"{norms[0]:.3g} at first, {max(norms):.3g} at most)."
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
@@ -189,7 +189,7 @@ def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confiden
 
 
 def _named(held: OptimizerFacts) -> str:
-    return f"{held.type} made at {held.site}" if held.site else held.type
+    return f"{held.type} made{at_place(held.site)}" if held.site else held.type
 
 
 def parameters_missing(run: RecordedRun) -> Claim | None:
@@ -226,7 +226,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site, *names[:6]),
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
-        fixes=(f"Pass them to the optimizer made at {site}.",) if site else (),
+        fixes=(f"Pass them to the optimizer made{at_place(site)}.",) if site else (),
     )
 
 
@@ -320,8 +320,8 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         at = cuts[-1].site if cuts else crash.site
         return Claim(
             0.95,
-            f"backward at {crash.site} was called on a tensor without a graph"
-            + (f"; it was detached by {cuts[-1].op} at {at}." if cuts else "."),
+            f"backward{at_place(crash.site)} was called on a tensor without a graph"
+            + (f"; it was detached by {cuts[-1].op}{at_place(at)}." if cuts else "."),
             step=run.steps,
             where=(str(crash.site), str(at)),
             evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
@@ -427,7 +427,7 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     names = [run.label(number) for number in cut.parameters]
     return Claim(
         0.9,
-        f"`{loss.op}` at {loss.site} is part of the loss that backward runs on, and no gradient goes through it: "
+        f"`{loss.op}`{at_place(loss.site)} is part of the loss that backward runs on, and no gradient goes through it: "
         f"{words_of_cut(cut)} cuts its predictions off from {count_of(len(names), 'parameter')} "
         f"({', '.join(names[:4])}). Its value is {found[-1][0].value or 0.0:.3g} at step {found[-1][0].step}.",
         step=loss.step,
@@ -470,17 +470,17 @@ def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
 def words_of_cut(cut: GraphBreak) -> str:
     """What cut a graph, and where."""
     what = "running without gradients (no_grad)" if cut.op == "no_grad" else f"`{cut.op}`"
-    return f"{what} at {cut.site}"
+    return f"{what}{at_place(cut.site)}"
 
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
     if cut.op in DECISIONS | STEP_FUNCTIONS:
         return (
-            f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
+            f"Pass the values that `{cut.op}` gets{at_place(cut.site)} to the loss instead of its result, which has no "
             "gradient: probabilities or logits, not decisions."
         )
-    return f"Remove the cut at {cut.site}, so that gradients pass through it."
+    return f"Remove the cut{at_place(cut.site)}, so that gradients pass through it."
 
 
 def unregistered_parameters(run: RecordedRun) -> Claim | None:
@@ -515,12 +515,12 @@ def made_in_forward(run: RecordedRun) -> Claim | None:
         kind = calls[0].module
         return Claim(
             0.93,
-            f"The `{kind}` that runs at {site} is created anew in every step: in each of {len(steps)} sampled steps it "
-            f"has other weights, which depend on nothing that was learned, and no optimizer holds them.",
+            f"The `{kind}` that runs{at_place(site)} is created anew in every step: in each of {len(steps)} sampled "
+            f"steps it has other weights, which depend on nothing that was learned, and no optimizer holds them.",
             step=calls[0].step,
             where=(site,),
             evidence={"layer": kind, "sampled_steps": len(steps), "tensors": len(lost)},
-            fixes=(f"Create this `{kind}` in `__init__`, as an attribute of the module, and call it at {site}.",),
+            fixes=(f"Create this `{kind}` in `__init__`, as an attribute of the module, and call it{at_place(site)}.",),
         )
     return None
 
