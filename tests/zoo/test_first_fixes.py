@@ -55,6 +55,12 @@ FIXES = [
         "nn.MultiheadAttention(width, 4, batch_first=True)",
     ),
     Fix(
+        "model.mixes-rows/motif_states.py",
+        "`.transpose(0, 1)`",
+        "states.view(x.size(0), 2 * HIDDEN)",
+        "states.transpose(0, 1).reshape(x.size(0), 2 * HIDDEN)",
+    ),
+    Fix(
         "model.collapsed-embedding/two_views.py",
         "similarity(p1, z2.detach())",
         "similarity(first, code).mean() - similarity(second, other_code).mean()",
@@ -98,6 +104,8 @@ FIXES = [
         "params = list(scorer.parameters())",
         "params = [*scorer.parameters(), *user_table.parameters(), *item_table.parameters()]",
     ),
+    Fix("optim.detached-graph/digits_code.py", "Draw with `rsample()`", "q.sample()", "q.rsample()"),
+    Fix("optim.detached-graph/star_ratings.py", "the values that `round` gets", "rating.round()", "rating"),
     Fix("optim.detached-graph/reverse_seq2seq.py", "Remove the cut", "return state.detach()", "return state"),
     Fix(
         "model.eval-mode-training/noisy_blobs.py",

@@ -386,18 +386,12 @@ def finding_from(code: str, claim: Claim, source_lines: Mapping[str, str]) -> Fi
         cause=code,
         severity=claim.severity,
         confidence=min(0.99, claim.confidence),
-        summary=_without_empty_places(claim.summary),
+        summary=claim.summary,
         step=claim.step,
         where=tuple(dict.fromkeys(place for place in claim.where if place)),
         evidence={**claim.evidence, "source": source} if source else claim.evidence,
         fixes=_without_repeats((*claim.fixes, *CATALOGUE[code].fixes)),
     )
-
-
-def _without_empty_places(summary: str) -> str:
-    """A summary without the "at" of a line that is not known, as for objects that a doctor is given."""
-    summary = re.sub(r"^At  (.)", lambda found: found[1].upper(), summary)
-    return summary.replace(" at  ", " ")
 
 
 def _is_sure(rule: Rule, claim: Claim) -> bool:

@@ -13,6 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
+
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
 
@@ -116,7 +118,7 @@ def _with_gradients(run: RecordedRun) -> dict[tuple[int, str, int], list[tuple[i
             continue
         for loss in look.calls.losses:
             if loss.trained_on and loss.site not in lines and loss.reduction == "mean" and loss.value is not None:
-                found.setdefault((-1, f"{loss.op} at {loss.site}", loss.targets or 0), []).append(
+                found.setdefault((-1, f"{loss.op}{at_place(loss.site)}", loss.targets or 0), []).append(
                     (look.step, loss.value)
                 )
     return found

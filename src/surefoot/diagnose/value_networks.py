@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def _lowers_values(run: RecordedRun) -> str:
     if len(totals) < _FEWEST_SEEN or sum(total > 0 for total in totals) < 0.9 * len(totals):
         return ""
     return (
-        f"No fault was found, but the loss at {site} lowers the values that `{lowered}` gives: that is right if they "
-        "are costs, and the wrong sign if they are sums of rewards."
+        f"No fault was found, but the loss{at_place(site)} lowers the values that `{lowered}` gives: that is right if "
+        f"they are costs, and the wrong sign if they are sums of rewards."
     )
 
 
@@ -77,9 +78,9 @@ def _stale_targets(run: RecordedRun) -> str:
         still = all(not p.optimizers and not p.moved_alone and len(p.moves) >= _FEWEST_SEEN for p in mine)
         if still and any(_is_copy(mine, others) for others in sets):
             return (
-                f"No fault was found, but `{name}`, which computes the targets of the loss at {losses[0].site}, has "
-                f"not changed in {run.steps:,} steps: copy the trained weights to it every few hundred steps, as in "
-                "`target.load_state_dict(model.state_dict())`."
+                f"No fault was found, but `{name}`, which computes the targets of the loss{at_place(losses[0].site)}, "
+                f"has not changed in {run.steps:,} steps: copy the trained weights to it every few hundred steps, as "
+                f"in `target.load_state_dict(model.state_dict())`."
             )
     return ""
 

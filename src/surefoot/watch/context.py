@@ -109,6 +109,7 @@ class LoaderRecord:
     rows: int | None
     batches: int | None
     site: str
+    weights: int | None = None
     iterations: int = 0
     drawn: int = 0
 

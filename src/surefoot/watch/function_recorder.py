@@ -100,6 +100,8 @@ class RecordedCall:
     """For each input tensor, whether it required a gradient."""
     module: str = ""
     grad_enabled: bool = True
+    in_shape: list[int] | None = None
+    """The shape of the first input tensor."""
     out_shape: list[int] | None = None
     out_grad: bool = False
     out_dtype: str = ""
@@ -239,6 +241,7 @@ class FunctionRecorder(FunctionMode):
             grads=[tensor.requires_grad for tensor in taken],
             module=self.module,
             grad_enabled=torch.is_grad_enabled(),
+            in_shape=list(taken[0].shape) if taken else None,
             taken=[weakref.ref(tensor) for tensor in taken],
         )
         if first is not None:

@@ -173,8 +173,31 @@ class LossCalls:
                 other=summary_of(other),
                 other_binary=number(((values == 0) | (values == 1)).all()),
                 negated=self._is_negated(given),
+                uncentred=summary_of(raw) if (raw := self._before_centring(other)) is not None else None,
             )
         )
+
+    def _before_centring(self, values: Tensor) -> Tensor | None:
+        """What values were before their mean was subtracted, as with rewards that became advantages."""
+        recorder = self._history.recorder
+        index = recorder.maker(values) if recorder is not None else None
+        is_centred = False
+        for _ in range(12):
+            if recorder is None or index is None:
+                return None
+            entry = recorder.entries[index]
+            is_centred = is_centred or (
+                entry.name == "sub" and any(recorder.entries[made].name == "mean" for made in entry.inputs[1:])
+            )
+            given = entry.taken[0]() if entry.taken else None
+            if is_centred and given is not None:
+                return given if given.numel() == values.numel() else None
+            if not is_centred and entry.name not in VIEWS | {"div", "mul", "clamp"}:
+                return None
+            index = next(iter(entry.inputs), None)  # of a temporary tensor, what it was a view of
+            if is_centred and entry.name != "sub" and entry.name not in VIEWS:
+                return None
+        return None
 
     def bounded(self, entry: RecordedCall) -> None:
         """The smaller, or larger, of two results: of a product and the same with a clipped ratio, as PPO has."""

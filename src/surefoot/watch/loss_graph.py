@@ -29,7 +29,16 @@ from surefoot.watch import autograd_graph as graph
 from surefoot.watch.deferred import later
 from surefoot.watch.function_recorder import BREAKS
 from surefoot.watch.model_calls import rounded_rows
-from surefoot.watch.operation_names import COMPARISONS, DECISIONS, DISTANCE_LOSSES, LOSSES, VIEWS
+from surefoot.watch.operation_names import (
+    COMPARISONS,
+    DECISIONS,
+    DISTANCE_LOSSES,
+    DRAWS,
+    LOSSES,
+    STEP_FUNCTIONS,
+    VIEWS,
+    WEIGHT_LAYERS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -152,17 +161,22 @@ def _bags(ids: Tensor) -> Tensor:
 
 
 def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphBreak]:
-    """Where the gradient of a value was cut off, and whether a loss was made from it."""
+    """Where the gradient of a value was cut off or set to 0, and whether a loss was made from it.
+
+    A result without a node is cut off even if it requires a gradient: `torch.tensor(loss, requires_grad=True)` does.
+    """
     found = []
     ends = {number: root.entry for number, root in enumerate(roots) if root.entry is not None}
     under = {number: {entry.index for entry in recorder.history(end, 5000)} for number, end in ends.items()}
     reached = set().union(*under.values())
     for entry in recorder.entries:
-        named = entry.name in BREAKS or (entry.name in DECISIONS and entry.grad_enabled and entry.index in reached)
+        differentiates = entry.grad_enabled and entry.index in reached
+        named = entry.name in BREAKS or (entry.name in DECISIONS and differentiates)
         is_copy = entry.parameters and not entry.inputs and entry.index not in reached  # of a weight: `state_dict()`
-        cut = named and any(entry.grads) and not entry.out_grad and not is_copy
-        dark = not entry.grad_enabled and entry.index in reached and any(entry.grads)
-        if cut or dark:
+        is_cut = named and not entry.kind and not is_copy
+        cut = is_cut or (entry.name in STEP_FUNCTIONS and differentiates) or entry.name in DRAWS
+        dark = not entry.grad_enabled and entry.index in reached
+        if (cut or dark) and any(entry.grads):
             found.append(
                 GraphBreak(
                     op="no_grad" if dark and not cut else entry.name,
@@ -171,9 +185,30 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
                     reaches_loss=entry.index in reached,
                     backward_calls=[number for number, below in under.items() if entry.index in below],
                     parameters=sorted(_upstream(recorder, entry))[:200],
+                    drawn_for_layers=_feeds_layers(recorder, entry, reached) if entry.name in DRAWS else None,
                 )
             )
     return found[:200]
+
+
+def _feeds_layers(recorder: FunctionRecorder, draw: RecordedCall, reached: set[int]) -> bool:
+    """Whether layers with weights use what was drawn, and nothing compares it with the parameters of its distribution.
+
+    The density of a draw is what trains a distribution that cannot be differentiated, such as a policy's.
+    """
+    before = {past.index for past in recorder.history(draw.index, 200)} - {draw.index}
+    drawn, used, feeds = {draw.index}, {draw.index}, False
+    for entry in recorder.entries[draw.index + 1 :]:
+        given = set(entry.inputs)
+        if entry.index not in reached or not given & used:
+            continue
+        if entry.name in ("sub", "rsub") and given & drawn and given & before:
+            return False
+        if entry.name in VIEWS:
+            drawn |= {entry.index} if given & drawn else set()
+        feeds = feeds or (entry.name in WEIGHT_LAYERS and bool(entry.parameters))
+        used.add(entry.index)
+    return feeds
 
 
 def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:

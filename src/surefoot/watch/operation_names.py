@@ -20,6 +20,10 @@ DECISIONS = {"gt", "ge", "lt", "le", "eq", "ne", "argmax", "argmin", "argsort", 
 
 Functions that use only its shape, such as `randn_like`, cut nothing off.
 """
+STEP_FUNCTIONS = {"round", "round_", "floor", "floor_", "ceil", "ceil_", "trunc", "trunc_", "fix", "sign", "sgn"}
+"""Functions whose results have a gradient that is 0 everywhere."""
+DRAWS = {"normal"}
+"""Draws from a distribution whose results have no gradient for its parameters, or one of 0."""
 LOSSES = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES | OTHER_LOSSES
 
 ADDED_PRODUCTS = {"addmm", "addmv", "baddbmm", "addbmm"}

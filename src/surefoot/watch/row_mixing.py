@@ -6,6 +6,10 @@ the result nearest to the output that has such a gradient was given to the call 
 
 Not measured: results whose first dimension is not the rows, and batches with as many rows as another dimension has
 elements, whose layout is ambiguous. Whether mixing is meant (BatchNorm, graph networks) is for the rules to decide.
+
+Data that needs no gradient is mixed unseen by this. There, and for the last states of recurrent layers, the shapes are
+enough: a reshape keeps the order of the values in memory, so it cannot swap the batch with the dimension before or
+after it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 4
 _MOST_CALLS = 12
 """The maximum number of calls between a result with mixed rows and one with separate rows."""
+_KEEP_ORDER = {"view", "reshape", "flatten", "unflatten", "view_as"}
 _FROM_OTHERS = 1e-6
 """From this share of the gradient on, rows are mixed. Separate rows have a gradient of exactly 0."""
 
@@ -63,17 +68,48 @@ def measure_row_mixing(
     target = calls.targets[loss.index].shape
     nodes = {number: node for node in below if (number := graph.number_of(node, recorder.mark)) is not None}
     rows = target[0] if target else 0
+    swapped = _swapped_by_reshape(recorder, loss.index, rows) if rows >= FEWEST_ROWS else None
     for each in reversed(held):
         for out in each.outputs:
             if out.number not in nodes or not _has_plain_rows(each.shape, rows) or not _has_plain_rows(out.shape, rows):
                 continue
             flows = _flows(recorder, out, nodes, rows)
             if flows is None:
-                return None
+                return swapped
             recorded = [_without_tensors(entry) for entry in recorder.entries]
             given = _Given(each.call.model, rows, _has_positions(each, target))
-            return later(partial(_first_mixing, given, recorded, list(flows)), torch.stack([*flows.values()]))
+            return later(partial(_first_mixing, given, recorded, list(flows), swapped), torch.stack([*flows.values()]))
+    return swapped
+
+
+def _swapped_by_reshape(recorder: FunctionRecorder, loss: int, rows: int) -> RowMixing | None:
+    """The reshape before a loss that stands for a transposition of the batch."""
+    for entry in recorder.history(loss, MOST_NODES):
+        before, after = entry.in_shape or [], entry.out_shape or []
+        if entry.name not in _KEEP_ORDER or entry.parameters or len(before) < 2 or len(after) < 2:
+            continue
+        if _leaves_first(before, after, rows) or _becomes_first(before, after, rows):
+            return RowMixing(
+                model=entry.module.partition(".")[0],
+                rows=rows,
+                has_positions=False,
+                calls=[entry.name],
+                site=entry.site,
+                module=entry.module,
+                shapes=[before, after],
+            )
     return None
+
+
+def _leaves_first(before: list[int], after: list[int], rows: int) -> bool:
+    """Whether (rows, n, …) becomes (n, rows, …)."""
+    return before[0] == rows and before[1] not in (1, rows) and after == [before[1], rows, *before[2:]]
+
+
+def _becomes_first(before: list[int], after: list[int], rows: int) -> bool:
+    """Whether (n, rows, …) becomes (rows, …). If n is a multiple of the rows, they may be part of it."""
+    is_second = before[1] == rows and rows not in before[2:] and before[0] > 1 and before[0] % rows > 0
+    return is_second and after[0] == rows and rows not in after[1:]
 
 
 def _has_plain_rows(shape: torch.Size, rows: int) -> bool:
@@ -128,16 +164,21 @@ def _without_tensors(entry: RecordedCall) -> _CallLink:
     return _CallLink(entry.index, name, entry.site, entry.module, entry.inputs)
 
 
-def _first_mixing(given: _Given, calls: list[_CallLink], measured: list[int], flows: Tensor) -> RowMixing | None:
-    """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output."""
+def _first_mixing(
+    given: _Given, calls: list[_CallLink], measured: list[int], swapped: RowMixing | None, flows: Tensor
+) -> RowMixing | None:
+    """The calls that turn a result with mixed rows into one with separate rows, the nearest to the output.
+
+    If no gradient shows any, what shapes show.
+    """
     # A result that no output depends on is left out: behind attention over the rows, the words of a row may not matter.
     flow = {index: (own, other) for index, (own, other) in zip(measured, flows.tolist(), strict=True) if own or other}
     mixed = {index for index, (own, other) in flow.items() if other > _FROM_OTHERS * own}
     if not mixed or min(flow) not in mixed:
-        return None  # nothing, or a transposed result: at the beginning the rows are separate
+        return swapped  # nothing, or a transposed result: at the beginning the rows are separate
     chain = _chain(calls, max(mixed), set(flow) - mixed)
     if not chain:
-        return None
+        return swapped
     own, other = flow[min(flow)]
     return RowMixing(
         **given._asdict(),

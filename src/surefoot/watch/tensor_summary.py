@@ -180,7 +180,17 @@ def as_distribution(tensor: Tensor, dim: int) -> RowDistribution:
         max=number(rows.max()),
         sum_error=number((sums - 1).abs().max()),
         log_sum_error=number(torch.logsumexp(rows, 1).abs().max()),
+        column_error=_column_error(rows) if len(rows) == len(tensor) and tensor.dim() == 2 else None,
     )
+
+
+def _column_error(rows: Tensor) -> float | None:
+    """How far the columns of a matrix are from probabilities or log-probabilities; `None` for a few rows."""
+    if len(rows) < 4:
+        return None
+    errors = torch.stack([rows.sum(0) - 1, torch.logsumexp(rows, 0)]).abs()
+    error: float = number(errors.amax(1).min())
+    return error
 
 
 def label_counts(labels: Tensor, limit: int = 256) -> dict[str, int] | None:

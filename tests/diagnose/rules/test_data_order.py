@@ -134,6 +134,38 @@ def test_a_dataset_that_ignores_its_index_is_found() -> None:
     assert data_order.repeated_batches(run(loaders=[same], batches=drawn([7] * 240, 240))) is not None
 
 
+WEIGHTED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+torch.manual_seed(0)
+x = torch.randn(400, 8)
+y = (x[:, 0] > 0.8).long()
+weights = 1 / torch.bincount(y)
+sampler = WeightedRandomSampler(CHOSEN, len(x))
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for inputs, labels in DataLoader(TensorDataset(x, y), 20, sampler=sampler):
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_weights_of_classes_given_to_a_sampler_of_rows_are_named(watch: Nursery) -> None:
+    run = watch(WEIGHTED.replace("CHOSEN", "weights"))
+    found = run.names_first("data.repeated-batches", step=0, at="|in DataLoader(", evidence={"weights", "rows"})
+    assert (found.evidence["weights"], found.evidence["rows"]) == (2, 400)
+    assert "one weight for each row" in found.fixes[0]
+
+
+def test_weights_of_rows_are_fine(watch: Nursery) -> None:
+    assert "data.repeated-batches" not in watch(WEIGHTED.replace("CHOSEN", "weights[y]")).causes
+    assert "data.repeated-batches" not in watch(WEIGHTED.replace("CHOSEN", "weights[y[:300]]")).causes
+
+
 def test_a_shuffle_that_is_drawn_again_every_epoch_is_a_repeat() -> None:
     shuffles = [{"step": 20 * e, "length": 1400, "print": 99} for e in range(5)]
     facts = {

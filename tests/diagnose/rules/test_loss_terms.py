@@ -85,3 +85,64 @@ def test_a_code_that_is_cut_off_before_the_decoder_is_named(watch: Nursery) -> N
     assert f" by `detach` at {run.at('|code.detach()')}: " in run.first.summary
     through = "code = code + (code.round() - code).detach()\n        return"  # a straight-through estimator
     assert watch(summed.replace("return", through)).causes == []
+
+
+DRAWN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+torch.manual_seed(0)
+data = torch.randn(512, 3) @ torch.randn(3, 12)
+encoder = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 8))
+decoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 12))
+optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=5e-3)
+for step in range(150):
+    rows = data[torch.randint(512, (64,))]
+    mean, spread = encoder(rows).chunk(2, 1)
+    code = Normal(mean, spread.exp())
+    drawn = DRAW
+    loss = F.mse_loss(decoder(drawn), rows) + 1e-3 * kl_divergence(code, Normal(0.0, 1.0)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("draw", ["code.sample()", "torch.normal(mean, spread.exp())"])
+def test_a_code_that_is_drawn_without_a_gradient_is_named(watch: Nursery, draw: str) -> None:
+    run = watch(DRAWN.replace("DRAW", draw))
+    assert run.first.cause == "optim.detached-graph"
+    assert run.at("|drawn = ") in run.first.where
+    assert "`rsample()`" in run.first.fixes[0]
+
+
+@pytest.mark.parametrize("draw", ["code.rsample()", "mean + spread.exp() * torch.normal(torch.zeros(64, 4), 1.0)"])
+def test_a_code_that_is_drawn_with_its_gradient_is_fine(watch: Nursery, draw: str) -> None:
+    assert watch(DRAWN.replace("DRAW", draw)).causes == []
+
+
+def test_actions_whose_density_is_trained_may_go_through_a_critic(watch: Nursery) -> None:
+    script = """
+        import torch
+        from torch import nn
+        from torch.distributions import Normal
+
+        torch.manual_seed(0)
+        actor = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
+        critic = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 1))
+        optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=5e-3)
+        for step in range(150):
+            state = torch.randn(64, 4)
+            policy = Normal(actor(state), 0.3)
+            action = policy.sample()
+            worth = -(action - state[:, :1]).pow(2)
+            guess = critic(torch.cat([state, action], 1))
+            advantage = (worth - worth.mean()).detach()
+            loss = -(policy.log_prob(action) * advantage).mean() + (guess - worth).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """
+    assert "optim.detached-graph" not in watch(script).causes

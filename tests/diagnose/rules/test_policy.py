@@ -101,6 +101,43 @@ def test_a_policy_that_becomes_certain_as_the_returns_rise_is_only_remarked_on()
     assert claim.severity == "info"
 
 
+@pytest.mark.parametrize(("late", "severity"), [(1.5, "info"), (0.3, "error")])
+def test_rewards_are_known_from_before_their_mean_was_subtracted(late: float, severity: str) -> None:
+    before = [weighted(m, 0.3)["other"] for m in (0.3, 0.3, 0.3, 0.4, 0.5, 0.6, late, late, late)]
+    centred = [weighted(0.0, 1.0) | {"uncentred": each} for each in before]
+    held = run(policy=entropies([1.0] * 8 + [0.01] * 92), sampled_steps=looks("products", centred))
+    claim = policy.entropy_collapse(held)
+    assert claim is not None
+    assert claim.severity == severity
+
+
+GROUPS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8))
+optimizer = torch.optim.Adam(policy.parameters(), lr=2e-2)
+for step in range(200):
+    prompts = torch.randint(8, (16,)).repeat_interleave(8)
+    chosen = policy(prompts).detach().softmax(-1).multinomial(1)
+    rewards = (chosen[:, 0] == RIGHT).float()
+    grouped = rewards.view(16, 8)
+    weights = ((grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
+    loss = -(policy(prompts).log_softmax(-1).gather(1, chosen)[:, 0] * weights).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_policy_that_solved_its_task_with_centred_rewards_has_not_collapsed(watch: Nursery) -> None:
+    held = watch(GROUPS.replace("RIGHT", "(prompts + 3) % 8"))
+    assert held.causes == []
+    assert held.finding("rl.entropy-collapse").evidence["gain_of_returns"] > 1
+
+
 def test_single_returns_are_measured_by_their_differences() -> None:
     values = [weighted(m, 0.0) for m in (-1.7, 0.9, 0.2, 1.6, -1.5, 0.8, -0.3, 1.0, 0.4)]
     claim = policy.entropy_collapse(run(policy=entropies([1.0] + [0.0] * 99), sampled_steps=looks("products", values)))

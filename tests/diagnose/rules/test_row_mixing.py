@@ -104,6 +104,51 @@ def test_a_reshape_that_takes_rows_for_time_steps_is_named(watch: Nursery) -> No
     assert found.summary.startswith("`reshape` at ")
 
 
+BOTH_WAYS = (
+    SEQUENCES.replace("nn.GRU(4, 12, batch_first=True)", "nn.LSTM(4, 6, batch_first=True, bidirectional=True)")
+    .replace("hidden = self.body(given)[0]", "states = self.body(given)[1][0]")
+)  # fmt: skip
+
+
+def test_last_states_that_a_view_puts_into_other_rows_are_named_by_their_shapes(watch: Nursery) -> None:
+    """The input of the layer has no gradient, so that nothing before the view can be measured."""
+    run = watch(BOTH_WAYS.replace("LAST", "states.view(32, 12)"), LOSS, LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|return self.head(", evidence={"calls", "shapes"})
+    assert found.evidence["shapes"] == [[2, 32, 6], [32, 12]]
+    assert "`.transpose(0, 1)`" in found.fixes[0]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "torch.cat([*states], 1)",
+        "states.transpose(0, 1).reshape(32, 12)",
+        "states.view(1, 2, 32, 6)[-1].sum(0).repeat(1, 2)",
+    ],
+)
+def test_last_states_that_stay_in_their_rows_are_fine(watch: Nursery, last: str) -> None:
+    assert "model.mixes-rows" not in watch(BOTH_WAYS.replace("LAST", last), LOSS, LOOP).causes
+
+
+def test_a_reshape_of_the_data_that_stands_for_a_transposition_is_named(watch: Nursery) -> None:
+    net = SEQUENCES.replace(", batch_first=True", "").replace("self.body(given)", "self.body(given.reshape(7, 32, 4))")
+    run = watch(net.replace("LAST", "hidden[-1]"), LOSS, LOOP)
+    found = run.names_first("model.mixes-rows", step=1, at="|given.reshape(7, 32, 4)", evidence={"shapes"})
+    assert found.evidence["shapes"] == [[32, 7, 4], [7, 32, 4]]
+    turned = net.replace("given.reshape(7, 32, 4)", "given.transpose(0, 1)").replace("LAST", "hidden[-1]")
+    assert "model.mixes-rows" not in watch(turned, LOSS, LOOP).causes
+
+
+def test_features_as_many_as_rows_are_not_taken_for_rows(watch: Nursery) -> None:
+    """Each of 4 parts of a row gets 32 features, and a batch has 32 rows."""
+    net = NET.replace("nn.Linear(8, 32)", "nn.Unflatten(1, (4, 2)), nn.Flatten(0, 1), nn.Linear(2, 32)")
+    net = net.replace("nn.Linear(32, 3)", "nn.Unflatten(0, (32, 4)), nn.Flatten(1), nn.Linear(128, 3)")
+    assert watch(CLASSES, net, LOSS, LOOP).causes == []
+    assert watch(CLASSES, net.replace("nn.Unflatten(0, (32, 4)), nn.Flatten(1)", "Rows()").replace(
+        "model =", "class Rows(nn.Module):\n    def forward(self, x):\n        return x.view(32, 128)\n\nmodel ="
+    ), LOSS, LOOP).causes == []  # fmt: skip
+
+
 @pytest.mark.parametrize("last", ["hidden[:, -1]", "hidden.transpose(0, 1)[-1]"])
 def test_the_last_time_step_of_each_row_is_fine(watch: Nursery, last: str) -> None:
     assert "model.mixes-rows" not in watch(SEQUENCES.replace("LAST", last), LOSS, LOOP).causes
@@ -120,6 +165,30 @@ def test_a_softmax_over_the_rows_is_named_and_not_called_raw_scores(watch: Nurse
     assert found.evidence["calls"] == ["log_softmax"]
     assert "`dim=-1`" in found.fixes[0]
     assert "loss.logits-into-probability-loss" not in run.causes
+
+
+def test_a_softmax_over_as_many_rows_as_a_layer_has_units_is_named_by_its_values(watch: Nursery) -> None:
+    net = NET.replace("nn.Linear(32, 3))", "nn.Linear(32, 3), nn.LogSoftmax(dim=0))")
+    data = CLASSES.replace("256, 8", "256, 32")
+    run = watch(data, net.replace("8, 32", "32, 32"), "loss_of = F.nll_loss", LOOP)
+    found = run.names_first("model.mixes-rows", step=0, at="|loss = loss_of(", evidence={"column_error", "rows"})
+    assert found.evidence["column_error"] < 1e-3 < found.evidence["log_sum_error"]
+    assert "loss.logits-into-probability-loss" not in run.causes
+
+
+def test_both_directions_of_a_similarity_matrix_are_fine(watch: Nursery) -> None:
+    pairs = """
+        left, right = nn.Linear(8, 16), nn.Linear(8, 16)
+        optimizer = torch.optim.Adam([*left.parameters(), *right.parameters()], lr=1e-2)
+        for step in range(60):
+            rows = torch.randint(len(x), (32,))
+            scores = F.normalize(left(x[rows])) @ F.normalize(right(x[rows] + 0.1)).T * 10
+            loss = F.nll_loss(scores.log_softmax(0), torch.arange(32))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """
+    assert "model.mixes-rows" not in watch(CLASSES, pairs).causes
 
 
 def test_attention_over_the_rows_is_named(watch: Nursery) -> None:

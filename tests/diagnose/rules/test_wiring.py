@@ -454,6 +454,24 @@ def test_the_cut_is_that_of_the_loss_the_parameters_are_trained_for(watch: Nurse
     assert all(row["grad"] is None for row in missing)
 
 
+def test_a_loss_of_rounded_values_is_named_with_the_line_that_rounds(watch: Nursery) -> None:
+    run = watch(START, DETACHED.replace("CUT", "hidden"), LOOP.replace("model(x[rows])", "model(x[rows]).round()"))
+    found = run.names_first("optim.detached-graph", step=0, at="|.round()", evidence={"cut", "share", "sampled_steps"})
+    assert found.evidence["share"] == 1.0
+    assert "`round`" in found.summary
+    assert "`round`" in found.fixes[0]
+
+
+def test_a_loss_copied_into_a_new_tensor_that_requires_a_gradient_is_named(watch: Nursery) -> None:
+    copied = LOOP.replace(
+        "    loss.backward", "    loss = torch.tensor([loss], requires_grad=True).mean()\n    loss.backward"
+    )
+    run = watch(START, DETACHED.replace("CUT", "hidden"), copied)
+    found = run.names_first("optim.detached-graph", step=0, at="|torch.tensor([loss]", evidence={"cut"})
+    assert found.evidence["cut"]["op"] == "tensor"
+    assert "optim.no-update" not in run.causes
+
+
 STOPPED_ON_PURPOSE = {
     "a target from a slow copy": """
         import copy

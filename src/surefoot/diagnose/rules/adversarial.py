@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.rule import Claim, Rule
@@ -204,15 +205,15 @@ def generator_sign(run: RecordedRun) -> Claim | None:
     name, other_name = ("/".join(sorted(each)) for each in (pair.generator_models, pair.discriminator_models))
     return Claim(
         0.93,
-        f"In {len(same)} of {len(directions)} sampled steps the loss of `{name}` at {root.site} and that of "
+        f"In {len(same)} of {len(directions)} sampled steps the loss of `{name}`{at_place(root.site)} and that of "
         f"`{other_name}` push the output for generated samples in the same direction: `{name}` learns to be "
         "recognised, not to pass as real.",
         step=root.step,
         where=where_of(root.site, name),
         evidence={"steps": len(directions), "same_direction": len(same), "gradients": directions[:5]},
         fixes=(
-            f"In the loss at {root.site}, use the label of real samples for generated ones, or change the sign of the "
-            "discriminator's output.",
+            f"In the loss{at_place(root.site)}, use the label of real samples for generated ones, or change the sign "
+            f"of the discriminator's output.",
         ),
     )
 

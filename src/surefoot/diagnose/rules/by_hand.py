@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
@@ -27,8 +28,8 @@ def never_moved(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.85,
-        f"backward ran {run.facts.backwards} times at {_site(run)}, with gradients (norm {median(norms):.3g}), and "
-        f"{', '.join(p.label for p in looked[:4])} never changed: the updates do not reach them.",
+        f"backward ran {run.facts.backwards} times{at_place(_site(run))}, with gradients (norm {median(norms):.3g}), "
+        f"and {', '.join(p.label for p in looked[:4])} never changed: the updates do not reach them.",
         step=0,
         where=(_site(run), *[p.label for p in looked[:4]]),
         evidence={"backwards": run.facts.backwards, "parameters": [p.label for p in looked], "changed": 0},

@@ -7,6 +7,7 @@ import re
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import (
     at_chance,
     chance,
@@ -69,7 +70,7 @@ _SHOWN = frozenset({"nan", "inf", "shape", "rows", "bad_rows", "op", "tensor", "
 def _claim_argument(bad: NonFiniteLoss) -> Claim:
     """A compiled model got a non-finite input. Earlier operations, and those inside, were not observed."""
     held = _counted(bad) if bad.nan or bad.inf else "NaN" if math.isnan(bad.largest or 0.0) else "Inf"
-    place = f" at {bad.site}" if bad.site else ""
+    place = at_place(bad.site)
     shape = tuple(bad.shape or ())
     return Claim(
         0.92,
@@ -94,7 +95,7 @@ def _counted(bad: NonFiniteLoss) -> str:
 def _claim_autopsy(bad: NonFiniteLoss) -> Claim:
     tensor = {"target": "The target", "the other operand": "A data tensor"}.get(bad.tensor or "", "The input")
     shape = tuple(bad.shape or ())
-    place = f" at {bad.site}" if bad.site else ""
+    place = at_place(bad.site)
     passed = bad.passed or []
     they, them = ("it", "it") if (bad.nan or 0) + (bad.inf or 0) == 1 else ("they", "them")
     end = f": {they} came with the data; no operation of the step produced {them}."
@@ -186,7 +187,7 @@ def _label_crash(crash: CrashFacts) -> Claim | None:
         label = given.input or given.tensor
         return Claim(
             0.9,
-            f"`one_hot` at {crash.site or ''} got a label outside its classes"
+            f"`one_hot`{at_place(crash.site)} got a label outside its classes"
             + (
                 f": labels run from {label.min} to {label.max}."
                 if label and label.min is not None
@@ -207,8 +208,8 @@ def _label_claim(site: str, classes: int, low: int, high: int, ignored: int) -> 
         fixes.append(f"{outside} usually means unlabelled: pass `ignore_index={outside}` to the loss.")
     return Claim(
         0.97,
-        f"Labels run from {low} to {high} at {site}, but the model has {classes} outputs (labels 0 to {classes - 1}) "
-        f"and the ignore index is {ignored}.",
+        f"Labels run from {low} to {high}{at_place(site)}, but the model has {classes} outputs (labels 0 to "
+        f"{classes - 1}) and the ignore index is {ignored}.",
         where=where_of(site),
         evidence={"classes": classes, "lowest": low, "highest": high, "ignore_index": ignored},
         fixes=tuple(fixes),
@@ -228,7 +229,7 @@ def _indexed_crash(crash: CrashFacts) -> Claim | None:
         return None
     return Claim(
         0.9,
-        f"`{labels[0]}` contains the label {index} at {crash.site or ''}, but `{outputs[0]}` has {size} columns "
+        f"`{labels[0]}` contains the label {index}{at_place(crash.site)}, but `{outputs[0]}` has {size} columns "
         f"(labels 0 to {size - 1}).",
         where=where_of(crash.site, labels[0]),
         evidence={"label": index, "classes": size, "labels": labels[0], "outputs": outputs[0]},
@@ -261,7 +262,7 @@ def label_beyond(run: RecordedRun) -> Claim | None:
 def _binary_claim(site: str, op: str, target: TensorSummary, step: int | None) -> Claim:
     return Claim(
         0.9,
-        f"The targets of `{op}` at {site} run from {target.min:g} to {target.max:g}; it is only defined for "
+        f"The targets of `{op}`{at_place(site)} run from {target.min:g} to {target.max:g}; it is only defined for "
         "labels of 0 and 1 (or probabilities between).",
         step=step,
         where=where_of(site),
@@ -284,7 +285,7 @@ def token_crash(run: RecordedRun) -> Claim | None:
 def _ids_claim(site: str, low: int, high: int, rows: int) -> Claim:
     return Claim(
         0.97,
-        f"Ids run from {low} to {high} at {site}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
+        f"Ids run from {low} to {high}{at_place(site)}, but the embedding has {rows} rows (ids 0 to {rows - 1}).",
         where=where_of(site),
         evidence={"lowest": low, "highest": high, "rows": rows},
         fixes=(f"Create the embedding with at least {high + 1} rows.",) if low >= 0 else (),
@@ -321,7 +322,7 @@ def token_forced(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85 if clamped else 0.6,
         f"{note.changed:.1%} of the ids reach beyond the {note.kept + 1} rows of the embedding (up to "
-        f"{note.highest}) and are forced into it by `{note.op}` at {note.site}: different tokens become one.",
+        f"{note.highest}) and are forced into it by `{note.op}`{at_place(note.site)}: different tokens become one.",
         step=note.step,
         where=where_of(note.site),
         evidence={"changed": note.changed, "highest": note.highest, "rows": note.kept + 1},

@@ -7,6 +7,7 @@ from collections import Counter
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import (
     are_positions,
     at_chance,
@@ -57,7 +58,7 @@ def class_collapse(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.85,
-        f"Since step {late[0].step} class {common} is predicted for {shown:.1%} of the rows at {late[0].site}, "
+        f"Since step {late[0].step} class {common} is predicted for {shown:.1%} of the rows{at_place(late[0].site)}, "
         f"although {rare} of {total} rows have another label; in training {share:.1%} of the labels are {common}.",
         step=late[0].step,
         where=where_of(late[0].site),
@@ -149,9 +150,9 @@ def _unrelated_tokens(run: RecordedRun, stuck: Chance, moved: float) -> Claim | 
     return Claim(
         0.8,
         f"The loss ends at {run.curve.end:.3g}; the chance level is {stuck.level:.3g} (the entropy of the labels), "
-        f"although the weights moved by about {moved:.1f} times their size; two labels at {stuck.site} whose own and "
-        f"previous ids are the same agree in {agreement:.1%} of the cases, and in {shuffled:.1%} after shuffling: the "
-        "labels do not belong to these sequences, or are in another order.",
+        f"although the weights moved by about {moved:.1f} times their size; two labels{at_place(stuck.site)} whose own "
+        f"and previous ids are the same agree in {agreement:.1%} of the cases, and in {shuffled:.1%} after shuffling: "
+        f"the labels do not belong to these sequences, or are in another order.",
         step=0,
         where=where_of(stuck.site, known[0].site),
         evidence={"last_loss": run.curve.end, "chance": stuck.level, "weights_moved": moved}
@@ -174,9 +175,10 @@ def labels_transposed(run: RecordedRun) -> Claim | None:
     call = next(call for call in run.sampled.training_losses(*CLASS_LOSSES) if call.tokens)
     return Claim(
         0.9,
-        f"The labels at {call.site} are the ids that follow those at {known[0].site}, but in another order: only with "
-        "rows and columns swapped. The outputs are in the order of the ids (outputs of equal ids are more alike by "
-        f"{follows:.0f} spreads than after shuffling), so each is compared with the label of another position.",
+        f"The labels{at_place(call.site)} are the ids that follow those{at_place(known[0].site)}, but in another "
+        f"order: only with rows and columns swapped. The outputs are in the order of the ids (outputs of equal ids are "
+        f"more alike by {follows:.0f} spreads than after shuffling), so each is compared with the label of another "
+        f"position.",
         step=call.step,
         where=where_of(call.site, known[0].site),
         evidence={"crossed": min(each.crossed or 0.0 for each in known), "outputs_follow": follows}
@@ -201,8 +203,8 @@ def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | N
         return None
     return Claim(
         0.65,
-        f"The loss at {stuck.site} ends at {run.curve.end:.4g}; the chance level is {stuck.level:.4g} (each row is "
-        f"matched at random), although the weights moved by about {moved:.1f} times their size and scores reach "
+        f"The loss{at_place(stuck.site)} ends at {run.curve.end:.4g}; the chance level is {stuck.level:.4g} (each row "
+        f"is matched at random), although the weights moved by about {moved:.1f} times their size and scores reach "
         f"{largest:.2g}; {median(hits):.1%} of the rows are matched with their partner, and {guessed:.1%} would be by "
         "chance: the two sides of a pair do not belong together.",
         step=0,

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import (
     class_count,
     entropy,
@@ -183,7 +184,7 @@ def repeated_batches(run: RecordedRun) -> Claim | None:
     """Exactly the same batches again, although the script draws them again."""
     if run.steps < 6 and run.facts.preflight is None:
         return None
-    found = _always_first_batch(run) or _one_batch_held(run) or _one_batch_varied(run)
+    found = _always_first_batch(run) or _one_batch_held(run) or _one_batch_varied(run) or _weights_of_classes(run)
     return found or _same_within_epoch(run) or _same_shuffle(run)
 
 
@@ -202,13 +203,39 @@ def _always_first_batch(run: RecordedRun) -> Claim | None:
         rows = f"{size * len(kinds)} of {known:,} rows" if known else f"{len(kinds)} batch{'es' * (len(kinds) > 1)}"
         return Claim(
             0.96,
-            f"The loader at {loader.site} was opened {loader.iterations} times and returned {loader.drawn} batches, "
-            f"{len(kinds)} of them different: every step uses the first batch again, and only {rows} are ever trained "
-            "on.",
+            f"The loader{at_place(loader.site)} was opened {loader.iterations} times and returned {loader.drawn} "
+            f"batches, {len(kinds)} of them different: every step uses the first batch again, and only {rows} are ever "
+            f"trained on.",
             step=1,
             where=where_of(loader.site),
             evidence={"opened": loader.iterations, "drawn": loader.drawn, "different": len(kinds)},
             fixes=("Create the iterator once, before the loop, and call `next` on it; create a new one when it ends.",),
+        )
+    return None
+
+
+def _weights_of_classes(run: RecordedRun) -> Claim | None:
+    """A `WeightedRandomSampler` that got one weight per class: it draws the first rows of the data set only.
+
+    One weight less or more, or the weights of a part of the rows that was split off, do not look like this: here each
+    of the rows comes many times within a pass.
+    """
+    for loader in run.facts.loaders:
+        rows, weights = loader.rows, loader.weights
+        drawn = (loader.batches or 0) * (loader.batch_size or 0)
+        if not rows or not weights or weights > 0.1 * rows or drawn < 10 * weights:
+            continue
+        if not any(b.loader == loader.number and b.grad_mode for b in run.facts.batches):
+            continue
+        return Claim(
+            0.95,
+            f"The `WeightedRandomSampler` of the loader{at_place(loader.site)} has {weights} weights for a data set of "
+            f"{rows:,} rows: only the first {weights} rows are ever trained on, each about {drawn / weights:.0f} times "
+            "in a pass.",
+            step=0,
+            where=where_of(loader.site),
+            evidence={"weights": weights, "rows": rows, "drawn_in_a_pass": drawn},
+            fixes=("Give the sampler one weight for each row, not for each class: `class_weights[labels]`.",),
         )
     return None
 
@@ -231,8 +258,8 @@ def _one_batch_held(run: RecordedRun) -> Claim | None:
     rows = f"{size} of {loader.rows:,} rows" if loader.rows and size else f"1 of {loader.batches} batches"
     return Claim(
         0.9,
-        f"One batch was drawn from the loader at {loader.site}, and all {len(batches)} observed steps train on it: "
-        f"only {rows} are ever trained on, and other rows are evaluated at {others[0].site}.",
+        f"One batch was drawn from the loader{at_place(loader.site)}, and all {len(batches)} observed steps train on "
+        f"it: only {rows} are ever trained on, and other rows are evaluated{at_place(others[0].site)}.",
         step=batches[1].step,
         where=where_of(loader.site, others[0].site),
         evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},
@@ -260,8 +287,8 @@ def _one_batch_varied(run: RecordedRun) -> Claim | None:
     rows = f"{next(iter(sizes))} of {loader.rows:,} rows" if loader.rows else f"1 of {loader.batches} batches"
     return Claim(
         0.75,
-        f"One batch was drawn from the loader at {loader.site}, and no other data has its size: all {len(batches)} "
-        f"observed steps train on variations of it, that is on {rows}.",
+        f"One batch was drawn from the loader{at_place(loader.site)}, and no other data has its size: all "
+        f"{len(batches)} observed steps train on variations of it, that is on {rows}.",
         step=batches[1].step,
         where=where_of(loader.site),
         evidence={"drawn": 1, "batches": loader.batches, "steps": len(batches)},
@@ -286,8 +313,8 @@ def _same_within_epoch(run: RecordedRun) -> Claim | None:
         workers = f" by {loader.workers} workers" if loader.workers > 1 else ""
         return Claim(
             0.9,
-            f"Within one pass over the loader at {loader.site}, {len(first)} batches were drawn{workers} and only "
-            f"{len(counts)} of them differ.",
+            f"Within one pass over the loader{at_place(loader.site)}, {len(first)} batches were drawn{workers} and "
+            f"only {len(counts)} of them differ.",
             step=first[0].step,
             where=where_of(loader.site),
             evidence={"drawn": len(first), "different": len(counts), "workers": loader.workers},
@@ -312,7 +339,7 @@ def worker_seeds(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.93,
-            f"The {count} workers of the loader at {loader.site} return the same batch one after another, in "
+            f"The {count} workers of the loader{at_place(loader.site)} return the same batch one after another, in "
             f"{len(same)} of {len(groups)} rounds of the first pass: they draw the same random numbers.",
             step=first[0].step,
             where=where_of(loader.site),
@@ -384,7 +411,7 @@ def _reason(run: RecordedRun, loader: LoaderFacts | None, period: int) -> Unmixe
         if times >= 3 and (own or not ordered) and (period > 1 or times > 0.5 * run.steps):
             call, _, site = key.partition(" at ")
             return Unmixed(
-                f"{call} at {site} resets the random numbers {len(steps)} times during training",
+                f"{call}{at_place(site)} resets the random numbers {len(steps)} times during training",
                 site,
                 {"reseeded_at": sorted(set(steps))[:8], "call": call},
                 ("Seed once, before the first epoch, or add the epoch to the seed.",),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import main_line, where_of
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -136,12 +137,12 @@ def _evaluates_trained_part(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.8,
-        f"`{calls[0].model}` is given the same {rows:,} rows in every step, and the loss at {losses[0].site} uses all "
-        f"{rows:,} of them; {held[0].targets:,} of the same rows are evaluated at {held[0].site}.",
+        f"`{calls[0].model}` is given the same {rows:,} rows in every step, and the loss{at_place(losses[0].site)} "
+        f"uses all {rows:,} of them; {held[0].targets:,} of the same rows are evaluated{at_place(held[0].site)}.",
         step=calls[0].step,
         where=where_of(losses[0].site, held[0].site),
         evidence={"rows": rows, "trained": losses[0].targets, "evaluated": held[0].targets},
-        fixes=(f"Apply the training mask to outputs and labels of the loss at {losses[0].site}.",),
+        fixes=(f"Apply the training mask to outputs and labels of the loss{at_place(losses[0].site)}.",),
     )
 
 
@@ -220,8 +221,8 @@ def _claim_leak(model: str, note: ModelCall, share: float, known: Known, confide
     both = round(share * len(_rows(note)))
     return Claim(
         confidence,
-        f"{both} of {len(_rows(note))} rows that `{model}` is evaluated on at {note.site} ({share:.0%}) are, value "
-        f"for value, among the {len(known.rows):,} rows it is trained on.",
+        f"{both} of {len(_rows(note))} rows that `{model}` is evaluated on{at_place(note.site)} ({share:.0%}) are, "
+        f"value for value, among the {len(known.rows):,} rows it is trained on.",
         step=note.step,
         where=where_of(note.site, model),
         evidence={"shared": both, "evaluated": len(_rows(note)), "trained": len(known.rows)}
@@ -338,7 +339,7 @@ def _compare(model: str, train: list[FeatureScales], calls: list[ModelCall]) -> 
     confidence = 0.9 if shift > 3 or scale > math.log(4) or max(shifts) > 6 else 0.75
     return Claim(
         confidence,
-        f"`{model}` is evaluated at {held[0].site} on inputs unlike those it is trained on: {far:.0%} of the "
+        f"`{model}` is evaluated{at_place(held[0].site)} on inputs unlike those it is trained on: {far:.0%} of the "
         f"features differ in mean by over 2 spreads or in spread by over 3 times; feature {worst} has mean "
         f"{other_means[worst]:.3g} and spread {other_spreads[worst]:.3g} there, {means[worst]:.3g} and "
         f"{spreads[worst]:.3g} in training.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import main_line, stream, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import BINARY_LOSSES, CLASS_LOSSES
@@ -39,8 +40,8 @@ def constant_inputs(run: RecordedRun) -> Claim | None:
     value = "0" if given.min == given.max == 0 else "the same in every row"
     return Claim(
         0.93,
-        f"The input of `{call.model}` at {call.site} is {value} in {len(same)} of {len(calls)} sampled batches of "
-        f"{given.shape[0]} rows, while their labels differ: the inputs do not distinguish the rows.",
+        f"The input of `{call.model}`{at_place(call.site)} is {value} in {len(same)} of {len(calls)} sampled batches "
+        f"of {given.shape[0]} rows, while their labels differ: the inputs do not distinguish the rows.",
         step=call.step,
         where=where_of(call.site, call.model),
         evidence={"batches": len(calls), "constant": len(same), "range": [given.min, given.max]},
@@ -72,8 +73,8 @@ def constant_labels(run: RecordedRun) -> Claim | None:
     label, first = next(iter(labels)), losses[0]
     return Claim(
         0.9,
-        f"All {count:,} labels of the {len(losses)} sampled batches at {first.site} are {label}: the loss falls from "
-        f"{run.curve.start:.3g} to {run.curve.end:.3g} without regard to the inputs.",
+        f"All {count:,} labels of the {len(losses)} sampled batches{at_place(first.site)} are {label}: the loss falls "
+        f"from {run.curve.start:.3g} to {run.curve.end:.3g} without regard to the inputs.",
         step=first.step,
         where=where_of(first.site),
         evidence={"label": label, "labels": count, "batches": len(losses)},

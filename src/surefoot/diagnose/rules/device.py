@@ -10,6 +10,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.collectives import COLLECTIVE_FAILED, COLLECTIVE_WORDS
 from surefoot.record.facts import IncidentEvent
@@ -116,8 +117,8 @@ def _nan_probability(crash: CrashFacts) -> Claim | None:
         return None
     return Claim(
         0.6,
-        f"binary_cross_entropy at {crash.site} got values that are not finite. On a device this fails an assertion; on "
-        "the CPU it raises an error.",
+        f"binary_cross_entropy{at_place(crash.site)} got values that are not finite. On a device this fails an "
+        f"assertion; on the CPU it raises an error.",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300]},
         fixes=(
@@ -205,7 +206,7 @@ def compiled_misfit(run: RecordedRun) -> Claim | None:
     later = f", which the device reported at {crash.reported_at}" if crash.reported_at else ""
     return Claim(
         0.9,
-        f"{name} into the compiled model at {crash.site} with values from {low} to {high}; a table in the "
+        f"{name} into the compiled model{at_place(crash.site)} with values from {low} to {high}; a table in the "
         f"model{table} has {rows} rows, for 0 to {rows - 1}: an id or a label is out of range. The call failed at "
         f"step {crash.step}{later}.",
         step=crash.step,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.data_summary import entropy, where_of
 from surefoot.diagnose.rule import Claim, Rule
@@ -48,13 +49,13 @@ def random_eval(run: RecordedRun) -> Claim | None:
     words = ", in training mode" if in_training[0] else ", and `model.eval()` does not switch it off"
     return Claim(
         0.92,
-        f"`{first.op}` at {first.site} drops {first.p:.0%} at random in {len(hot)} of {len(blocks)} evaluations that "
-        f"were recorded{words}: the same rows give a different result each time.",
+        f"`{first.op}`{at_place(first.site)} drops {first.p:.0%} at random in {len(hot)} of {len(blocks)} evaluations "
+        f"that were recorded{words}: the same rows give a different result each time.",
         step=first.step,
         where=where_of(first.site, first.module, *models[:1]),
         evidence={"evaluations": len(blocks), "with_dropout": len(hot), "p": first.p, "call": first.op},
         severity="warning",
-        fixes=(f"Pass {setting} at {first.site}, and call `model.eval()` before evaluating.",),
+        fixes=(f"Pass {setting}{at_place(first.site)}, and call `model.eval()` before evaluating.",),
     )
 
 
@@ -115,11 +116,11 @@ def labels_mismatched(run: RecordedRun) -> Claim | None:
     site = evaluated[0].site
     return Claim(
         0.88,
-        f"On evaluation rows at {site} {there.accuracy:.1%} of the predictions are right, and always guessing the most "
-        f"frequent label gives {there.guess:.1%}; in training {here.accuracy:.1%} are. The inputs of both are similar, "
-        f"but training rows predict the label of their nearest evaluation row in {across.found:.1%} of the cases "
-        f"({across.shuffled:.1%} by chance, {general.found:.1%} among training rows): the evaluation labels do not "
-        "belong to their rows.",
+        f"On evaluation rows{at_place(site)} {there.accuracy:.1%} of the predictions are right, and always guessing "
+        f"the most frequent label gives {there.guess:.1%}; in training {here.accuracy:.1%} are. The inputs of both are "
+        f"similar, but training rows predict the label of their nearest evaluation row in {across.found:.1%} of the "
+        f"cases ({across.shuffled:.1%} by chance, {general.found:.1%} among training rows): the evaluation labels do "
+        f"not belong to their rows.",
         step=blocks[0].step,
         where=where_of(site),
         evidence={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -67,8 +67,8 @@ def _before_the_graph(bad: NonFiniteLoss, step: int | None) -> Claim:
     nan, inf, rows = bad.nan or 0, bad.inf or 0, bad.rows or []
     count = f"{nan} NaN" if not inf else f"{inf} Inf" if not nan else f"{nan} NaN and {inf} Inf"
     count += f" in row {rows[0]}" if len(rows) == 1 else ""
-    place = f" at {bad.site}" if bad.site else ""
-    named = f"{made.call} at {made.site}" if made is not None else ""
+    place = at_place(bad.site)
+    named = f"{made.call}{at_place(made.site)}" if made is not None else ""
     others = [words for words in bad.passed or [] if words != named]
     if bad.exact and made is not None:
         low = f" (lowest {made.lowest:.3g})" if made.lowest is not None else ""
@@ -154,8 +154,8 @@ def _likely_backward(run: RecordedRun, event: NonFiniteGradientEvent) -> Claim |
         return None
     return Claim(
         0.8,
-        f"The loss at step {event.step} was finite but its gradient was not. In the sampled steps, the input of {op} "
-        f"at {site} came closest to a point without a finite derivative (distance {nearest:.2g}).",
+        f"The loss at step {event.step} was finite but its gradient was not. In the sampled steps, the input of {op}"
+        f"{at_place(site)} came closest to a point without a finite derivative (distance {nearest:.2g}).",
         step=event.step,
         where=(site, *event.parameters[:3]),
         evidence={"edges": dict(sorted(by_site.items(), key=lambda item: item[1])[:5]), **event.to_json()},

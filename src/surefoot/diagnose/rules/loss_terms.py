@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.wiring import fix_of_cut, words_of_cut
@@ -48,8 +48,8 @@ def term_dominates(run: RecordedRun) -> Claim | None:
         if len(values) >= 4 and _is_stuck(notes):
             return Claim(
                 0.85,
-                f"{strongest.norm / total:.1%} of the gradient comes from the term at {strongest.site}; the term "
-                f"{term.loss} at {term.loss_site} contributes {term.norm / total:.2%} and stays at "
+                f"{strongest.norm / total:.1%} of the gradient comes from the term{at_place(strongest.site)}; the term "
+                f"{term.loss}{at_place(term.loss_site)} contributes {term.norm / total:.2%} and stays at "
                 f"{median(values[-3:]):.3g} (it began at {median(values[:3]):.3g}).",
                 step=last.step,
                 where=(strongest.site, term.loss_site or ""),
@@ -113,15 +113,15 @@ def unused_code(run: RecordedRun) -> Claim | None:
     scale = f"{other.norm:.2g} against {sum(term.norm for term in looked[0].terms or []) - other.norm:.2g}"
     return Claim(
         0.85,
-        f"{calls[0].op} at {calls[0].site} ends at {reached:.4g} per element, where the best constant answer has "
-        f"{level:.4g}: the model does not use its input. The other term of the loss, at {other.site}, went from "
+        f"{calls[0].op}{at_place(calls[0].site)} ends at {reached:.4g} per element, where the best constant answer has "
+        f"{level:.4g}: the model does not use its input. The other term of the loss,{at_place(other.site)}, went from "
         f"{other.value:.3g} to {rest:.2g}; at step {looked[0].step} the gradients of the two were {scale}.",
         step=looked[0].step,
         where=(other.site, calls[0].site),
         evidence={"reconstruction": reached, "best_constant_answer": level, "other_first": other.value}
         | {"other_last": rest, "terms": [term.to_json() for term in looked[0].terms or []]},
         fixes=(
-            f"Sum both terms over the same elements, or multiply the term at {other.site} by a weight that grows "
+            f"Sum both terms over the same elements, or multiply the term{at_place(other.site)} by a weight that grows "
             "from 0 during training.",
         ),
     )
@@ -133,7 +133,7 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
     A straight-through estimator cuts its code, too, but adds what gradients pass through: its reconstruction improves.
     """
     collapsed = unused_code(run)
-    if collapsed is None:
+    if collapsed is None or drawn_without_gradient(run) is not None:
         return None
     cuts = [
         (look.step, cut) for look in run.sampled.steps for cut in look.breaks if cut.reaches_loss and cut.parameters
@@ -152,6 +152,34 @@ def cut_before_decoder(run: RecordedRun) -> Claim | None:
         where=(cut.site, *names[:3]),
         evidence={**collapsed.evidence, "cut": cut.to_json()},
         fixes=(fix_of_cut(cut),),
+    )
+
+
+def drawn_without_gradient(run: RecordedRun) -> Claim | None:
+    """A code that is drawn by `sample()`, not `rsample()`: the layers behind it do not train those before it.
+
+    Those before it still have a gradient, of another term such as a divergence from a prior.
+    """
+    found = [
+        (look.step, cut)
+        for look in run.sampled.steps
+        for cut in look.breaks
+        if cut.drawn_for_layers and cut.parameters and all(run.parameters[p].optimizers for p in cut.parameters)
+        and any({*cut.parameters} & {*look.backward_calls[number].parameters} for number in cut.backward_calls)
+    ]  # fmt: skip
+    if len({step for step, _ in found}) < 3:
+        return None
+    step, cut = found[0]
+    names = [run.label(number) for number in cut.parameters]
+    return Claim(
+        0.9,
+        f"What is drawn{at_place(cut.site)} from a distribution that {count_of(len(names), 'parameter')} "
+        f"({', '.join(names[:3])}) {'determine' if len(names) > 1 else 'determines'} has no gradient, and the layers "
+        "that use it lead to the loss: their error does not train these parameters, only another term does.",
+        step=step,
+        where=(cut.site, *names[:3]),
+        evidence={"cut": cut.to_json(), "sampled_steps": len({step for step, _ in found})},
+        fixes=(f"Draw with `rsample()`{at_place(cut.site)}, or with `mean + std * torch.randn_like(std)`.",),
     )
 
 
@@ -179,8 +207,8 @@ def entropy_dominates(run: RecordedRun) -> Claim | None:
                 return Claim(
                     0.85,
                     f"The entropy of the policy stays at its maximum ({late[-1].entropy:.4g} nats for "
-                    f"{late[-1].actions} actions) in all {run.steps:,} steps: the term at {term.site} is {weight:.3g} "
-                    f"times the entropy, {abs(term.value):.3g} at step {root.step}.",
+                    f"{late[-1].actions} actions) in all {run.steps:,} steps: the term{at_place(term.site)} is "
+                    f"{weight:.3g} times the entropy, {abs(term.value):.3g} at step {root.step}.",
                     step=root.step,
                     where=(term.site,),
                     evidence={"weight": weight, "entropy": late[-1].entropy, "actions": late[-1].actions}
@@ -226,5 +254,7 @@ RULES: tuple[Rule, ...] = (
     Rule("loss.term-dominates", "value", entropy_dominates, explains=("optim.not-learning", "rl.zero-advantage")),
     Rule("loss.term-dominates", "value", unused_code, explains=("lr.*", "optim.not-learning", "model.*")),
     Rule("optim.detached-graph", "wiring", cut_before_decoder,
+         explains=("loss.term-dominates", "lr.*", "optim.not-learning", "model.*")),
+    Rule("optim.detached-graph", "wiring", drawn_without_gradient,
          explains=("loss.term-dominates", "lr.*", "optim.not-learning", "model.*")),
 )  # fmt: skip

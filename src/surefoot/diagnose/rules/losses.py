@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present, present_finite
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
@@ -97,7 +98,7 @@ def _softmax_twice(run: RecordedRun) -> Claim | None:
         if len(notes) >= 2 and all(n.is_distribution for n in notes):
             return Claim(
                 0.9,
-                f"log_softmax at {site} gets rows that are already probabilities (all ≥ 0, sums of 1): "
+                f"log_softmax{at_place(site)} gets rows that are already probabilities (all ≥ 0, sums of 1): "
                 "the softmax is applied twice.",
                 step=notes[0].step,
                 where=(site, source_of(notes[0])),
@@ -120,10 +121,10 @@ def _softmax_over_rows(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.9,
-            f"cross_entropy at {site} is given the result of {op} at {source_of(notes[0])}, but its rows are no "
-            f"distributions over the {seen[0].classes} classes (the sums differ from 1 by {error:.2g} or more): the "
-            f"{op} runs over another dimension, so that the scores of a row depend on the other rows. The loss is at "
-            f"{run.curve.end:.3g}.",
+            f"cross_entropy{at_place(site)} is given the result of {op}{at_place(source_of(notes[0]))}, but its rows "
+            f"are no distributions over the {seen[0].classes} classes (the sums differ from 1 by {error:.2g} or more): "
+            f"the {op} runs over another dimension, so that the scores of a row depend on the other rows. The loss is "
+            f"at {run.curve.end:.3g}.",
             step=notes[0].step,
             where=(site, source_of(notes[0])),
             evidence={"operation": op, "smallest_sum_error": error, "classes": seen[0].classes, "calls": len(seen)},
@@ -169,13 +170,13 @@ def sigmoid_twice(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.93,
-            f"All probabilities that binary_cross_entropy gets at {site} lie between {low:.3g} and {high:.3g}, never "
-            f"below 0.5 nor above 0.731: the sigmoid at {source_of(notes[0])} is given values between 0 and 1, as "
-            "after another sigmoid.",
+            f"All probabilities that binary_cross_entropy gets{at_place(site)} lie between {low:.3g} and {high:.3g}, "
+            f"never below 0.5 nor above 0.731: the sigmoid{at_place(source_of(notes[0]))} is given values between 0 "
+            f"and 1, as after another sigmoid.",
             step=notes[0].step,
             where=(site, source_of(notes[0])),
             evidence={"lowest": low, "highest": high, "calls": len(notes), "loss": run.curve.end},
-            fixes=(f"Remove one of the two: the sigmoid at {source_of(notes[0])}, or the one in the model.",),
+            fixes=(f"Remove one of the two: the sigmoid{at_place(source_of(notes[0]))}, or the one in the model.",),
         )
     return None
 
@@ -191,8 +192,8 @@ def scores_crash(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.97,
-        f"binary_cross_entropy at {crash.site} was given values from {given.min or 0:.3g} to {given.max or 0:.3g}; it "
-        "takes probabilities.",
+        f"binary_cross_entropy{at_place(crash.site)} was given values from {given.min or 0:.3g} to "
+        f"{given.max or 0:.3g}; it takes probabilities.",
         where=(str(crash.site),),
         evidence={"lowest": given.min, "highest": given.max},
         fixes=("Use binary_cross_entropy_with_logits, or put a sigmoid before it.",),
@@ -216,7 +217,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
             kind = "probabilities, not their logarithms" if probabilities else "raw scores, not log-probabilities"
             return Claim(
                 0.97,
-                f"nll_loss at {site} is given {kind}: values from {min(d.min for d in seen):.3g} to "
+                f"nll_loss{at_place(site)} is given {kind}: values from {min(d.min for d in seen):.3g} to "
                 f"{max(d.max for d in seen):.3g}, whose exponentials do not sum to 1. The loss went to "
                 f"{run.curve.end:.3g}.",
                 step=notes[0].step,
@@ -233,7 +234,7 @@ def logits_into_probability_loss(run: RecordedRun) -> Claim | None:
         if seen and all(d.log_sum_error > 0.05 for d in seen):
             return Claim(
                 0.9,
-                f"{notes[0].op} at {site} gets values that are not log-probabilities (up to "
+                f"{notes[0].op}{at_place(site)} gets values that are not log-probabilities (up to "
                 f"{max(d.max for d in seen):.3g}).",
                 step=notes[0].step,
                 where=(site, source_of(notes[0])),
@@ -252,7 +253,7 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
         root, sign = flipped[0]
         return Claim(
             0.95,
-            f"backward at {root.site} runs on minus {sign.function} (called at {sign.site}): the loss "
+            f"backward{at_place(root.site)} runs on minus {sign.function} (called{at_place(sign.site)}): the loss "
             f"goes from {run.curve.start:.3g} to {run.curve.end:.3g}, and the fit gets worse with it.",
             step=root.step,
             where=(root.site, sign.site),
@@ -348,7 +349,7 @@ def no_valid_targets(run: RecordedRun) -> Claim | None:
     if empty:
         return Claim(
             0.9,
-            f"At step {empty[0].step} all {empty[0].targets} targets of {empty[0].op} at {empty[0].site} "
+            f"At step {empty[0].step} all {empty[0].targets} targets of {empty[0].op}{at_place(empty[0].site)} "
             f"are the ignore index ({empty[0].ignore_index}).",
             step=empty[0].step,
             where=(empty[0].site,),
@@ -388,7 +389,7 @@ def _summed(run: RecordedRun, site: str, op: str, count: int, step: int) -> Clai
         return None
     return Claim(
         0.85,
-        f"{op} at {site} sums {count} elements instead of averaging them: the gradient norm starts at "
+        f"{op}{at_place(site)} sums {count} elements instead of averaging them: the gradient norm starts at "
         f"{norms[0]:.3g}, {norms[0] / count:.3g} per element, so the step is {count} times that of a mean, "
         f"and the loss went from {run.curve.start:.3g} to {run.curve.end:.3g}.",
         step=step,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 
@@ -33,8 +33,8 @@ def fully_masked_row(run: RecordedRun) -> Claim | None:
             note = notes[0]
             return Claim(
                 0.93,
-                f"At step {note.step}, every key is masked in {count_of(note.fully_masked_rows, 'row')} that {note.op} "
-                f"at {note.site} gets, and a non-finite loss follows.",
+                f"At step {note.step}, every key is masked in {count_of(note.fully_masked_rows, 'row')} that {note.op}"
+                f"{at_place(note.site)} gets, and a non-finite loss follows.",
                 step=note.step,
                 where=(note.site, note.module),
                 evidence={"rows": note.fully_masked_rows, "shape": note.shape},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.by_hand import trained_models
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
 from surefoot.diagnose.rule import Claim, Rule
@@ -61,7 +61,7 @@ def _functional_dropout_off(run: RecordedRun, model: str, notes: list[ModelCall]
     return Claim(
         0.95,
         f"`{model}` is in eval mode (training=False) on steps that update its weights, from step {off[0].step} on: "
-        f"`{on[0].op}` at {on[0].site} was active at step {on[0].step}, and is inactive in {len(off)} of "
+        f"`{on[0].op}`{at_place(on[0].site)} was active at step {on[0].step}, and is inactive in {len(off)} of "
         f"{len(reached)} observed passes.",
         step=off[0].step,
         where=(model, on[0].site, off[0].site),
@@ -134,7 +134,7 @@ def train_mode_eval(run: RecordedRun) -> Claim | None:
     parts = _parts_in_words(first.dropouts_on, first.batchnorms_on)
     return Claim(
         0.9,
-        f"`{first.model}` was evaluated without gradients at {first.site} but in training mode: "
+        f"`{first.model}` was evaluated without gradients{at_place(first.site)} but in training mode: "
         f"{' and '.join(parts)} active in {len(hot)} of {len(notes)} such passes, so the results are noisy"
         f"{' and the running statistics take in evaluation data' if first.batchnorms_on else ''}.",
         step=first.step,
@@ -186,7 +186,7 @@ def _evaluated_with_gradients(run: RecordedRun, trained: set[str]) -> Claim | No
     parts = _parts_in_words(first.dropouts_on, first.batchnorms_on)
     return Claim(
         0.85,
-        f"`{first.model}` was evaluated at {first.site} in training mode, with {' and '.join(parts)} active: "
+        f"`{first.model}` was evaluated{at_place(first.site)} in training mode, with {' and '.join(parts)} active: "
         f"{len(passes[0])} passes before step {first.step} had gradients on, and no backward went through them.",
         step=first.step,
         where=(first.model, first.site),
@@ -210,9 +210,9 @@ def _evaluated_at_each_step(run: RecordedRun, trained: set[str]) -> Claim | None
     parts = _parts_in_words(max(call.dropouts_on, drops), call.batchnorms_on)
     return Claim(
         0.85,
-        f"At {call.site} `{call.model}` runs in training mode, with {' and '.join(parts)} active, in {len(found)} of "
-        f"{len(windows)} observed steps, and the loss of its output is not trained on: it is evaluated with random "
-        "results.",
+        f"`{call.model}` runs in training mode{at_place(call.site)}, with {' and '.join(parts)} active, in "
+        f"{len(found)} of {len(windows)} observed steps, and the loss of its output is not trained on: it is evaluated "
+        f"with random results.",
         step=call.step,
         where=(call.model, call.site),
         evidence={"windows": len(found), "of": len(windows), "dropouts": max(call.dropouts_on, drops),

@@ -17,6 +17,7 @@ from itertools import pairwise
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import chance, reads_long_sequences
@@ -162,8 +163,8 @@ class _StuckTerm(NamedTuple):
     @property
     def words(self) -> str:
         return (
-            f"The term `{self.calls[0].op}` of the loss at {self.calls[0].site} is at {self.last:.4g} over the last "
-            f"sampled steps, and the loss of its best constant answer is {self.level:.4g}"
+            f"The term `{self.calls[0].op}` of the loss{at_place(self.calls[0].site)} is at {self.last:.4g} over the "
+            f"last sampled steps, and the loss of its best constant answer is {self.level:.4g}"
         )
 
 
@@ -261,9 +262,9 @@ def started_over(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.7,
-        f"A new model and a new {lives[0].type} were created {len(lives)} times at {lives[0].site}, each for one pass "
-        f"of {lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} again, "
-        f"although the one before ended at {mean(ends):.3g}.",
+        f"A new model and a new {lives[0].type} were created {len(lives)} times{at_place(lives[0].site)}, each for one "
+        f"pass of {lives[0].steps} steps over the same rows: every pass begins at a loss of about {mean(starts):.3g} "
+        f"again, although the one before ended at {mean(ends):.3g}.",
         step=lives[1].created_at_step,
         where=(lives[0].site,),
         evidence={"models": len(lives), "steps_each": lives[0].steps, "starts": starts[:10], "ends": ends[:10]},
@@ -291,9 +292,9 @@ def runs_over_the_batch(run: RecordedRun) -> Claim | None:
     layer = found[0]
     return Claim(
         0.9,
-        f"`{layer.op}` in `{layer.module}` at {layer.site} runs over the {layer.time_steps} rows of the batch as if "
-        f"they were time steps, and treats the {layer.sequences} steps as rows: every output depends on rows before it "
-        f"in the batch. The loss is at {run.curve.end:.3g}.",
+        f"`{layer.op}` in `{layer.module}`{at_place(layer.site)} runs over the {layer.time_steps} rows of the batch as "
+        f"if they were time steps, and treats the {layer.sequences} steps as rows: every output depends on rows before "
+        f"it in the batch. The loss is at {run.curve.end:.3g}.",
         step=layer.step,
         where=(layer.site, layer.module),
         evidence={"time_steps": layer.time_steps, "sequences": layer.sequences, "rows": layer.time_steps},
@@ -314,8 +315,8 @@ def uses_first_step_only(run: RecordedRun) -> Claim | None:
     call, name = layers[0], silent[0].label
     return Claim(
         0.9,
-        f"`{call.op}` in `{call.module}` at {call.site} runs over {call.time_steps} time steps, but the gradient of "
-        f"`{name}` is exactly 0 in all {silent[0].sampled} sampled steps: only the output of the first time step "
+        f"`{call.op}` in `{call.module}`{at_place(call.site)} runs over {call.time_steps} time steps, but the gradient "
+        f"of `{name}` is exactly 0 in all {silent[0].sampled} sampled steps: only the output of the first time step "
         f"reaches the loss, which is at {run.curve.end:.3g}.",
         step=call.step,
         where=(call.site, name),
@@ -343,10 +344,10 @@ def without_activation(run: RecordedRun) -> Claim | None:
         return None  # a narrow layer in between makes a product of low rank on purpose, as word embeddings are
     return Claim(
         0.85,
-        f"Nothing lies between the {len(chain)} layers from `{chain[0].module}` at {chain[0].site} to "
-        f"`{chain[-1].module}` at {chain[-1].site}: each is given exactly what the one before returns, so together "
-        f"they are one linear function. The loss is at {run.curve.end:.4g}, and the loss of the best constant answer "
-        f"is {level:.4g}.",
+        f"Nothing lies between the {len(chain)} layers from `{chain[0].module}`{at_place(chain[0].site)} to "
+        f"`{chain[-1].module}`{at_place(chain[-1].site)}: each is given exactly what the one before returns, so "
+        f"together they are one linear function. The loss is at {run.curve.end:.4g}, and the loss of the best constant "
+        f"answer is {level:.4g}.",
         step=0,
         where=(chain[0].site, chain[-1].site, chain[0].module, chain[-1].module),
         evidence={"layers": len(chain), "last": run.curve.end, "best_constant_answer": level},
@@ -374,8 +375,8 @@ def drops_nearly_everything(run: RecordedRun) -> Claim | None:
     call = max(strong, key=lambda call: call.p)
     return Claim(
         0.8,
-        f"`{call.op}` in `{call.module}` at {call.site} sets {call.p:.0%} of its input to 0 in training, and the loss "
-        f"went from {run.curve.start:.4g} to {run.curve.end:.4g} in {run.curve.count:,} steps.",
+        f"`{call.op}` in `{call.module}`{at_place(call.site)} sets {call.p:.0%} of its input to 0 in training, and the "
+        f"loss went from {run.curve.start:.4g} to {run.curve.end:.4g} in {run.curve.count:,} steps.",
         step=call.step,
         where=(call.site, call.module),
         evidence={"p": call.p, "first": run.curve.start, "last": run.curve.end},

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import STEPS_ONLY
@@ -40,7 +41,7 @@ def fp16_overflow(run: RecordedRun) -> Claim | None:
         note = notes[0]
         return Claim(
             0.93,
-            f"{note.op} at {note.site} overflows in fp16 at step {note.step}: {note.infinite} of "
+            f"{note.op}{at_place(note.site)} overflows in fp16 at step {note.step}: {note.infinite} of "
             f"{note.of} results are infinite (limit 65504) from finite inputs of up to {note.largest_in:.3g}.",
             step=note.step,
             where=(note.site, note.module),
@@ -222,8 +223,8 @@ def clip_before_unscale(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.97,
-        f"Clipping at {scaler.clip_site} ran {count} times on gradients that are still multiplied by the loss scale of "
-        f"{scale:.3g}: the effective limit is {1 / scale:.2g} times the given one.",
+        f"Clipping{at_place(scaler.clip_site)} ran {count} times on gradients that are still multiplied by the loss "
+        f"scale of {scale:.3g}: the effective limit is {1 / scale:.2g} times the given one.",
         step=0,
         where=(str(scaler.clip_site or ""),),
         evidence={"clipped": count, "scale": scale},
@@ -255,7 +256,7 @@ def accum_not_divided(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.9 if all(root.sign for root in roots) else 0.75,
-        f"backward runs {size} times per step at {roots[0].site}, each time on a loss that is not divided by "
+        f"backward runs {size} times per step{at_place(roots[0].site)}, each time on a loss that is not divided by "
         f"{size}: the gradient is {size} times that of the batch.",
         step=0,
         where=(roots[0].site, run.main.site),
@@ -381,7 +382,8 @@ def _held_for_a_while(run: RecordedRun) -> Claim | None:
 def _used_twice(crash: CrashFacts) -> Claim:
     return Claim(
         0.85,
-        f"backward at {crash.site} reached into the graph of an earlier step: {crash.message.splitlines()[0][:160]}",
+        f"backward{at_place(crash.site)} reached into the graph of an earlier step: "
+        f"{crash.message.splitlines()[0][:160]}",
         where=(crash.site or "",),
         evidence={"message": crash.message[:300]},
     )

@@ -6,6 +6,7 @@ import math
 from statistics import mean, median
 from typing import TYPE_CHECKING, Literal
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import are_positions
 from surefoot.diagnose.rule import Claim, Rule
@@ -45,13 +46,13 @@ def bounded_output(run: RecordedRun) -> Claim | None:
         if over and share > 0.02 and len(group) >= min(3, run.steps):
             return Claim(
                 0.95,
-                f"The prediction at {site} comes out of {op} and stays within [{low:g}, {high:g}], but targets go from "
-                f"{goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of its range. The loss is at "
+                f"The prediction{at_place(site)} comes out of {op} and stays within [{low:g}, {high:g}], but targets "
+                f"go from {goals[0]:.3g} to {goals[1]:.3g}; {share:.0%} of them are out of its range. The loss is at "
                 f"{run.curve.end:.3g}.",
                 step=first.step,
                 where=(site, source_of(first)),
                 evidence={"operation": op, "bounds": [low, high], "targets": list(goals), "out_of_reach": share},
-                fixes=(f"Remove the {op} at {source_of(first)}, or scale the targets into [{low:g}, {high:g}].",),
+                fixes=(f"Remove the {op}{at_place(source_of(first))}, or scale the targets into [{low:g}, {high:g}].",),
             )
     return _rectified_scores(run) or _bounded_scores(run)
 
@@ -81,12 +82,12 @@ def _rectified_scores(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.9,
-            f"The scores that {notes[0].op} is given at {site} come out of {op} at {source_of(notes[0])}, and none is "
-            f"below 0: {harm}. The loss is at {run.curve.end:.4g}, and began at {run.curve.start:.4g}.",
+            f"The scores that {notes[0].op} is given{at_place(site)} come out of {op}{at_place(source_of(notes[0]))}, "
+            f"and none is below 0: {harm}. The loss is at {run.curve.end:.4g}, and began at {run.curve.start:.4g}.",
             step=notes[0].step,
             where=(site, source_of(notes[0])),
             evidence={"operation": op, "bounds": [0.0, None], "never_predicted": never, "loss": run.curve.end},
-            fixes=(f"Remove the {op} at {source_of(notes[0])}: the scores of the last layer need both signs.",),
+            fixes=(f"Remove the {op}{at_place(source_of(notes[0]))}: the scores of the last layer need both signs.",),
         )
     return None
 
@@ -139,7 +140,7 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
         made = f"come out of {op} and " if op in _LIMITED else ""
         return Claim(
             0.9 if op in _LIMITED else 0.8,
-            f"The scores that cross_entropy is given at {site} {made}stay within [{low:g}, {high:g}] at all "
+            f"The scores that cross_entropy is given{at_place(site)} {made}stay within [{low:g}, {high:g}] at all "
             f"{len(seen)} sampled calls: with {classes} classes the loss cannot fall below {floor:.3g}. It is at "
             f"{run.curve.end:.3g}; {median(n.accuracy or 0.0 for n in late):.0%} of the predictions are right.",
             step=seen[0].step,
@@ -147,7 +148,7 @@ def _bounded_scores(run: RecordedRun) -> Claim | None:
             evidence={"operation": op, "bounds": [low, high], "classes": classes, "floor": floor},
             severity="info" if op not in _LIMITED and _are_right(seen) else "error",
             fixes=(
-                f"Remove the {op} at {source_of(seen[0])}."
+                f"Remove the {op}{at_place(source_of(seen[0]))}."
                 if op in _LIMITED
                 else "Divide the similarities by a temperature, for example 0.07, before cross_entropy.",
             ),
@@ -175,7 +176,7 @@ def _tiny_scores(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.8,
-            f"The similarities that cross_entropy is given at {site} use all of their range, from {low:.2g} to "
+            f"The similarities that cross_entropy is given{at_place(site)} use all of their range, from {low:.2g} to "
             f"{high:.2g}, and never exceed {bound:.2g}: with {classes} rows the loss cannot fall below {floor:.4g}. It "
             f"is at {run.curve.end:.4g}.",
             step=notes[0].step,

@@ -7,6 +7,7 @@ import math
 from statistics import mean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.policy_signals import (
     logged_entropy_collapse,
@@ -42,7 +43,7 @@ def is_policy(run: RecordedRun) -> bool:
 
 
 def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
-    """Step, mean and spread of the returns: targets of the value function, or weights that are not centred."""
+    """Step, mean and spread of the returns: targets of the value function, or weights, before they were centred."""
     found = [
         (n.step, n.target.mean, n.target.std)
         for n in _fitted_values(run)
@@ -52,7 +53,8 @@ def returns(run: RecordedRun) -> list[tuple[int, float, float]]:
         return sorted(found)
     raw = [(n.step, n.other.mean or 0.0, n.other.std or 0.0) for n in advantages(run)]
     centred = mean(abs(m) < 0.05 * s + 1e-6 for _, m, s in raw) > 0.5 if raw else True
-    return [] if centred else sorted(raw)
+    before = [(n.step, n.uncentred) for n in advantages(run) if n.uncentred is not None]
+    return sorted((step, u.mean or 0.0, u.std or 0.0) for step, u in before) if centred else sorted(raw)
 
 
 def _fitted_values(run: RecordedRun) -> list[LossCall | DifferenceCall]:
@@ -111,8 +113,8 @@ def zero_advantage(run: RecordedRun) -> Claim | None:
     return Claim(
         0.94,
         f"In {len(empty)} of {len(by_step)} observed steps, every advantage is 0 (largest "
-        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities at {first.site}: the rewards do "
-        "not distinguish the samples, and the policy gets no gradient.",
+        f"{max(by_step[s] for s in empty):.1g}) where it meets the log-probabilities{at_place(first.site)}: the "
+        f"rewards do not distinguish the samples, and the policy gets no gradient.",
         step=empty[0],
         where=where_of(first.site),
         evidence={"steps_without": len(empty), "steps": len(by_step), "values": first.other.shape},
@@ -128,8 +130,8 @@ def _no_gradient(run: RecordedRun) -> Claim | None:
     site = next((root.site for root in run.sampled.backward_calls), "")
     return Claim(
         0.85,
-        f"At {zero} of {len(norms)} steps the gradient that backward at {site} computes for the policy is exactly 0: "
-        "the log-probabilities are multiplied by 0, and the policy cannot change.",
+        f"At {zero} of {len(norms)} steps the gradient that backward{at_place(site)} computes for the policy is "
+        f"exactly 0: the log-probabilities are multiplied by 0, and the policy cannot change.",
         step=0,
         where=where_of(site),
         evidence={"steps_without": zero, "steps": len(norms)},
@@ -145,7 +147,7 @@ def ratio_explosion(run: RecordedRun) -> Claim | None:
     worst = max(wild, key=lambda n: n.largest if math.isfinite(n.largest) else math.inf)
     return Claim(
         0.92,
-        f"The importance ratio at {worst.site} reaches {worst.largest:.3g} at step {worst.step} "
+        f"The importance ratio{at_place(worst.site)} reaches {worst.largest:.3g} at step {worst.step} "
         f"where its mean is {worst.mean:.3g}; it is above 10 in {len(wild)} of {len(notes)} batches, "
         f"first at step {wild[0].step}: a few samples dominate all others.",
         step=wild[0].step,
@@ -196,9 +198,9 @@ def kl_blowup(run: RecordedRun) -> Claim | None:
     since = next(step for step, value in found if value > 0.5 * late)
     return Claim(
         0.5 if better else 0.85,
-        f"The KL divergence from the old or reference policy, taken at {site}, goes from {early:.2g} in the first "
-        f"sampled steps to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays under "
-        "about 0.05.",
+        f"The KL divergence from the old or reference policy, taken{at_place(site)}, goes from {early:.2g} in the "
+        f"first sampled steps to {late:.2g} in the last (highest {top:.2g}): a policy that keeps close to it stays "
+        f"under about 0.05.",
         step=since,
         where=where_of(site),
         evidence={"early": early, "late": late, "highest": top, "gain_of_returns": rise},
@@ -300,13 +302,13 @@ def reward_scale(run: RecordedRun) -> Claim | None:
     site = known[0].site if known else advantages(run)[0].site
     told = f"; {share:.1%} of the gradient comes from the value loss" if share is not None else ""
     size = (
-        f"returns have a typical size of {scale:.3g}"
+        f"The returns have a typical size of {scale:.3g}"
         if scale >= 30
-        else f"the weights of the log-probabilities have a typical size of {weights:.3g}"
+        else f"The weights of the log-probabilities have a typical size of {weights:.3g}"
     )
     return Claim(
         0.85 if not learning else 0.5,
-        f"At {site} {size}{told}; over the run the returns rose by {rise or 0.0:.2f} of their spread.",
+        f"{size}{at_place(site)}{told}; over the run the returns rose by {rise or 0.0:.2f} of their spread.",
         step=known[0].step if known else 0,
         where=where_of(site),
         evidence={"returns": scale, "advantages": weights, "value_share": share, "gain_of_returns": rise}
@@ -337,9 +339,9 @@ def bootstrapped_scale(run: RecordedRun) -> Claim | None:
     site = known[0].site
     return Claim(
         0.8,
-        f"The value targets at {site} have a typical size of {size:.3g}, and the values are still off by at least "
-        f"{error:.3g} at step {late[-1].step}: rewards of this scale need updates that are too large for the learning "
-        "rate, or never reach them.",
+        f"The value targets{at_place(site)} have a typical size of {size:.3g}, and the values are still off by at "
+        f"least {error:.3g} at step {late[-1].step}: rewards of this scale need updates that are too large for the "
+        f"learning rate, or never reach them.",
         step=known[0].step,
         where=where_of(site),
         evidence={"targets": size, "error": error, "calls": len(known)},

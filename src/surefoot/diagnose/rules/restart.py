@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import has_print, stream, where_of
 from surefoot.diagnose.rule import Claim, Rule
@@ -243,7 +244,7 @@ def _claim_forgotten(run: RecordedRun, restart: Restart, forgotten: list[str]) -
     start = "start" if "optimizer" in forgotten or len(forgotten) > 1 else "starts"
     return Claim(
         0.95,
-        f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but its {' and '.join(forgotten)} "
+        f"The checkpoint read{at_place(file.site)} holds {', '.join(file.holds)}, but its {' and '.join(forgotten)} "
         f"state is never loaded: the parameters continue, {lost} {start} again"
         f"{jump.words}.",
         step=file.step,
@@ -259,11 +260,11 @@ def _claim_unsaved(
 ) -> Claim:
     file, jump, new = restart.file, _jump(run, restart), restart.optimizers[-1]
     again = f", which had made {before.steps} steps," if before is not None else ""
-    at = f" (saved at {saved[-1].site})" if saved else ""
+    at = f" (saved{at_place(saved[-1].site)})" if saved else ""
     return Claim(
         0.88 if before is not None else 0.7,
-        f"The checkpoint read at {file.site}{at} holds the model but no optimizer state: the parameters continue, "
-        f"and {new.type}{again} starts with empty moments at step {file.step}{jump.words}.",
+        f"The checkpoint read{at_place(file.site)}{at} holds the model but no optimizer state: the parameters "
+        f"continue, and {new.type}{again} starts with empty moments at step {file.step}{jump.words}.",
         step=file.step,
         where=where_of(file.site, saved[-1].site if saved else None),
         evidence={"holds": file.holds, "optimizer": new.type} | jump.evidence,
@@ -276,8 +277,8 @@ def _claim_scale(restart: Restart, skipped: int) -> Claim:
     file = restart.file
     return Claim(
         0.75,
-        f"The checkpoint read at {file.site} holds {', '.join(file.holds)}, but no state of the gradient scaler: the "
-        f"loss scale starts again at its initial value, and {skipped} of the next 20 steps "
+        f"The checkpoint read{at_place(file.site)} holds {', '.join(file.holds)}, but no state of the gradient scaler: "
+        f"the loss scale starts again at its initial value, and {skipped} of the next 20 steps "
         f"{'is' if skipped == 1 else 'are'} skipped.",
         step=file.step,
         where=where_of(file.site),
@@ -290,8 +291,8 @@ def _claim_scale(restart: Restart, skipped: int) -> Claim:
 def _claim_apart(restart: Restart, held: OptimizerFacts, moments: FileLoadedEvent, steps: tuple[int, int]) -> Claim:
     return Claim(
         0.85,
-        f"The weights read at {restart.file.site} are of step {steps[0]}, and the moments of {held.type}, read from "
-        f"another file at {moments.site}, of step {steps[1]}: they belong to other weights.",
+        f"The weights read{at_place(restart.file.site)} are of step {steps[0]}, and the moments of {held.type}, read "
+        f"from another file{at_place(moments.site)}, of step {steps[1]}: they belong to other weights.",
         step=restart.file.step,
         where=where_of(restart.file.site, moments.site),
         evidence={"step_of_weights": steps[0], "step_of_moments": steps[1]},
@@ -303,7 +304,7 @@ def _claim_rate(restart: Restart, jump: tuple[float, float]) -> Claim:
     file = restart.file
     return Claim(
         0.8,
-        f"After the checkpoint was read at {file.site} the learning rate is {jump[1]:.3g}, where it had been "
+        f"After the checkpoint was read{at_place(file.site)} the learning rate is {jump[1]:.3g}, where it had been "
         f"{jump[0]:.3g}: the schedule starts again while parameters and moments continue.",
         step=file.step,
         where=where_of(file.site),
@@ -336,8 +337,8 @@ def remade(run: RecordedRun) -> Claim | None:
     course = f"; the loss goes from {losses[0]:.4g} to {losses[-1]:.4g}" if len(losses) > 1 else ""
     return Claim(
         0.9,
-        f"{lives[0].type} is created {len(lives)} times at {lives[0].site} for the same {len(shared)} parameters, and "
-        f"each makes {few:g} step{'s' if few > 1 else ''}: its moments begin at 0 each time{course}.",
+        f"{lives[0].type} is created {len(lives)} times{at_place(lives[0].site)} for the same {len(shared)} "
+        f"parameters, and each makes {few:g} step{'s' if few > 1 else ''}: its moments begin at 0 each time{course}.",
         step=lives[1].created_at_step,
         where=(lives[0].site,),
         evidence={"optimizers": len(lives), "steps_each": few, "parameters": len(shared)},
@@ -442,8 +443,9 @@ def loaded_nothing(run: RecordedRun) -> Claim | None:
         fix = f"Remove {prefix!r} from the keys: `{{k.removeprefix({prefix!r}): v for k, v in state.items()}}`."
     return Claim(
         0.95,
-        f"load_state_dict at {event.site} loaded nothing: no name of the state ({given!r} is the first) is a parameter "
-        f"of the model ({expected!r} is the first), and `strict=False` hides it. The model keeps its initial weights.",
+        f"load_state_dict{at_place(event.site)} loaded nothing: no name of the state ({given!r} is the first) is a "
+        f"parameter of the model ({expected!r} is the first), and `strict=False` hides it. The model keeps its initial "
+        f"weights.",
         step=event.step,
         where=where_of(event.site),
         evidence={"given": given, "expected": expected},

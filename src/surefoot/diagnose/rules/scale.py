@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import labels_uninformative
@@ -89,15 +90,15 @@ def saturated_units(run: RecordedRun) -> Claim | None:
         if len(shares) >= 3 and median(shares) > 0.6 and (from_start or not well):
             return Claim(
                 0.85,
-                f"{median(shares):.0%} of the outputs of {op} at {site} are at its bounds, where its derivative is "
-                f"near 0 ({shares[0]:.0%} already at step {found[0].step}).",
+                f"{median(shares):.0%} of the outputs of {op}{at_place(site)} are at its bounds, where its derivative "
+                f"is near 0 ({shares[0]:.0%} already at step {found[0].step}).",
                 step=found[0].step,
                 where=(module, site),
                 evidence={"saturated": median(shares), "at_start": shares[0], "sampled_steps": len(shares)},
                 severity="info" if _is_solved(run) else "warning" if well else "error",
                 fixes=(
-                    f"Give the layer before the {op} at {site} smaller initial weights and a bias near 0: its outputs "
-                    "should begin between -3 and 3.",
+                    f"Give the layer before the {op}{at_place(site)} smaller initial weights and a bias near 0: its "
+                    f"outputs should begin between -3 and 3.",
                 )
                 if from_start
                 else (),
@@ -259,7 +260,7 @@ def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
     if crash is not None and "more than 1 value per channel" in crash.message:
         return Claim(
             0.95,
-            f"A batch norm at {crash.site} was given 1 value per channel: {crash.message}",
+            f"A batch norm{at_place(crash.site)} was given 1 value per channel: {crash.message}",
             where=(crash.site or "",),
             evidence={"message": crash.message[:300]},
         )
@@ -312,8 +313,8 @@ def attention_logit_growth(run: RecordedRun) -> Claim | None:
         if last > 50 and last > 8 * max(first, 1e-6) and gradual and sharp < 0.5 * calm and poor:
             return Claim(
                 0.85,
-                f"The largest attention logit at {site} rises from {first:.3g} to {last:.3g} while the entropy of the "
-                f"heads falls from {calm:.3g} to {sharp:.3g}.",
+                f"The largest attention logit{at_place(site)} rises from {first:.3g} to {last:.3g} while the entropy "
+                f"of the heads falls from {calm:.3g} to {sharp:.3g}.",
                 step=notes[-1].step,
                 where=(module, site),
                 evidence={"first": first, "last": last, "entropy_first": calm, "entropy_last": sharp},

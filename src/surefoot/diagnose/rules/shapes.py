@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
@@ -32,9 +33,8 @@ def broadcast(run: RecordedRun) -> Claim | None:
             continue
         return Claim(
             0.97,
-            f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: they "
-            f"broadcast to {tuple(out)}, so every prediction is compared with every target, and the best constant is "
-            f"the target's mean. The loss is at {run.curve.end:.3g}.",
+            f"{_meeting(note)}: they broadcast to {tuple(out)}, so every prediction is compared with every target, and "
+            f"the best constant is the target's mean. The loss is at {run.curve.end:.3g}.",
             step=note.step,
             where=(note.site, _source(note)),
             evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
@@ -58,9 +58,9 @@ def _made_square(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim | N
         return None
     return Claim(
         0.95,
-        f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: the {side} has "
-        f"{rows} values for each of the {rows} rows, because shapes ({rows}, 1) and ({rows},) were broadcast when it "
-        f"was computed. Every row is compared with all of them. The loss is at {run.curve.end:.3g}.",
+        f"{_meeting(note)}: the {side} has {rows} values for each of the {rows} rows, because shapes ({rows}, 1) and "
+        f"({rows},) were broadcast when it was computed. Every row is compared with all of them. The loss is at "
+        f"{run.curve.end:.3g}.",
         step=note.step,
         where=(note.site, _source(note)),
         evidence={"prediction": given, "target": target, "loss": run.curve.end},
@@ -87,8 +87,7 @@ def _one_for_several(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim
         return None
     return Claim(
         0.93,
-        f"At {note.site} a prediction of shape {tuple(given)} meets a target of shape {tuple(target)}: {fact}. The "
-        f"loss is at {run.curve.end:.3g}.",
+        f"{_meeting(note)}: {fact}. The loss is at {run.curve.end:.3g}.",
         step=note.step,
         where=(note.site, _source(note)),
         evidence={"prediction": given, "target": target, "loss": run.curve.end},
@@ -101,6 +100,14 @@ def _are_class_numbers(run: RecordedRun, note: LossCall | DifferenceCall, output
     targets = [call.target for call in run.sampled.training_losses(*DISTANCE_LOSSES) if call.site == note.site]
     ends = {(each.min, each.max) for each in targets}
     return outputs > 2 and len(targets) > 2 and ends == {(0.0, outputs - 1.0)}
+
+
+def _meeting(note: LossCall | DifferenceCall) -> str:
+    """Which shapes are compared, and where."""
+    return (
+        f"A prediction of shape {tuple(note.input.shape)} meets a target of shape {tuple(note.target.shape)}"
+        f"{at_place(note.site)}"
+    )
 
 
 def _source(call: LossCall | DifferenceCall) -> str:

@@ -6,6 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import chance, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import known_pairs
@@ -56,7 +57,7 @@ def target_in_inputs(run: RecordedRun) -> Claim | None:
     columns = ", ".join(map(str, held.features))
     return Claim(
         0.85,
-        f"Feature{'' if is_one else 's'} {columns} of the input of `{call.model}` at {call.site} "
+        f"Feature{'' if is_one else 's'} {columns} of the input of `{call.model}`{at_place(call.site)} "
         f"{'determines' if is_one else 'together determine'} the target of {site} exactly in all {held.rows} compared "
         f"rows, and {held.related} other features are only related to it: the target, or a column computed from it, "
         "is among the features.",
@@ -155,9 +156,9 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
         return None
     return Claim(
         0.9,
-        f"The targets of {first.op} at {first.site} have a typical size of {size:.3g}; after {late[-1].step:,} steps "
-        f"the predictions are at {reached:.3g}, and {outside:.0%} of the targets are beyond all of them. The loss is "
-        f"at {run.curve.end:.3g}, and that of the best constant answer is {level.level:.3g}.",
+        f"The targets of {first.op}{at_place(first.site)} have a typical size of {size:.3g}; after {late[-1].step:,} "
+        f"steps the predictions are at {reached:.3g}, and {outside:.0%} of the targets are beyond all of them. The "
+        f"loss is at {run.curve.end:.3g}, and that of the best constant answer is {level.level:.3g}.",
         step=first.step,
         where=where_of(first.site),
         evidence={"targets": size, "predictions": reached, "outside": outside, "best_constant_answer": level.level},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.watch.operation_names import CLASS_LOSSES
@@ -103,7 +104,7 @@ def _two_later(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Clai
 def _not_shifted(run: RecordedRun, loss: LossCall, tokens: TokenAlignment, causal: Causality) -> Claim:
     return Claim(
         0.93,
-        f"The targets of `{loss.op}` at {loss.site} are the input ids of {tokens.site} at the same positions "
+        f"The targets of `{loss.op}`{at_place(loss.site)} are the input ids of {tokens.site} at the same positions "
         f"({tokens.same:.1%} of them; the next id in {tokens.following:.1%}), and `{causal.model}` sees only the "
         f"inputs so far: it learns to repeat its input token. The loss is at {run.curve.end:.3g}.",
         step=loss.step,
@@ -123,8 +124,8 @@ def _repeats_input(
 ) -> Claim:
     return Claim(
         0.9,
-        f"The targets of `{loss.op}` at {loss.site} are the ids that {tokens.site} looked up for the same time step "
-        f"({evidence['same']:.1%} of them): the model learns to repeat its input token. The loss is at "
+        f"The targets of `{loss.op}`{at_place(loss.site)} are the ids that {tokens.site} looked up for the same time "
+        f"step ({evidence['same']:.1%} of them): the model learns to repeat its input token. The loss is at "
         f"{run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
@@ -143,9 +144,9 @@ def _not_masked(run: RecordedRun, loss: LossCall, tokens: TokenAlignment) -> Cla
     valid, of = loss.valid or 0, loss.targets or 0
     return Claim(
         0.85,
-        f"Only {valid} of {of} targets of `{loss.op}` at {loss.site} count, as where masked tokens are predicted, and "
-        f"{tokens.same:.1%} of these are the input ids of {tokens.site} at the same positions: the tokens to predict "
-        f"are not masked in the input. The loss is at {run.curve.end:.3g}.",
+        f"Only {valid} of {of} targets of `{loss.op}`{at_place(loss.site)} count, as where masked tokens are "
+        f"predicted, and {tokens.same:.1%} of these are the input ids of {tokens.site} at the same positions: the "
+        f"tokens to predict are not masked in the input. The loss is at {run.curve.end:.3g}.",
         step=loss.step,
         where=where_of(loss.site, tokens.site),
         evidence=tokens.to_json() | {"counted": valid, "targets": of},
@@ -171,8 +172,8 @@ def padding_counted(run: RecordedRun) -> Claim | None:
         unmatched = "" if loss.ignore_index == -100 else f", and the ignore index ({loss.ignore_index}) matches nothing"
         return Claim(
             0.88 if share > 0.3 else 0.75,
-            f"{share:.0%} of the targets that count in `{loss.op}` at {loss.site} are the padding at the end of the "
-            f"rows: the label {label}, in runs of {tokens.tail_lengths} different lengths where the input ids are "
+            f"{share:.0%} of the targets that count in `{loss.op}`{at_place(loss.site)} are the padding at the end of "
+            f"the rows: the label {label}, in runs of {tokens.tail_lengths} different lengths where the input ids are "
             f"constant as well{unmatched}. The loss ({run.curve.end:.3g}) is mostly that of an easy token.",
             step=loss.step,
             where=where_of(loss.site, tokens.site),

@@ -7,12 +7,12 @@ from math import prod
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import at_place, count_of
 from surefoot.diagnose.curves import present
 from surefoot.diagnose.data_summary import main_line
 from surefoot.diagnose.initial_weights import began_new, look_trained, size_of
 from surefoot.diagnose.rule import Claim, Rule
-from surefoot.watch.operation_names import DECISIONS
+from surefoot.watch.operation_names import DECISIONS, STEP_FUNCTIONS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
@@ -33,8 +33,8 @@ def missing_zero_grad(run: RecordedRun) -> Claim | None:
             name = held.type if held else "the loop"
             return Claim(
                 0.97,
-                f"When backward ran at {site}, {median(left):.0%} of the parameters of {name} still had the gradient "
-                f"of the previous step (median of {len(left)} sampled steps): gradients accumulate (norm "
+                f"When backward ran{at_place(site)}, {median(left):.0%} of the parameters of {name} still had the "
+                f"gradient of the previous step (median of {len(left)} sampled steps): gradients accumulate (norm "
                 f"{norms[0]:.3g} at first, {max(norms):.3g} at most)."
                 if norms
                 else f"Gradients were never cleared between steps ({name}).",
@@ -189,7 +189,7 @@ def _silent(held: OptimizerFacts, mine: list[ParameterFacts], why: str, confiden
 
 
 def _named(held: OptimizerFacts) -> str:
-    return f"{held.type} made at {held.site}" if held.site else held.type
+    return f"{held.type} made{at_place(held.site)}" if held.site else held.type
 
 
 def parameters_missing(run: RecordedRun) -> Claim | None:
@@ -226,7 +226,7 @@ def parameters_missing(run: RecordedRun) -> Claim | None:
         step=0,
         where=(site, *names[:6]),
         evidence={"parameters": names[:50], "share": share, "optimizer": run.optimizers[-1].type},
-        fixes=(f"Pass them to the optimizer made at {site}.",) if site else (),
+        fixes=(f"Pass them to the optimizer made{at_place(site)}.",) if site else (),
     )
 
 
@@ -320,8 +320,8 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         at = cuts[-1].site if cuts else crash.site
         return Claim(
             0.95,
-            f"backward at {crash.site} was called on a tensor without a graph"
-            + (f"; it was detached by {cuts[-1].op} at {at}." if cuts else "."),
+            f"backward{at_place(crash.site)} was called on a tensor without a graph"
+            + (f"; it was detached by {cuts[-1].op}{at_place(at)}." if cuts else "."),
             step=run.steps,
             where=(str(crash.site), str(at)),
             evidence={"message": crash.message, "cuts": [cut.to_json() for cut in cuts[-3:]]},
@@ -335,7 +335,7 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         and not p.with_grad and not p.moved_alone
     ]  # fmt: skip
     if not dead:
-        return _cut_inside_compiled(run) or _loss_without_graph(run)
+        return _cut_inside_compiled(run) or _loss_without_graph(run) or _flattened(run)
     cut = _cut_behind(run, dead)
     names = [p.label for p in dead]
     share = size_of(dead) / max(1, size_of([p for p in run.parameters.values() if p.optimizers]))
@@ -358,6 +358,29 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
+        fixes=(fix_of_cut(cut),),
+    )
+
+
+def _flattened(run: RecordedRun) -> Claim | None:
+    """Parameters whose gradient is always 0, because a function that is constant in pieces is behind them.
+
+    A straight-through estimator rounds as well, and its parameters have a gradient.
+    """
+    mine = [p for p in run.parameters.values() if p.optimizers and p.sampled >= 2]
+    dead = [p for p in mine if p.with_grad and p.zero_grad >= p.with_grad]
+    cut = _cut_behind(run, dead, flat=True)
+    if cut is None:
+        return None
+    names, share = [p.label for p in dead], size_of(dead) / max(1, size_of(mine))
+    return Claim(
+        0.95,
+        f"The gradient of {count_of(len(dead), 'parameter')} ({share:.0%} of the weights of the optimizer) is exactly "
+        f"0 in each of {dead[0].with_grad} sampled steps ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): the "
+        f"slope of {words_of_cut(cut)}, behind them, is 0 everywhere.",
+        step=0,
+        where=(cut.site, *names[:6]),
+        evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share, "sampled_steps": dead[0].with_grad},
         fixes=(fix_of_cut(cut),),
     )
 
@@ -385,7 +408,11 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     """A loss function is part of what `backward` is called on, but its predictions were cut off from the model."""
     found = []
     for look in run.sampled.steps:
-        cuts = {cut.site: cut for cut in look.breaks if cut.backward_calls and cut.parameters}
+        cuts = {
+            cut.site: cut
+            for cut in look.breaks
+            if cut.backward_calls and cut.parameters and cut.op not in STEP_FUNCTIONS
+        }
         kept = {entry.site for root in look.backward_calls for entry in root.made_from or [] if entry.shape == []}
         trained = {loss.site for loss in look.calls.losses if loss.trained_on}
         for loss in look.calls.losses:
@@ -400,7 +427,7 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     names = [run.label(number) for number in cut.parameters]
     return Claim(
         0.9,
-        f"`{loss.op}` at {loss.site} is part of the loss that backward runs on, and no gradient goes through it: "
+        f"`{loss.op}`{at_place(loss.site)} is part of the loss that backward runs on, and no gradient goes through it: "
         f"{words_of_cut(cut)} cuts its predictions off from {count_of(len(names), 'parameter')} "
         f"({', '.join(names[:4])}). Its value is {found[-1][0].value or 0.0:.3g} at step {found[-1][0].step}.",
         step=loss.step,
@@ -410,8 +437,10 @@ def _loss_without_graph(run: RecordedRun) -> Claim | None:
     )
 
 
-def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | None:
+def _cut_behind(run: RecordedRun, dead: list[ParameterFacts], flat: bool = False) -> GraphBreak | None:
     """The cut between parameters and the loss they are trained for; other losses may be cut off from them on purpose.
+
+    With `flat`, a function whose gradient is 0 everywhere.
 
     A discriminator's loss leaves the generator alone: it is not the one that the generator's optimizer steps for.
     """
@@ -421,7 +450,7 @@ def _cut_behind(run: RecordedRun, dead: list[ParameterFacts]) -> GraphBreak | No
     for look in run.sampled.steps:
         own = {number for number, root in enumerate(look.backward_calls) if owners & set(root.optimizers)}
         for b in look.breaks:
-            hit = len(lost & set(b.parameters))
+            hit = len(lost & set(b.parameters)) if (b.op in STEP_FUNCTIONS) == flat else 0
             under = own & set(b.backward_calls)
             rank = (bool(under), b.reaches_loss, hit, max(under, default=0))
             if hit and rank > best:
@@ -434,23 +463,24 @@ def _cuts_of_last_root(run: RecordedRun) -> list[GraphBreak]:
     looks = [look for look in run.sampled.steps if look.backward_calls]
     last = len(looks[-1].backward_calls) - 1 if looks else 0
     cuts = [b for b in looks[-1].breaks if last in b.backward_calls] if looks else []
-    return cuts or [b for look in run.sampled.steps for b in look.breaks]
+    cuts = cuts or [b for look in run.sampled.steps for b in look.breaks]
+    return [b for b in cuts if b.op not in STEP_FUNCTIONS]
 
 
 def words_of_cut(cut: GraphBreak) -> str:
     """What cut a graph, and where."""
     what = "running without gradients (no_grad)" if cut.op == "no_grad" else f"`{cut.op}`"
-    return f"{what} at {cut.site}"
+    return f"{what}{at_place(cut.site)}"
 
 
 def fix_of_cut(cut: GraphBreak) -> str:
     """The fix for a cut."""
-    if cut.op in DECISIONS:
+    if cut.op in DECISIONS | STEP_FUNCTIONS:
         return (
-            f"Pass the values that `{cut.op}` gets at {cut.site} to the loss instead of its result, which has no "
+            f"Pass the values that `{cut.op}` gets{at_place(cut.site)} to the loss instead of its result, which has no "
             "gradient: probabilities or logits, not decisions."
         )
-    return f"Remove the cut at {cut.site}, so that gradients pass through it."
+    return f"Remove the cut{at_place(cut.site)}, so that gradients pass through it."
 
 
 def unregistered_parameters(run: RecordedRun) -> Claim | None:
@@ -485,12 +515,12 @@ def made_in_forward(run: RecordedRun) -> Claim | None:
         kind = calls[0].module
         return Claim(
             0.93,
-            f"The `{kind}` that runs at {site} is created anew in every step: in each of {len(steps)} sampled steps it "
-            f"has other weights, which depend on nothing that was learned, and no optimizer holds them.",
+            f"The `{kind}` that runs{at_place(site)} is created anew in every step: in each of {len(steps)} sampled "
+            f"steps it has other weights, which depend on nothing that was learned, and no optimizer holds them.",
             step=calls[0].step,
             where=(site,),
             evidence={"layer": kind, "sampled_steps": len(steps), "tensors": len(lost)},
-            fixes=(f"Create this `{kind}` in `__init__`, as an attribute of the module, and call it at {site}.",),
+            fixes=(f"Create this `{kind}` in `__init__`, as an attribute of the module, and call it{at_place(site)}.",),
         )
     return None
 

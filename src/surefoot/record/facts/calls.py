@@ -65,6 +65,8 @@ class RowDistribution(Facts):
     """How far the sum of a row is from 1, at most."""
     log_sum_error: float
     """How far the logarithm of the summed exponentials of a row is from 0, at most."""
+    column_error: float | None = None
+    """How far the columns of a batch are from (log-)probabilities: the smaller of the same two errors."""
 
 
 class TokenAlignment(Facts):
@@ -304,6 +306,8 @@ class ProductCall(SampledCall):
     """Whether the sign of the log-probability was changed before; `None` if it is not known."""
     bounded_by: str | None = None
     """`minimum` or `maximum`, if the loss uses the smaller or the larger of this and another product."""
+    uncentred: TensorSummary | None = None
+    """The operand without a gradient as it was before its mean was subtracted, if that was observed."""
 
 
 class RatioCall(SampledCall):

@@ -90,6 +90,8 @@ class LoaderFacts(Facts):
     """The line of the script that iterates it."""
     training: bool
     """Not used."""
+    weights: int | None = None
+    """For how many rows a `WeightedRandomSampler` has a weight; it draws only those."""
 
 
 class DrawnBatch(Facts):

@@ -95,10 +95,12 @@ class RowMixing(Facts):
     """The line of the script that called the first of them."""
     module: str
     """The module that was running."""
-    from_own: float
+    from_own: float | None = None
     """The gradient that outputs of the first half of the rows have for the earliest result, in the same rows."""
-    from_others: float
-    """The same for the other half of the rows."""
+    from_others: float | None = None
+    """The same for the other half of the rows. Both are `None` where the shapes alone show that rows are mixed."""
+    shapes: list[list[int]] | None = None
+    """What a reshape was given and what it returned, where these show it."""
 
 
 class NonFiniteNode(Facts):
@@ -218,6 +220,8 @@ class GraphBreak(Facts):
     """Which backward calls of the step went over a loss made from it, by their place in the list."""
     parameters: list[int]
     """The numbers of the parameters that the value was computed from."""
+    drawn_for_layers: bool | None = None
+    """For a draw from a distribution: whether layers use its result, and no density of the distribution does."""
 
 
 class ParameterUpdate(Facts):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surefoot.observe.readable import is_readable
@@ -112,6 +112,7 @@ def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
         rows=_length(dataset),
         batches=None if _length(dataset) is None else _length(loader),
         site=site(5),
+        weights=len(loader.sampler.weights) if isinstance(loader.sampler, WeightedRandomSampler) else None,
     )
     watcher.calls.loaders.append(record)
     return record
