@@ -35,13 +35,13 @@ def busy():
 def test_a_loss_behind_long_work_comes_late_and_in_order():
     readings = LossReadings()
     loss = torch.tensor(3.0, device="cuda")
-    assert readings.read(loss + 1, place(FIRST_STEPS - 1)) == 4.0, "the first steps are waited for"
+    assert readings.read(loss + 1, place(FIRST_STEPS - 1))[0] == 4.0, "the first steps are waited for"
     torch.cuda.synchronize()  # and the kernel is loaded, which may wait for the device
     torch.cuda.set_sync_debug_mode("error")
     try:
         busy()
-        assert readings.read(loss + 1, place(FIRST_STEPS)) is None
-        assert readings.read(loss + 2, place(FIRST_STEPS + 1)) is None
+        assert readings.read(loss + 1, place(FIRST_STEPS))[0] is None
+        assert readings.read(loss + 2, place(FIRST_STEPS + 1))[0] is None
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert [(p.step, value) for p, value in readings.late(wait=True)] == [
@@ -54,7 +54,7 @@ def test_after_a_bad_loss_the_next_are_waited_for():
     readings = LossReadings()
     readings.expect_trouble(100)
     busy()
-    assert readings.read(torch.tensor(2.0, device="cuda"), place(120)) == 2.0
+    assert readings.read(torch.tensor(2.0, device="cuda"), place(120))[0] == 2.0
 
 
 @pytest.mark.parametrize("target", [torch.randint(0, 5, (64,)), torch.randn(64, 3)], ids=["classes", "numbers"])

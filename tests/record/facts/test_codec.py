@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar, NamedTuple
 
 import pytest
 
+from surefoot.record.facts import codec
 from surefoot.record.facts.codec import Facts, FactsError, item
 
 
@@ -174,3 +177,31 @@ def test_facts_take_the_attributes_of_a_record_and_other_values_instead():
 def test_a_record_without_a_field_is_an_error_rather_than_a_default():
     with pytest.raises(AttributeError, match="size"):
         Inner.from_record(Removed(why=""), name="weight")
+
+
+class Shared(Facts):
+    first: int
+    second: str
+
+
+def test_threads_that_read_the_first_objects_of_a_class_do_not_see_half_of_its_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached, go, made = threading.Event(), threading.Event(), codec._reader
+
+    def slow_for_the_other_thread(hint: object) -> Callable[[object], object]:
+        if hint is str and threading.current_thread() is other:
+            reached.set()
+            go.wait()
+        return made(hint)
+
+    monkeypatch.setattr(codec, "_reader", slow_for_the_other_thread)
+    text = {"first": 1, "second": "two"}
+    other = threading.Thread(target=Shared.from_json, args=(text,))
+    other.start()
+    reached.wait()
+    try:
+        assert Shared.from_json(text) == Shared(first=1, second="two")
+    finally:
+        go.set()
+        other.join()

@@ -174,11 +174,13 @@ def _make_reader(cls: Any) -> Callable[[Any], Any]:
 
     def fill() -> None:
         """At the first object, because a class may contain objects of its own kind."""
+        found = []
         hints = get_type_hints(cls)
         for field in dataclasses.fields(cls):
             key = "" if field.metadata.get("whole") else field.metadata.get("key") or field.name
             required = field.default is _MISSING and field.default_factory is _MISSING
-            fields.append((field.name, key, _reader(hints[field.name]), required))
+            found.append((field.name, key, _reader(hints[field.name]), required))
+        fields[:] = found  # at once: several threads may read
 
     def read(value: Any) -> Any:
         if not fields:
