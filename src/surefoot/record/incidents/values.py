@@ -57,6 +57,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 # ---- without references ---------------------------------------------------------------------------------------------
 
 _is_inference, _detach = Tensor.is_inference, Tensor.detach  # the script may replace them
+_numel, _element_size = Tensor.numel, Tensor.element_size
 
 
 class TensorMirror:
@@ -103,9 +104,9 @@ class TensorMirror:
             return _Part("weak", _kind(value), weakref.ref(value))
         alias = _detach(value)
         self.tensors.append(alias)
-        size = alias.numel() * alias.element_size()
+        size = _numel(alias) * _element_size(alias)
         self.nbytes += size
-        self.device_bytes += 0 if alias.is_cpu else size
+        self.device_bytes += 0 if alias.device.type == "cpu" else size
         if not value.requires_grad:
             return alias
         return _Part("requires grad", _kind(value), alias)
