@@ -190,7 +190,7 @@ _CAUSES = (
         "The model can overfit a tiny batch, so it can learn. On held-out rows it is no better than after training "
         "with shuffled labels.",
         "lr.too-low optim.no-update data.unshuffled",
-        "Shuffle, sort and filter inputs and labels together, with one permutation for both, or join them again by key.",
+        "Shuffle, sort and filter inputs and labels together, with one permutation for both, or join them by key.",
         "Print a few rows with their labels and inspect them.",
         "Check that preprocessing keeps the information that the label depends on.",
     ),

@@ -115,8 +115,8 @@ def _domain_fix(call: str, at: str) -> str:
 _FIXES = (
     (
         ("log", "log2", "log10"),
-        "Use `log_softmax` or `logsigmoid` for the logarithm of a softmax or a sigmoid: a clamp there stops the gradient. "
-        "Clamp any other input of {call} away from 0, for example with `.clamp_min(1e-8)`.",
+        "Use `log_softmax` or `logsigmoid` for the logarithm of a softmax or a sigmoid: a clamp there stops the "
+        "gradient. Clamp any other input of {call} away from 0, for example with `.clamp_min(1e-8)`.",
     ),
     (
         ("sqrt", "rsqrt"),
