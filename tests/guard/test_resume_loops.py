@@ -441,3 +441,33 @@ def test_batches_that_were_drawn_ahead_are_not_cut_off_from_their_window() -> No
         train_on(stabilizer, model, batch)
     assert stabilizer.steps == 1
     assert stabilizer.flush() is not None
+
+
+class DiesInNextPass(Run):
+    """Uses what the inner loop has left behind after every pass, and dies without a last save."""
+
+    def __init__(self, folder: Path, **parts: Any) -> None:
+        super().__init__(folder, **parts)
+        self.entered: list[int] = []
+
+    def train(self, stop: int | None = None) -> None:
+        for epoch in self.stabilizer.epochs(self.epochs):
+            self.entered.append(epoch)
+            last = None
+            for batch in self.stabilizer.resume(self.loader):
+                self.step(batch)
+                last = batch
+                self.seen += 1
+                if self.seen == stop:
+                    self.stabilizer._run.persistence.checkpoints.wait()
+                    raise Stop
+            assert last is not None, f"epoch {epoch} was entered although it has no batch left"
+            self.model(torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("every_passes", [1, 2])
+def test_a_checkpoint_at_the_end_of_a_pass_does_not_bring_the_pass_back(tmp_path: Path, every_passes: int) -> None:
+    settings = {"every_steps": PASS * every_passes, "epochs": 5}
+    _, expected = interrupted(tmp_path / "undisturbed", (), DiesInNextPass, **settings)
+    _, state = interrupted(tmp_path / "stopped", (2 * PASS + 3,), DiesInNextPass, **settings)
+    assert differences(state, expected) == []

@@ -133,13 +133,14 @@ class CheckpointSaver:
         self._waiting: deque[_StagedSave] = deque()
         self._followed = False  # whether the last step was on a batch from `resume`
         self._due: _DueSave | None = None
+        self._copied: _DueSave | None = None  # the last save that was copied, if no step was taken since
 
     def before_update(self) -> None:
         """Called before the optimizer writes: complete copies that are in progress."""
         if self._checkpoints is None:
             return
         self._checkpoints.check_owner(self._owner)
-        self._due = None  # no further batch was requested; the save is still due after this step
+        self._due = self._copied = None  # if no further batch was requested, the save is still due after this step
         for waiting in self._waiting:
             waiting.staged.hold_updates()
 
@@ -196,8 +197,18 @@ class CheckpointSaver:
         if due is None:
             return
         self._waiting.append(_StagedSave(due, self._staged()))
-        self._due = None
+        self._due, self._copied = None, due
         self._write_known(due.step)
+
+    def copy_again(self) -> None:
+        """A new epoch begins: save again what was saved after the last batch of the pass before.
+
+        The work between the passes is done, so a restart must not do it again. Until now it had to.
+        """
+        if self._copied is not None:
+            self._due, self._copied = self._copied, None
+            self._waiting = deque(each for each in self._waiting if each.due.step != self._due.step)
+            self.copy_due()
 
     def saves_into(self, folder: Path) -> bool:
         """Whether checkpoints are written into this folder."""
@@ -390,6 +401,7 @@ class DataLoop:
     def _epochs_until_stopped(self, numbers: Iterator[int]) -> Iterator[int]:
         with self.interrupts.installed():
             for number in numbers:
+                self._saver.copy_again()
                 self.hooks.on_stop_point()  # a signal that arrived after the last step of the previous epoch
                 yield number
             self.hooks.on_stop_point()

@@ -562,6 +562,7 @@ class RunHistory:
         self.counts = dict(state["counts"])
         self.by_kind = dict(state["by_kind"])
         self._recent_norms = deque(state["recent_norms"], maxlen=RECENT_NORMS)
+        self._unsettled = None
 
 
 def _is_as_large(refused: Incident, following: StepRecord) -> bool:

@@ -192,23 +192,42 @@ def breaks(recorder: FunctionRecorder, roots: list[BackwardCall]) -> list[GraphB
 
 
 def _feeds_layers(recorder: FunctionRecorder, draw: RecordedCall, reached: set[int]) -> bool:
-    """Whether layers with weights use what was drawn, and nothing compares it with the parameters of its distribution.
+    """Whether layers with weights use what was drawn, and have nothing else of what its distribution was made from.
 
-    The density of a draw is what trains a distribution that cannot be differentiated, such as a policy's.
+    Noise is added to what it is made from, which keeps its gradient. And a density trains a distribution that cannot be
+    differentiated, such as a policy's: its mean is subtracted from what was drawn, or from a target.
     """
-    before = {past.index for past in recorder.history(draw.index, 200)} - {draw.index}
-    drawn, used, feeds = {draw.index}, {draw.index}, False
-    for entry in recorder.entries[draw.index + 1 :]:
+    sources = {past.index for past in recorder.history(draw.index, 200)} - {draw.index}
+    weights, means = _upstream(recorder, draw), set(draw.inputs)
+    for past in recorder.history(draw.index, 20):
+        means |= set(past.inputs) if past.index in means and past.name in VIEWS else set()
+    drawn, beside, feeds = {draw.index}, sources, False
+    for entry in recorder.entries:
         given = set(entry.inputs)
-        if entry.index not in reached or not given & used:
+        if entry.index not in reached or entry.index in sources or entry.index == draw.index:
             continue
-        if entry.name in ("sub", "rsub") and given & drawn and given & before:
+        if entry.name in _COMPARISONS and given & means and _compares_many(recorder, entry, means):
             return False
-        if entry.name in VIEWS:
-            drawn |= {entry.index} if given & drawn else set()
-        feeds = feeds or (entry.name in WEIGHT_LAYERS and bool(entry.parameters))
-        used.add(entry.index)
+        if given & beside or weights.intersection(entry.parameters):
+            beside = beside | {entry.index}
+        if given & drawn:
+            drawn.add(entry.index)
+            if entry.name in WEIGHT_LAYERS and entry.parameters:
+                if entry.index in beside:
+                    return False
+                feeds = True
     return feeds
+
+
+_COMPARISONS = {"sub", "rsub", "gaussian_nll_loss", "mse_loss"}
+
+
+def _compares_many(recorder: FunctionRecorder, entry: RecordedCall, means: set[int]) -> bool:
+    """Whether means are compared with draws or targets; the mean of a prior is one number."""
+    others = [recorder.entries[index] for index in entry.inputs if index not in means]
+    if not others:
+        return len(entry.grads) > len(entry.inputs)  # with a tensor that no recorded call has made
+    return any(math.prod(other.out_shape or [1]) > 1 for other in others)
 
 
 def _upstream(recorder: FunctionRecorder, entry: RecordedCall) -> set[int]:

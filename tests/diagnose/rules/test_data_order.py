@@ -261,3 +261,46 @@ def test_one_batch_with_new_noise_at_every_step_is_a_repeated_batch(watch: Nurse
 def test_a_new_batch_with_new_noise_at_every_step_is_not(watch: Nursery) -> None:
     following = "batches = iter(loader) if step % 19 == 18 else batches; rows = next(batches)"
     assert "data.repeated-batches" not in watch(NOISED.replace("NEXT", following)).causes
+
+
+SOURCES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+
+torch.manual_seed(0)
+class Mixture(Dataset):  # each index stands for a source of many rows
+    x = torch.randn(600, 8)
+    def __len__(self): return len(self.x)
+    def __getitem__(self, source):
+        row = self.x[200 * source + int(torch.randint(200, ()))]
+        return row, row[:3].argmax()
+loader = DataLoader(Mixture(), 32, sampler=WeightedRandomSampler([0.5, 0.25, 0.25], 640))
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(5):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_weights_of_the_sources_of_a_mixture_are_fine(watch: Nursery) -> None:
+    assert watch(SOURCES).causes == []
+
+
+BY_CLASS = """
+class ByClass(WeightedRandomSampler):
+    def __iter__(self):
+        return (3 * int(torch.randint(200, ())) + k for k in super().__iter__())
+"""
+
+
+def test_a_sampler_that_draws_rows_of_the_classes_it_draws_is_fine(watch: Nursery) -> None:
+    by_row = SOURCES.replace("200 * source + int(torch.randint(200, ()))", "source")
+    drawn = by_row.replace("sampler=WeightedRandomSampler(", "sampler=ByClass(").replace(
+        "loader = ", f"{BY_CLASS}loader = "
+    )
+    assert watch(drawn).causes == []

@@ -146,3 +146,36 @@ def test_actions_whose_density_is_trained_may_go_through_a_critic(watch: Nursery
             optimizer.step()
         """
     assert "optim.detached-graph" not in watch(script).causes
+
+
+USED_OTHERWISE = {
+    "noise on what it is made from": """
+    h = torch.relu(first(rows))
+    loss = F.mse_loss(last(h + torch.normal(0.0, 0.1 * h.std(0).expand_as(h))), rows)
+""",
+    "noise on weights": """
+    noise = torch.normal(torch.zeros_like(last.weight), 0.05 * last.weight.abs())
+    loss = F.mse_loss(F.linear(torch.relu(first(rows)), last.weight + noise, last.bias), rows)
+""",
+    "a policy whose action is limited": """
+    policy = Normal(first(rows), 0.5)
+    action = policy.sample().clamp(-3, 3)
+    reward = -(action - rows.repeat(1, 2)).square().mean(1)
+    gain = (reward - reward.mean()).detach() * policy.log_prob(action).sum(1)
+    loss = F.mse_loss(last(action)[:, 0], reward) - gain.mean()
+""",
+    "a model of the world that is fed its own predictions": """
+    state, following = Normal(first(rows), 0.5), rows.repeat(1, 2)
+    own = torch.where(torch.rand(64, 1) < 0.3, state.sample(), following)
+    loss = F.mse_loss(last(own), rows) - state.log_prob(following).mean()
+""",
+}
+
+
+@pytest.mark.parametrize("name", USED_OTHERWISE)
+def test_what_is_drawn_for_another_purpose_is_fine(watch: Nursery, name: str) -> None:
+    body = DRAWN[DRAWN.index("    mean, spread") : DRAWN.index("    optimizer.zero_grad")]
+    layers = DRAWN[DRAWN.index("encoder = ") : DRAWN.index("optimizer = ")]
+    others = "first, last = nn.Linear(12, 24), nn.Linear(24, 12)\nencoder, decoder = first, last\n"
+    run = watch(DRAWN.replace(body, USED_OTHERWISE[name]).replace(layers, others))
+    assert "optim.detached-graph" not in run.causes

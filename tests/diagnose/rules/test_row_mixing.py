@@ -236,3 +236,24 @@ ON_PURPOSE = {
 @pytest.mark.parametrize("name", ON_PURPOSE)
 def test_rows_that_are_combined_on_purpose_are_fine(watch: Nursery, name: str) -> None:
     assert "model.mixes-rows" not in watch(CLASSES, ON_PURPOSE[name], LOSS, LOOP).causes
+
+
+WINDOWS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(120):
+    signals = torch.randn(16, 64)
+    windows = signals.reshape(-1, 16)  # four windows of each signal
+    optimizer.zero_grad()
+    F.mse_loss(model(windows), windows.mean(1, keepdim=True)).backward()
+    optimizer.step()
+"""
+
+
+def test_signals_that_are_cut_into_windows_are_fine(watch: Nursery) -> None:
+    assert watch(WINDOWS).causes == []

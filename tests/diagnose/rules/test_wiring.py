@@ -800,3 +800,25 @@ def test_gradients_of_the_same_batch_that_are_cleared_in_between_are_fine(watch:
 """
     start = MICROBATCHES.index("optimizer.zero_grad()")
     assert watch(MICROBATCHES[:start] + sharpness_aware).causes == []
+
+
+GATED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+adapters = nn.ModuleList(nn.Linear(8, 16) for _ in range(2))
+last = nn.Linear(16, 1)
+optimizer = torch.optim.Adam([*adapters.parameters(), *last.parameters()], lr=1e-2)
+for step in range(120):
+    x, task = torch.randn(64, 8), torch.zeros(64)
+    h = sum((task == k).float()[:, None] * adapter(x) for k, adapter in enumerate(adapters))
+    optimizer.zero_grad()
+    F.mse_loss(last(h.sign() * (h.abs() + 1e-4).sqrt()), x[:, :1]).backward()
+    optimizer.step()
+"""
+
+
+def test_a_part_that_no_row_uses_does_not_blame_a_sign_after_it(watch: Nursery) -> None:
+    assert "optim.detached-graph" not in watch(GATED).causes

@@ -227,6 +227,9 @@ def _weights_of_classes(run: RecordedRun) -> Claim | None:
             continue
         if not any(b.loader == loader.number and b.grad_mode for b in run.facts.batches):
             continue
+        seen = max((len(held.prints) for held in run.facts.step_data.rows.values()), default=0)
+        if not 0 < seen <= weights:
+            continue  # each index may stand for many rows, such as those of one source of a mixture
         return Claim(
             0.95,
             f"The `WeightedRandomSampler` of the loader{at_place(loader.site)} has {weights} weights for a data set of "

@@ -114,7 +114,7 @@ def unused_code(run: RecordedRun) -> Claim | None:
     return Claim(
         0.85,
         f"{calls[0].op}{at_place(calls[0].site)} ends at {reached:.4g} per element, where the best constant answer has "
-        f"{level:.4g}: the model does not use its input. The other term of the loss,{at_place(other.site)}, went from "
+        f"{level:.4g}: the model does not use its input. The other term of the loss{at_place(other.site)} went from "
         f"{other.value:.3g} to {rest:.2g}; at step {looked[0].step} the gradients of the two were {scale}.",
         step=looked[0].step,
         where=(other.site, calls[0].site),

@@ -75,8 +75,8 @@ def mixes_rows(run: RecordedRun) -> Claim | None:
     for root in run.sampled.backward_calls:
         facts = root.row_mixing
         what = None if facts is None else _what(facts)
-        if facts is None or what is None:
-            continue
+        if facts is None or what is None or (facts.shapes is not None and not run.failing):
+            continue  # shapes alone show the same for data that is cut into windows, which a model learns from
         words, fix = what
         return Claim(
             0.95,

@@ -363,21 +363,22 @@ def detached_graph(run: RecordedRun) -> Claim | None:
 
 
 def _flattened(run: RecordedRun) -> Claim | None:
-    """Parameters whose gradient is always 0, because a function that is constant in pieces is behind them.
+    """Parameters whose gradient is always 0, because a piecewise constant function comes after them.
 
     A straight-through estimator rounds as well, and its parameters have a gradient.
     """
     mine = [p for p in run.parameters.values() if p.optimizers and p.sampled >= 2]
     dead = [p for p in mine if p.with_grad and p.zero_grad >= p.with_grad]
     cut = _cut_behind(run, dead, flat=True)
-    if cut is None:
-        return None
+    if cut is None or any(p.id in cut.parameters and p not in dead for p in mine):
+        return None  # others before it have a gradient, so it is 0 for another reason
+    dead = [p for p in dead if p.id in cut.parameters]
     names, share = [p.label for p in dead], size_of(dead) / max(1, size_of(mine))
     return Claim(
         0.95,
         f"The gradient of {count_of(len(dead), 'parameter')} ({share:.0%} of the weights of the optimizer) is exactly "
         f"0 in each of {dead[0].with_grad} sampled steps ({', '.join(names[:4])}{' …' if len(names) > 4 else ''}): the "
-        f"slope of {words_of_cut(cut)}, behind them, is 0 everywhere.",
+        f"slope of {words_of_cut(cut)}, which comes after them, is 0 everywhere.",
         step=0,
         where=(cut.site, *names[:6]),
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share, "sampled_steps": dead[0].with_grad},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -169,15 +169,20 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
         A signal to every process of the run may kill a worker at any point.
         """
         done = getattr(self, "_workers_done_event", None)  # missing if the workers could not be started
-        if done is not None and not self._shutdown and getattr(_utils, "python_exit_status", None) is False:
-            while not done._cond.acquire(timeout=_LOCK_SECONDS):
-                if any(worker.exitcode for worker in self._workers):
+        try:
+            if done is not None and not self._shutdown and getattr(_utils, "python_exit_status", None) is False:
+                self._wait_for_lock(done)
+        finally:
+            super()._shutdown_workers()
+
+    def _wait_for_lock(self, done: Any) -> None:
+        while not done._cond.acquire(timeout=_LOCK_SECONDS):
+            if any(worker.exitcode for worker in self._workers):
+                with suppress(ValueError):  # another worker has released the lock in the meantime
                     _set_for_killed_worker(done)
-                    self._workers_done_event = threading.Event()  # type: ignore[assignment]
-                    break
-            else:
-                done._cond.release()
-        super()._shutdown_workers()
+                self._workers_done_event = threading.Event()  # type: ignore[assignment]
+                return
+        done._cond.release()
 
     def _process_data(self, data: Any, *rest: Any) -> Any:
         return self.surefoot_plan.receive(super()._process_data(data, *rest))  # type: ignore[no-untyped-call]

@@ -101,18 +101,19 @@ def _loader_record(watcher: Watcher, loader: DataLoader[Any]) -> LoaderRecord:
     for position, held in enumerate(watcher.calls.loaders):
         if held.ref() is loader or position > 32:
             return held
-    dataset = loader.dataset
+    rows, sampler = _length(loader.dataset), loader.sampler
     record = LoaderRecord(
         ref=weakref.ref(loader),
         number=len(watcher.calls.loaders),
         batch_size=loader.batch_size,
-        sampler=type(loader.sampler).__name__,
-        shuffles=_shuffles(loader.sampler),
+        sampler=type(sampler).__name__,
+        shuffles=_shuffles(sampler),
         workers=loader.num_workers,
-        rows=_length(dataset),
-        batches=None if _length(dataset) is None else _length(loader),
+        rows=rows,
+        batches=None if rows is None else _length(loader),
         site=site(5),
-        weights=len(loader.sampler.weights) if isinstance(loader.sampler, WeightedRandomSampler) else None,
+        # A class derived from it may turn what it draws into other rows.
+        weights=len(sampler.weights) if type(sampler) is WeightedRandomSampler else None,
     )
     watcher.calls.loaders.append(record)
     return record
