@@ -121,3 +121,12 @@ def test_losses_with_gradients_that_no_backward_uses_are_validation() -> None:
     assert FIND["data.labels-uninformative"](trained([], FALLING, sampled_steps=rising)) is not None
     falling = [sampled(step, 2.0 - 0.01 * step) for step in range(0, 160, 16)]
     assert FIND["data.labels-uninformative"](trained([], FALLING, sampled_steps=falling)) is None
+
+
+def test_the_numbers_of_overfitting_are_those_that_the_script_prints() -> None:
+    losses = [2.0, 1.6, 1.4, 1.05, 1.35, 1.3, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4]
+    training = [0.9**number for number in range(1, 13)]
+    claim = FIND["fit.overfitting"](trained(losses, training))
+    assert claim is not None
+    assert claim.step == 4 * EPOCH
+    assert "lowest at step 40 (1.05) and 2.4 at the end" in claim.summary

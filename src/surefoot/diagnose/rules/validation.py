@@ -60,17 +60,18 @@ def _overfits(curve: ValidationCurve) -> Claim | None:
     went_on = 0 <= now < FELL * before and now < curve.end
     if lost < LOST_REMARK or not is_steady or not went_on:
         return None
-    step = curve.steps[at]
+    lowest, last = min(curve.losses), curve.losses[-1]  # as the script prints them; medians are judged
+    step = curve.steps[curve.losses.index(lowest)]
     share = "all that was learned" if lost >= 1 else f"{lost:.0%} of what was learned"
     return Claim(
         min(0.95, 0.75 + lost),
-        f"The validation loss is lowest at step {step:,} ({curve.best:.4g}) and {curve.end:.4g} at the end, while the "
+        f"The validation loss is lowest at step {step:,} ({lowest:.4g}) and {last:.4g} at the end, while the "
         f"training loss continued from {before:.4g} to {now:.4g}: {share} is lost again.",
         step=step,
         evidence={
             "best_step": step,
-            "best_validation_loss": curve.best,
-            "last_validation_loss": curve.end,
+            "best_validation_loss": lowest,
+            "last_validation_loss": last,
             "training_loss_then": before,
             "training_loss_at_end": now,
             "share_lost": lost,
