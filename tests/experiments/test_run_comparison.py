@@ -137,3 +137,22 @@ def test_a_few_rows_far_above_noise_are_not_learned():
     assert "not learned" in not_learned(reading_of("learned", end=1e6), reading_of("learned", end=1.0))
     assert not_learned(reading_of("learned"), reading_of("learned")) is None
     assert not_learned(reading_of("learned", end=1e6), reading_of("stuck")) is None
+
+
+def test_a_change_that_makes_a_stuck_run_learn_cures_it_although_one_loss_jumps() -> None:
+    losses = [2.3 * 0.95**step for step in range(100)]
+    losses[60] = 90.0
+    changed = reading(losses)
+    assert changed.outcome == "spiked"
+    result, words = compare(reading(FLAT), changed)
+    assert result == "cures"
+    assert words.startswith("ends at 0.01")
+    assert "spiked at step 60" in words
+
+
+def test_a_change_that_moves_a_spike_elsewhere_is_no_cure() -> None:
+    losses = falling()
+    losses[60] = 900.0
+    moved = falling()
+    moved[30] = 900.0
+    assert compare(reading(losses), reading(moved))[0] == "does not"

@@ -196,7 +196,7 @@ def compare(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
     """Whether a change cured the run, and the reason."""
     if changed.outcome == "too short":
         return "cannot tell", changed.words
-    if changed.fails:
+    if changed.fails and not _learns_with_a_spike(baseline, changed):
         return "does not", changed.words
     if not _came_as_far(baseline, changed):
         share = changed.sum_of_rates / baseline.sum_of_rates if baseline.sum_of_rates else 0.0
@@ -204,7 +204,13 @@ def compare(baseline: RunReading, changed: RunReading) -> tuple[Result, str]:
     low = baseline.outcome in ("stuck", "diverged", "slow") and math.isfinite(baseline.end)
     if low and baseline.end - changed.end <= _clearly(baseline, changed):
         return "does not", f"ends at {changed.end:.3g}, which is not clearly lower"
-    return "cures", changed.words
+    return "cures", f"ends at {changed.end:.3g}, {changed.words}" if changed.fails else changed.words
+
+
+def _learns_with_a_spike(baseline: RunReading, changed: RunReading) -> bool:
+    """Whether a single loss of a changed run jumps, and it learns what the baseline never learned."""
+    is_other = baseline.outcome in ("stuck", "diverged") and math.isfinite(baseline.end)
+    return is_other and changed.outcome == "spiked" and changed.end < (1 - LEARNED) * baseline.end
 
 
 def _clearly(baseline: RunReading, changed: RunReading) -> float:
