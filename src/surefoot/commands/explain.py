@@ -38,7 +38,7 @@ VERDICTS = {
     ),
     "unknown": (
         "There is no finding, but the run could not be judged. The summary says why.",
-        "Do what the summary names, often: train more steps, or let the script end.",
+        "Follow the summary. In most cases: train for more steps, or let the script run to its end.",
         "Run `surefoot doctor file.py:build` on a function that returns model, loader, loss function and optimizer.",
     ),
 }

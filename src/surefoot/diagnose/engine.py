@@ -153,7 +153,7 @@ def _course(run: RecordedRun) -> str:
 def _limit(facts: RunFacts) -> str:
     """What was not observed although everything works: the inside of compiled models, and what happened before."""
     if facts.scope == TRAINING:
-        return " They were observed from the beginning of the training on: what came before was not."
+        return " Only the training itself was observed, not what the script did before it."
     eager = sum(each.eager for each in facts.sampled_steps)
     if not facts.compiled:
         return ""
