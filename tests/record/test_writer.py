@@ -105,3 +105,10 @@ def test_a_disk_that_fails_is_reported_once_and_messages_are_counted(tmp_path, c
     assert disk.write(batch, patient=False) == 0
     assert disk.works
     disk.close()
+
+
+def test_a_run_that_had_ended_and_is_started_again_ends_again_without_a_step():
+    builder = BatchBuilder()
+    batch, _ = builder.build([("", Event("resume", 600, "continues", 1.0))])
+    ended = builder.with_end(batch, None)
+    assert [(event.event, event.step) for event in ended.events] == [("resume", 600), ("end", 600)]

@@ -253,6 +253,8 @@ class BatchBuilder:
         self._progress = None if progress is None else RunProgress(progress)
         self._step: int | None = None
         """The current step of the run."""
+        self._resumed_at: int | None = None
+        """The step that the run continues from. A run that had ended takes no further one."""
         self._has_end = self._has_failed_collective = False
         self._derived: defaultdict[str, Derived] = defaultdict(Derived)
         self._reported, self._report_at, self._report_pause = 0, 0.0, DROPS_SECONDS
@@ -272,6 +274,7 @@ class BatchBuilder:
             kept.append(message)
         steps, devices = found[StepRow], found[DeviceRow]
         self._step = steps[-1].step if steps else self._step
+        self._resumed_at = next((e.step for e in found[Event] if e.event == "resume"), self._resumed_at)
         found[Event] = [*map(self._with_step, found[Event]), *self._derive(steps)]
         found[Event] += self._progress_of(steps, found[Event], drew)
         self._has_end = self._has_end or any(event.event in ("end", "halt") for event in found[Event])
@@ -312,7 +315,8 @@ class BatchBuilder:
 
     def with_end(self, batch: Batch, error: BaseException | None) -> Batch:
         """Add the end of the run, if it is missing: it distinguishes a run that ended from one that was killed."""
-        if self._step is None or self._has_end:
+        at = self._resumed_at if self._step is None else self._step
+        if at is None or self._has_end:
             return batch
         summary, severity = "the log was closed", "info"
         events = [*batch.events]
@@ -320,7 +324,7 @@ class BatchBuilder:
             what = f"{type(error).__name__}: {error}"
             summary, severity = f"the program ended with {what}"[:500], "error"
             events += self._failed_collective(error)
-        events.append(Event("end", self._step, summary, time.time(), severity))  # type: ignore[arg-type]
+        events.append(Event("end", at, summary, time.time(), severity))  # type: ignore[arg-type]
         return replace(batch, events=events)
 
     def _failed_collective(self, error: BaseException) -> list[Event]:
