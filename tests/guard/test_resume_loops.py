@@ -471,3 +471,27 @@ def test_a_checkpoint_at_the_end_of_a_pass_does_not_bring_the_pass_back(tmp_path
     _, expected = interrupted(tmp_path / "undisturbed", (), DiesInNextPass, **settings)
     _, state = interrupted(tmp_path / "stopped", (2 * PASS + 3,), DiesInNextPass, **settings)
     assert differences(state, expected) == []
+
+
+def test_a_save_with_a_metric_after_a_pass_is_not_replaced_by_one_without(tmp_path: Path) -> None:
+    run = SavedBetween(tmp_path, every_steps=PASS, epochs=2)
+    run.train()
+    run.stabilizer._run.persistence.checkpoints.wait()
+    found = {each.step: each.metric for each in sf.CheckpointManager(tmp_path).checkpoints()}
+    assert found == {PASS: 0.0, 2 * PASS: -1.0}
+
+
+def test_a_checkpoint_that_is_loaded_between_passes_is_not_saved_under_a_later_step(tmp_path: Path) -> None:
+    run = Run(tmp_path, every_steps=PASS, epochs=3)
+    checkpoints = run.stabilizer._run.persistence.checkpoints
+    for epoch in run.stabilizer.epochs(3):
+        if epoch == 2:
+            break
+        for batch in run.stabilizer.resume(run.loader):
+            run.step(batch)
+        checkpoints.wait()
+        if epoch == 1:
+            run.stabilizer.restore(PASS)
+    checkpoints.wait()
+    weights = [sf.CheckpointManager(tmp_path).load(step).tree["models"][0]["0.weight"] for step in (PASS, 2 * PASS)]
+    assert not torch.equal(*weights)

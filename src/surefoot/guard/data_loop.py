@@ -169,10 +169,11 @@ class CheckpointSaver:
     def forget_copies(self) -> None:
         """The run has returned to earlier weights: drop the copies made since."""
         self._waiting.clear()
+        self._copied = None
 
     def forget_due(self) -> None:
         """The run continues from a checkpoint: nothing is due."""
-        self._due = None
+        self._due = self._copied = None
 
     def finish(self) -> Exception | None:
         """No more batches are requested, and there may be no further step: write what is due.
@@ -274,7 +275,7 @@ class CheckpointSaver:
             )
         self._checkpoints.check_owner(self._owner)
         self._waiting.clear()
-        self._due = None
+        self._due = self._copied = None
         due = _DueSave(step, lambda: instability, lambda: metric)
         if not self._write(_StagedSave(due, self._staged()), metric_given=given, blocking=True):
             error = self._checkpoints.last_error
