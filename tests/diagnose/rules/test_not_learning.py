@@ -208,7 +208,7 @@ def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> Non
     )
     assert run.causes == []
     assert run.diagnosis.verdict == "unknown"
-    assert "The loss did not fall" in run.diagnosis.reason
+    assert "The loss has hardly moved" in run.diagnosis.reason
 
 
 @pytest.mark.parametrize("factor", ["model.load_state_dict(model.state_dict())\n", ""])
@@ -350,6 +350,41 @@ def test_a_loss_that_still_falls_is_told_from_one_that_has_stopped() -> None:
 def test_a_loss_that_only_wavers_has_not_fallen() -> None:
     assert not course_of([1.0 + 0.2 * (-1) ** step for step in range(100)]).fell
     assert course_of([1.0 + 0.2 * (-1) ** step - 0.004 * step for step in range(100)]).fell
+
+
+def test_a_loss_that_creeps_is_told_from_one_that_has_stopped() -> None:
+    assert course_of([10.95 - 0.001 * step + 0.002 * (-1) ** step for step in range(40)]).creeps
+    assert not course_of([max(10.93, 10.95 - 0.001 * step) + 0.002 * (-1) ** step for step in range(40)]).creeps
+    assert not course_of([10.95 - 0.001 * step + 0.2 * (-1) ** (step // 5) for step in range(40)]).creeps
+
+
+SMOKE_TEST = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(3000, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3000))
+optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+for step in range(STEPS):
+    ids = (torch.randint(3000, (8, 1)) + torch.arange(33)) % 3000
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), GOAL.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_first_steps_of_a_slow_run_are_too_few_to_judge(watch: Nursery) -> None:
+    slow = SMOKE_TEST.replace("GOAL", "ids[:, 1:]").replace("RATE", "1e-4")
+    run = watch(slow.replace("STEPS", "45"))
+    assert run.diagnosis.verdict == "unknown"
+    assert "too few or too small to judge whether it learns" in run.diagnosis.reason
+
+
+def test_many_steps_without_a_fall_are_not_learning(watch: Nursery) -> None:
+    still = SMOKE_TEST.replace("GOAL", "torch.randint(3000, (8, 32))").replace("RATE", "1e-4").replace("STEPS", "200")
+    assert watch(still).diagnosis.verdict == "broken"
 
 
 # ── rates and weights that leave nothing to learn with ───────────────────────────────────────────────────────────────

@@ -43,6 +43,7 @@ class Course:
 
     first: float
     """The mean of the first quarter."""
+    second: float
     third: float
     last: float
     error: float
@@ -54,6 +55,12 @@ class Course:
     def is_falling(self) -> bool:
         """Whether the last quarter is clearly below the previous one."""
         return self.third - self.last > max(3 * self.error, 0.005 * abs(self.third))
+
+    @property
+    def creeps(self) -> bool:
+        """Whether every quarter is below the previous one, however little, by more than noise."""
+        falls = self.first > self.second > self.third
+        return falls and self.third - self.last > 2 * self.error and self.first - self.last > 6 * self.error
 
     @property
     def fell(self) -> bool:
@@ -68,6 +75,7 @@ def course_of(losses: list[float]) -> Course:
     last = losses[-quarter:]
     return Course(
         first=mean(losses[:quarter]),
+        second=mean(losses[quarter : 2 * quarter]),
         third=mean(losses[-2 * quarter : -quarter]),
         last=mean(last),
         error=pstdev(last) / math.sqrt(quarter),
@@ -116,7 +124,7 @@ def not_learning(run: RecordedRun) -> Claim | None:
     if not _can_judge(run):
         return None
     course, level = course_of(run.curve.finite), constant_answer(run)
-    if course.is_falling and not run.curve.rose:
+    if (course.is_falling or _only_began(run, course)) and not run.curve.rose:
         return None
     if level is not None:
         if course.last < _AT_CONSTANT * level or _may_begin_late(run, course, level):
@@ -144,6 +152,22 @@ def not_learning(run: RecordedRun) -> Claim | None:
 def _may_begin_late(run: RecordedRun, course: Course, level: float) -> bool:
     """Whether a recurrent network over long sequences is at the best constant answer, as such networks are for long."""
     return reads_long_sequences(run) and course.last < 1.1 * level
+
+
+_FIRST_STEPS = 0.5
+"""While all steps together have changed the weights by less than this share of their norm, a run has only begun."""
+
+
+def _only_began(run: RecordedRun, course: Course) -> bool:
+    """Whether the weights are close to where they began, and the run is short or its loss falls slowly but steadily."""
+    distance = _distance(run)
+    return distance is not None and distance < _FIRST_STEPS and (course.creeps or run.curve.count < 2 * FEWEST)
+
+
+def _distance(run: RecordedRun) -> float | None:
+    """At most so far all steps have moved the weights, as a share of their norm; `None` if no update was sampled."""
+    moved = sorted(run.sampled.update_ratios())
+    return run.curve.count * moved[len(moved) // 2] if moved else None
 
 
 _FEWEST_CALLS = 8
@@ -425,6 +449,13 @@ def why_unjudged(run: RecordedRun) -> str:
     if (term := _stuck_term(run)) is not None:
         return f"{term.words}. The whole loss was still falling: the run is too short to judge whether the term learns."
     if level is None and (not (course.fell or run.curve.fell_through_noise) or run.curve.rose):
+        if _only_began(run, course) and not run.curve.rose:
+            return (
+                f"The loss has hardly moved (its mean was {course.first:.4g} over the first quarter of "
+                f"{run.curve.count:,} steps and {course.last:.4g} over the last), and neither have the weights (all "
+                f"steps together by at most {100 * (_distance(run) or 0.0):.2g} % of their norm): the steps are too "
+                "few or too small to judge whether it learns."
+            )
         return (
             f"The loss did not fall (its mean was {course.first:.4g} over the first quarter of {run.curve.count:,} "
             f"steps and {course.last:.4g} over the last), and for this loss it is not known whether it should fall."
