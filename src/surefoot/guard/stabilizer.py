@@ -123,6 +123,7 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+                checkpoints.events.before_saved = rows.log.flush
                 rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
     def _set_accumulate(self, accumulate: int) -> None:
