@@ -87,6 +87,20 @@ def test_a_plain_script_is_watched_instead(folder, doctor, starts_forks):
     assert "increase --seconds" not in " ".join(out.split())  # more time would not help
 
 
+def test_a_script_without_a_problem_says_what_was_looked_for(folder, doctor, starts_forks):
+    script = "import torch\nnet = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    script += "for x in torch.randn(30, 8, 4):\n    optimizer.zero_grad()\n"
+    script += "    torch.nn.functional.mse_loss(net(x), x.mean(1, keepdim=True)).backward()\n    optimizer.step()\n"
+    (folder / "sound.py").write_text(script)
+    code, out, _ = doctor("sound.py", "--seconds", "100000", "--json")
+    checks = json.loads(out)["checks"]
+    assert code == 0
+    assert len({check["summary"] for check in checks}) == len(checks) == 10
+    skipped = {check["name"]: check["summary"] for check in checks if check["status"] == "skipped"}
+    assert skipped.pop("clipping") == "the script clips no gradients"
+    assert list(skipped) == ["overfits a tiny batch"]
+
+
 def test_a_healthy_setup_ends_with_code_0_and_a_table(doctor):
     code, out, err = doctor("setups:healthy", "--seconds", "1")
     assert code == 0, out + err

@@ -59,6 +59,30 @@ def test_a_refused_step_is_an_event_with_its_cause_and_a_row_with_its_nan(tmp_pa
     assert math.isnan(row["loss"])
 
 
+@pytest.mark.parametrize("lag", [{}, {"decide_on": "device", "lag_steps": 4}], ids=["host", "device"])
+def test_when_a_checkpoint_is_on_disk_the_rows_up_to_it_are_too(tmp_path, lag):
+    checkpoints = sf.CheckpointManager(tmp_path / "saves", every_steps=7)
+    log = sf.RunLog(tmp_path / "log")
+    assert log.flush(60.0)  # the thread that writes has started, and writes twice a second
+    stabilizer = train(log, 0, checkpoints=checkpoints, **lag)
+    announce, lost = checkpoints.events.on_saved, []
+
+    def saved(step, folder, facts):
+        rows = set(sf.load_run(log.folder).scalars["step"].to_pylist())
+        lost.append((step, sorted(set(range(step)) - rows)))
+        announce(step, folder, facts)
+
+    checkpoints.events.on_saved = saved
+    model, x = stabilizer._given["model"], torch.randn(16, 4)
+    for _ in range(40):
+        stabilizer.backward(model(x).square().mean())
+        stabilizer.step()
+        checkpoints.wait()
+    stabilizer.save()
+    assert [step for step, _ in lost] == [7, 14, 21, 28, 35, 40]
+    assert [missing for _, missing in lost] == [[]] * 6
+
+
 def test_layers_are_written_at_first_then_now_and_then_and_around_an_incident(tmp_path):
     log = sf.RunLog(tmp_path)
     train(log, steps=300, bad=(205,))

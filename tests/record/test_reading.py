@@ -44,6 +44,27 @@ def test_an_event_of_the_wrong_types_costs_at_most_itself(tmp_path, field, value
     assert load_run(tmp_path).scalars.num_rows == 6
 
 
+@pytest.mark.parametrize(
+    ("sessions", "lost"),
+    [
+        ([range(20), range(25, 40)], "steps 20 to 24"),
+        ([range(20), range(21, 40)], "step 20"),
+        ([range(20), range(20, 40)], ""),
+        ([range(20), range(15, 40)], ""),
+        ([range(20), range(25, 40), range(10, 60)], ""),  # resumed before the gap
+        ([range(20), range(25, 40), range(22, 60)], "steps 20 to 21"),
+        ([range(0, 20, 2), range(25, 40)], ""),  # not every step has a row
+        ([range(20), range(25, 60, 5)], ""),
+    ],
+)
+def test_steps_that_a_killed_process_did_not_write_are_named(tmp_path, sessions, lost):
+    for steps in sessions:
+        session(tmp_path, steps)
+    (found,) = load_run(tmp_path).problems or [""]
+    assert f"no rows for {lost}:" in found if lost else found == ""
+    assert sections(read_source(tmp_path))["head"]["problems"] == ([found] if lost else [])
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run in a few batches, and where in the file each of them ends."""

@@ -5,7 +5,11 @@ import os
 
 import pytest
 
+from runlogs import step_row
 from surefoot.errors import UsageError
+from surefoot.record.limits import LogLimits
+from surefoot.record.messages import Batch, Event
+from surefoot.record.store import Store
 from surefoot.report.run_list import list_runs, newest_run
 
 
@@ -30,6 +34,18 @@ def test_the_newest_comes_first_with_verdict_steps_and_first_cause(tmp_path):
 def test_a_run_that_has_not_ended_says_so(tmp_path):
     write(tmp_path / "run", "run.json", {"schema": 1, "exit_code": None})
     assert list_runs(tmp_path)[0].verdict == "unfinished"
+
+
+def test_a_guarded_run_is_diagnosed_by_its_log(tmp_path):
+    store = Store(tmp_path / "run", LogLimits())
+    store.write(Batch([step_row(step, loss=2.0 / (1 + step), grad_norm=1.0) for step in range(200)]))
+    write(tmp_path / "run", "run.json", {"schema": 1})
+    (unfinished,) = list_runs(tmp_path)
+    assert (unfinished.verdict, unfinished.steps) == ("unfinished", 200)
+    store.write(Batch(events=[Event("end", 199, "the log was closed", 1e9)]))
+    store.close()
+    (finished,) = list_runs(tmp_path)
+    assert (finished.verdict, finished.steps, finished.cause) == ("healthy", 200, "")
 
 
 def test_the_ranks_of_a_run_are_one_entry(tmp_path):

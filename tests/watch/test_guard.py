@@ -10,8 +10,9 @@ from running import python, rank_of, surefoot
 
 import forked
 from surefoot.detect.step_rules import NonFinite
+from surefoot.record.facts import GuardFacts
 from surefoot.watch.context import WatchOptions
-from surefoot.watch.guard import RULES
+from surefoot.watch.guard import RULES, in_words
 from surefoot.watch.watcher import Watcher
 
 SCRIPT = Path(__file__).with_name("guarded_steps.py")
@@ -53,6 +54,27 @@ def test_the_guard_says_what_it_skipped_and_why(guarded):
     found = json.loads((folder / "run" / "findings.json").read_text())
     assert found["verdict"] == "unstable"
     assert found["summary"].startswith(f"`--guard` skipped {told['skipped']} of {told['checked']} steps, the first")
+
+
+@pytest.mark.parametrize(
+    ("checked", "skipped", "first", "last", "other", "said"),
+    [
+        (50, 50, 0, 49, {}, "No step was applied: nothing was trained, and the weights are those from before"),
+        (1, 1, 0, 0, {}, "No step was applied: nothing was trained"),
+        (50, 44, 6, 49, {}, "No step was applied after step 5: nothing was trained since"),
+        (50, 44, 5, 49, {}, None),  # one of them was applied
+        (50, 1, 49, 49, {}, None),
+        (50, 20, 6, 25, {}, None),
+        (50, 50, 0, 49, {"SGD 1": "it is guarded by the script"}, None),
+    ],
+)
+def test_a_guard_that_skips_every_step_says_that_nothing_was_trained(checked, skipped, first, last, other, said):
+    facts = GuardFacts(
+        checked=checked, skipped=skipped, first=first, last=last, parameters=["weight"], not_guarded=other
+    )
+    words = in_words(facts)
+    assert words.startswith(f"--guard checked {checked} step")
+    assert said in words if said else "was applied" not in words
 
 
 def test_without_a_bad_step_the_guard_changes_no_bit(tmp_path):

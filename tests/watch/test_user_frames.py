@@ -12,8 +12,8 @@ import torch
 
 import surefoot
 from surefoot.core import user_code
-from surefoot.core.user_code import is_users, place
-from surefoot.watch.user_frames import caller, is_library, name_of, site, user_frame, variables
+from surefoot.core.user_code import is_users, place, variables
+from surefoot.watch.user_frames import caller, is_library, name_of, site, user_frame
 
 PACKAGE = os.path.dirname(surefoot.__file__)
 LIBRARIES = sysconfig.get_path("purelib")
@@ -98,7 +98,7 @@ def test_reading_the_variables_of_a_function_keeps_nothing_alive():
 
 def test_the_variables_of_a_script_are_left_in_place():
     scope = {"held": 5}
-    exec("import sys\nfrom surefoot.watch.user_frames import variables\nfound = variables(sys._getframe())", scope)
+    exec("import sys\nfrom surefoot.core.user_code import variables\nfound = variables(sys._getframe())", scope)
     assert (scope["held"], scope["found"]["held"]) == (5, 5)
 
 

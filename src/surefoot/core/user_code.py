@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import sysconfig
 import token
 import tokenize
@@ -56,6 +57,28 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
             break
         frame = frame.f_back
     return frame
+
+
+def variables(frame: FrameType) -> dict[str, object]:
+    """The local variables of a running frame.
+
+    Before Python 3.13, reading them creates a dictionary that stays with a function's frame: objects that the function
+    deletes afterwards would live until it returns. The dictionary is emptied again, unless the script holds it too.
+    """
+    own = frame.f_locals
+    found = dict(own)
+    if type(own) is dict and frame.f_code.co_flags & _CO_OPTIMIZED and sys.getrefcount(own) <= _UNSHARED:
+        own.clear()
+    return found
+
+
+def _references() -> int:
+    own = sys._getframe().f_locals
+    return sys.getrefcount(own)
+
+
+_CO_OPTIMIZED = 1  # for a function; the variables of a module or a class are its namespace
+_UNSHARED = _references()
 
 
 def _judge(filename: str) -> bool:

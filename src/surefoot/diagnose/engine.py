@@ -400,10 +400,11 @@ def _is_sure(rule: Rule, claim: Claim) -> bool:
 
 
 def _without_repeats(fixes: tuple[str, ...]) -> tuple[str, ...]:
-    """The fixes without those whose first clause an earlier one has, which names the values of this run."""
+    """The fixes without those whose first clause an earlier one has, perhaps with the numbers of this run."""
     found: dict[str, str] = {}
     for fix in fixes:
-        found.setdefault(re.split(r"[:;.](?:\s|$)", fix, maxsplit=1)[0], fix)
+        clause = re.split(r"[:;.](?:\s|$)", fix, maxsplit=1)[0]
+        found.setdefault(re.sub(r"\d[\d,.]*", "", clause), fix)
     return tuple(found.values())
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.diagnose.rules.pace import rate_divisors
+
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
 
@@ -62,8 +64,10 @@ def trainer_fixes(run: RecordedRun, cause: str) -> tuple[str, ...]:
         return ()
     if trainer == "transformers" and cause in ("lr.too-high", "lr.too-low") and run.lr:
         rate = max(run.lr)
-        change = "Divide the rate by 3 to 10" if cause == "lr.too-high" else "Multiply the rate by 10 to 100"
-        better = rate / 10 if cause == "lr.too-high" else rate * 10
+        change, better = "Multiply the rate by 10 to 100", rate * 10
+        if cause == "lr.too-high":
+            least, most = rate_divisors(run)
+            change, better = f"Divide the rate by {least:,} to {most:,}", rate / most
         words = f"{change}: `learning_rate={better:.1g}` in {_ARGUMENTS}; its highest value in this run was {rate:.3g}."
         return (words,)
     if cause == "model.exploding-gradient" and any(each is not None for each in run.series.clip_norm):

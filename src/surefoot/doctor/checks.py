@@ -1,7 +1,7 @@
 """The results of the preflight: one `Check` per question, all of them in an `Examination`.
 
-A check has a status, the number it is based on, the expected value and a fix. `skipped` means that the question could
-not be answered, and the summary gives the reason; it never means that something is wrong.
+A check has a status, the number it is based on, the expected value and a fix. `skipped` means that the question
+does not apply or could not be answered, and the summary gives the reason; it never means that something is wrong.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Check:
     """A short name, unique within an examination."""
 
     status: Status
-    """`pass`, `warn`, `fail`, or `skipped` if the question could not be answered."""
+    """`pass`, `warn`, `fail`, or `skipped` if the question does not apply or could not be answered."""
 
     summary: str
     """One sentence with the result, or the reason why the check was skipped."""

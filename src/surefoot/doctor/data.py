@@ -53,14 +53,18 @@ def check_data(context: CheckContext) -> list[Check]:
     )
     count = len(context.batches)
     has_labels = any(step.calls.losses for step in facts.sampled_steps)
-    checks = [
-        context.judged(causes, passed(STEP, name, words.format(count), 0, expected), facts)
-        for name, causes, words, expected in _QUESTIONS
-        if has_labels or not name.startswith("label")
-    ]
+    has_ids = any(step.calls.embeddings for step in facts.sampled_steps)
+    checks = []
+    for name, causes, words, expected in _QUESTIONS:
+        if has_labels or not name.startswith("label"):
+            sound = passed(STEP, name, words.format(count), 0, expected)
+            if name == _IDS and not has_ids:
+                sound = skipped(STEP, name, "no batch has ids of an embedding")
+            checks.append(context.judged(causes, sound, facts))
     return [*checks, *(_splits(context) if context.eval_batches else [])]
 
 
+_IDS = "token ids"
 _QUESTIONS = (
     (
         "finite data",
@@ -87,7 +91,7 @@ _QUESTIONS = (
         "batches as mixed as after a shuffle",
     ),
     (
-        "token ids",
+        _IDS,
         ("data.token-mismatch",),
         "the ids of {} batches are in range",
         "ids that the embedding has rows for",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.doctor.checks import Check, failed, from_finding, passed
+from surefoot.doctor.checks import Check, failed, from_finding, passed, skipped
 from surefoot.doctor.function_calls import POINTWISE, LossInput
 from surefoot.doctor.probe_facts import judge
 from surefoot.record.facts import OutputRange
@@ -69,15 +69,13 @@ def _shape_check(context: CheckContext, look: PassTrace) -> Check:
 def _input_check(context: CheckContext, call: LossInput | None) -> Check:
     name = "loss input"
     if call is None:
-        return passed(STEP, name, "the loss is custom code, so the expected input is not known")
+        return skipped(STEP, name, "the loss is custom code, so the expected input is not known")
     expected = _EXPECTED.get(call.kind, "targets within the range of the output")
     for cause in _JUDGED:
         if cause in context.claims:
             return from_finding(STEP, name, context.claims[cause], expected)
     if not call.input.numel() or not bool(call.input.isfinite().all()):
-        return passed(
-            STEP, name, f"the input of {call.kind} is empty or not finite, and cannot be judged", None, expected
-        )
+        return skipped(STEP, name, f"the input of {call.kind} is empty or not finite, and cannot be judged")
     if call.kind == "binary_cross_entropy_with_logits":
         found = _in_unit_interval_if_perturbed(context, call)
         if found is not None:

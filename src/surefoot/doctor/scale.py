@@ -31,12 +31,12 @@ def check_scale(context: CheckContext) -> list[Check]:
 
 
 def _depth(context: CheckContext, layers: list[LayerCall]) -> Check:
-    summary, number = "fewer than two layers with weights ran", None
+    name = "signal by depth"
+    sound = skipped(STEP, name, "fewer than two layers with weights ran")
     if len(layers) > 1:
         first, last = layers[0].in_std or 0.0, layers[-1].in_std or 0.0
         summary = f"a spread of {first:.3g} goes in, {last:.3g} reaches `{layers[-1].module}`"
-        number = last / max(first, 1e-12)
-    sound = passed(STEP, "signal by depth", summary, number, "about the spread of the input")
+        sound = passed(STEP, name, summary, last / max(first, 1e-12), "about the spread of the input")
     return context.judged(("init.too-large", "init.too-small"), sound)
 
 
@@ -50,11 +50,12 @@ def _gradient_depth(context: CheckContext) -> Check:
         for number in order
         if number in rows and (grad := rows[number].grad)
     ]
-    summary, ratio = "too few layers with a gradient other than 0 to compare", None
+    name = "gradient by depth"
+    sound = skipped(STEP, name, "too few layers with a gradient other than 0 to compare")
     if len(sizes) > 1:
         ratio = sizes[0][1] / sizes[-1][1]
         summary = f"the gradient of `{sizes[0][0]}` is {ratio:.3g} times that of `{sizes[-1][0]}`"
-    sound = passed(STEP, "gradient by depth", summary, ratio, "about the same in the first and the last layer")
+        sound = passed(STEP, name, summary, ratio, "about the same in the first and the last layer")
     return context.judged(("model.vanishing-gradient", "model.exploding-gradient"), sound)
 
 
@@ -97,7 +98,7 @@ def _batch_norm(context: CheckContext) -> Check:
     """How many values each mean of a BatchNorm is computed from."""
     name, expected, cause = "batch norm", "statistics over more than a few values", "model.batchnorm-tiny-batch"
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in context.model.modules()):
-        return passed(STEP, name, "the model has no BatchNorm")
+        return skipped(STEP, name, "the model has no BatchNorm")
     if cause in context.claims:
         return from_finding(STEP, name, context.claims[cause], expected)
     facts = context.look.facts if context.look is not None else None

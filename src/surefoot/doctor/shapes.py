@@ -100,7 +100,7 @@ def _labels(context: CheckContext, look: PassTrace) -> Check:
     name = "labels"
     calls = [call for call in look.recorded.losses if call.has_indices or call.kind.startswith("binary_cross_entropy")]
     if not calls:
-        return passed(STEP, name, "the loss uses no class labels")
+        return skipped(STEP, name, "the loss uses no class labels")
     call = calls[-1]
     expected = f"class indices from 0 to {call.class_count - 1}" if call.has_indices else "targets from 0 to 1"
     for cause in ("data.label-out-of-range", "loss.no-valid-targets"):
@@ -108,7 +108,7 @@ def _labels(context: CheckContext, look: PassTrace) -> Check:
             return from_finding(STEP, name, context.claims[cause], expected)
     valid = call.target[call.valid] if call.has_indices else call.target
     if not valid.numel():
-        return passed(STEP, name, "the first batch has no targets", 0, expected)
+        return skipped(STEP, name, "the first batch has no targets")
     low, high = (float(bound) for bound in valid.float().aminmax())
     outputs = f", and {call.class_count} outputs" if call.has_indices else ""
     return passed(STEP, name, f"labels from {low:.4g} to {high:.4g}{outputs}", high, expected)

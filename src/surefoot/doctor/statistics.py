@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from surefoot.doctor.checks import Check, failed, passed
+from surefoot.doctor.checks import Check, failed, passed, skipped
 from surefoot.doctor.function_calls import POINTWISE
 from surefoot.doctor.model_copy import rms
 from surefoot.doctor.wiring import check_wiring
@@ -35,7 +35,7 @@ def _inputs(context: CheckContext, calls: SampledCalls) -> Check:
     first = next((call for call in calls.layers if call.in_std is not None), None)
     if first is None:
         text = "inputs are ids into an embedding" if calls.embeddings else "inputs contain no real numbers"
-        return context.judged(("data.unscaled-input",), passed(STEP, name, text, None, expected))
+        return context.judged(("data.unscaled-input",), skipped(STEP, name, text))
     scale = math.hypot(first.in_std or 0.0, first.in_mean or 0.0)
     text = f"the first layer gets inputs with a root mean square of {scale:.4g}"
     return context.judged(("data.unscaled-input",), passed(STEP, name, text, scale, expected))
@@ -51,20 +51,21 @@ def _targets(context: CheckContext) -> Check:
                 fix = "Standardise the targets, and invert that on the predictions."
                 return Check(STEP, name, "warn", summary, scale, expected, fix)
             return passed(STEP, name, summary, scale, expected)
-    return passed(STEP, name, "no real-valued targets")
+    return skipped(STEP, name, "no real-valued targets")
 
 
 def _activations(context: CheckContext, calls: SampledCalls) -> list[Check]:
-    silent = max(((call.dead or 0) / call.units for call in calls.activations if call.units), default=0.0)
-    bound = max((call.saturated or 0.0 for call in calls.activations), default=0.0)
-    units = passed(
-        STEP, "silent units", f"up to {silent:.0%} of the units are 0 on every row of a batch", silent, "few"
-    )
-    text = f"up to {bound:.0%} of the units are at the bound of a sigmoid or tanh"
-    return [
-        context.judged(("model.dead-units",), units),
-        context.judged(("model.saturated-units",), passed(STEP, "saturation", text, bound, "few")),
-    ]
+    silent = [(call.dead or 0) / call.units for call in calls.activations if call.units]
+    bound = [call.saturated for call in calls.activations if call.saturated is not None]
+    units = skipped(STEP, "silent units", "no activation function was seen")
+    if silent:
+        text = f"up to {max(silent):.0%} of the units are 0 on every row of a batch"
+        units = passed(STEP, "silent units", text, max(silent), "few")
+    saturation = skipped(STEP, "saturation", "no sigmoid or tanh was seen")
+    if bound:
+        text = f"up to {max(bound):.0%} of the units are at the bound of a sigmoid or tanh"
+        saturation = passed(STEP, "saturation", text, max(bound), "few")
+    return [context.judged(("model.dead-units",), units), context.judged(("model.saturated-units",), saturation)]
 
 
 def _gradients(context: CheckContext) -> Check:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.diagnose.findings import Diagnosis, Finding
+    from surefoot.record.facts import RunFacts
 
 
 class TrainingParts(TypedDict, total=False):
@@ -146,18 +147,38 @@ def subject_of(returned: Any, target: str) -> TrainingParts:
     return cast("TrainingParts", subject)
 
 
-_COVERS: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("labels and tokens", ("data.label-out-of-range", "data.token-mismatch", "loss.no-valid-targets")),
-    2: ("output and loss", ("loss.*",)),
-    4: ("wiring", ("optim.*", "model.unregistered-parameters", "model.eval-mode-training", "model.train-mode-eval")),
-    5: ("learning rate", ("lr.*", "accum.*", "rl.*", "gan.*")),
-    6: ("init and norm", ("init.*", "model.*")),
-    7: ("clipping", ("clip.*",)),
-    8: ("precision", ("precision.*",)),
-    9: ("kept graphs", ("memory.*",)),
-    10: ("data", ("data.*", "mask.*", "resume.*")),
+_CLIPPING = 7
+_COVERS: dict[int, tuple[str, tuple[str, ...], str]] = {
+    1: (
+        "labels and tokens",
+        ("data.label-out-of-range", "data.token-mismatch", "loss.no-valid-targets"),
+        "no label or id out of range, no batch without targets",
+    ),
+    2: ("output and loss", ("loss.*",), "no output or target that does not fit the loss function"),
+    4: (
+        "wiring",
+        ("optim.*", "model.unregistered-parameters", "model.eval-mode-training", "model.train-mode-eval"),
+        "no parameter without gradient, optimizer or change, and no wrong mode of the model",
+    ),
+    5: (
+        "learning rate",
+        ("lr.*", "accum.*", "rl.*", "gan.*"),
+        "no updates that are too large or too small for the weights",
+    ),
+    6: ("init and norm", ("init.*", "model.*"), "no layer with an unusual scale of outputs or gradients"),
+    _CLIPPING: ("clipping", ("clip.*",), "no clipping that limits most steps, or of scaled gradients"),
+    8: ("precision", ("precision.*",), "no overflow or underflow in half precision"),
+    9: ("kept graphs", ("memory.*",), "no graph that is kept from step to step"),
+    10: (
+        "data",
+        ("data.*", "mask.*", "resume.*"),
+        "no batch that is not finite, far from the others, sorted or repeated",
+    ),
 }
-"""The name of each step here, and its causes; a cause belongs to the first step that names it."""
+"""The name of each step here, its causes, and the result if none of them was found.
+
+A cause belongs to the first step that names it.
+"""
 
 _ENOUGH_STEPS = 20
 _PATIENCE_S = 30.0
@@ -181,7 +202,7 @@ def examine_script(path: Path, seconds: float) -> Examination:
         notes.append(f"fewer than {_ENOUGH_STEPS} steps: later problems were not observed{more}")
     if whole and found.verdict == "unknown":
         notes.append(found.summary)
-    return Examination(tuple(_checks(found)), time.monotonic() - started, tuple(notes))
+    return Examination(tuple(_checks(found, facts)), time.monotonic() - started, tuple(notes))
 
 
 def _watch(path: Path, folder: Path, seconds: float) -> bool:
@@ -203,24 +224,26 @@ def _watch(path: Path, folder: Path, seconds: float) -> bool:
     return False
 
 
-def _checks(found: Diagnosis) -> list[Check]:
+def _checks(found: Diagnosis, facts: RunFacts) -> list[Check]:
     serious = [finding for finding in found.findings if finding.severity != "info"]
     checks = [skipped(3, "overfits a tiny batch", f"needs the objects of the script. {_WAY_OUT}")]
     if not found.steps:
         serious = [finding for finding in serious if finding.step is not None]
-    for step, (name, _) in _COVERS.items():
+    for step, (name, _, sound) in _COVERS.items():
         mine = [finding for finding in serious if _step_of(finding.cause) == step]
         if mine:
             checks.extend(_check(step, f"{name}: {finding.cause}", finding) for finding in mine)
+        elif step == _CLIPPING and found.steps and not facts.clippings:
+            checks.append(skipped(step, name, "the script clips no gradients"))
         elif found.steps:
-            checks.append(passed(step, name, f"no problem in {found.steps} steps"))
+            checks.append(passed(step, name, sound))
         else:
             checks.append(skipped(step, name, "the script took no optimizer step"))
     return sorted(checks, key=lambda check: check.step)
 
 
 def _step_of(cause: str) -> int:
-    for step, (_, patterns) in _COVERS.items():
+    for step, (_, patterns, _) in _COVERS.items():
         if any(cause == p or (p.endswith("*") and cause.startswith(p[:-1])) for p in patterns):
             return step
     return 10

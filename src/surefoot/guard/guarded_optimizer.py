@@ -470,6 +470,6 @@ def _steps_alone(optimizer: Any) -> bool:
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a step hook belongs to an attachment."""
-    given = hook.args[:1] if isinstance(hook, partial) else ()
+    """Whether a step hook belongs to a guard."""
+    given = (hook.func, *hook.args[:1]) if isinstance(hook, partial) else ()
     return any(getattr(each, "__module__", "").startswith("surefoot.guard.") for each in given)

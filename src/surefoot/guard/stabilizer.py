@@ -36,6 +36,7 @@ from surefoot.guard.global_batch import GlobalBatch
 from surefoot.guard.guard_state import in_present_format, load_rules, load_state, read_state
 from surefoot.guard.guarded_optimizer import StepFacts
 from surefoot.guard.incident_capture import IncidentCapture, RunToCapture, keeper_for
+from surefoot.guard.other_steps import OtherSteps
 from surefoot.guard.persistence import RunPersistence
 from surefoot.guard.run_actions import RunActions, save_before, stop_if_asked
 from surefoot.guard.run_state import OwnState, RunParts, RunState
@@ -108,6 +109,9 @@ class StabilizedRun:
         trained = TrainedState(models, optimizer, policy.live_states, policy.put_back, beside.read, beside.load)
         loop = _loop_hooks(self)
         self.persistence = RunPersistence(self.run_state, trained, checkpoints, recovery, lag, ranks, history, loop)
+        self._others = OtherSteps(
+            optimizer, scheduler, guard.layout, history, is_saved=checkpoints is not None, also_save=also_save
+        )
         self._keeps_steps = checkpoints is not None or recovery is not None
         self._actions = RunActions(guard.guarded.measurer, history, self.persistence, self.capture, ranks, policy)
         on_step = call_each(guard.on_step, DeadLayers(models, history).take)
@@ -119,6 +123,7 @@ class StabilizedRun:
             guard.log.before_close(rows.release)
             if checkpoints is not None:
                 checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
+                checkpoints.events.before_saved = rows.log.flush
                 rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
     def _set_accumulate(self, accumulate: int) -> None:
@@ -138,10 +143,12 @@ class StabilizedRun:
         """Decide on the gradients of a complete window, and apply or skip them."""
         self._prepare()
         self.window.check_unchanged()
+        self._others.check_gradients(self.results.steps)
         step = self.guard.guarded.begin(self._facts())
         try:
             if not step.refused:
-                self.optimizer.step()
+                with self._others.own_step():
+                    self.optimizer.step()
         except BaseException:
             step.undo.close()
             raise
@@ -168,7 +175,8 @@ class StabilizedRun:
         evaluate = partial(self.window.evaluate, closure)
         step = ClosureStep(self.guard.guarded, evaluate, lambda loss: self._facts(), raises=True)
         try:
-            self.optimizer.step(step)
+            with self._others.own_step():
+                self.optimizer.step(step)
         except ClosureRefused:
             pass
         except BaseException:
@@ -203,9 +211,11 @@ class StabilizedRun:
     def _close_step(self, numbers: StepNumbers) -> Outcome:
         step = self.results.steps
         outcome = Outcome(step, numbers.record)
+        self._others.check_schedulers(step)
         if self.scheduler is not None:
             self.optimizer._opt_called = True  # prevents torch's warning about the order after a skipped first step
             self.scheduler.step()
+        self._others.step_ended()
         self.guard.order.stop()
         self.own_signals = {}
         self.window.begin(step + 1)
@@ -228,7 +238,7 @@ class StabilizedRun:
     def _without_gradient(self) -> StepNumbers:
         """No parameter had a gradient: the optimizer's step was called as in the bare loop, with one warning."""
         signals = Signals(self.results.steps, lr=self.guard.guarded.lr(self.results.lr_factor))
-        self.guard.history.warn_once(signals, "optim.no-gradient", "no parameter of the optimizer has a gradient")
+        self.guard.history.warn_once(signals, "optim.no-gradient", self._others.explain_missing_gradient())
         return StepNumbers(StepRecord(signals, skipped=False))
 
     # ---- the stabilizer's own state ---------------------------------------------------------------------------------

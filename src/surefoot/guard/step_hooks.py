@@ -190,8 +190,8 @@ class _Keywords(dict[str, Any]):
     __slots__ = ("__weakref__",)
 
 
-class _StepHook(InertWhenCopied, partial[Any]):
-    """A hook of an attachment. In a copied or unpickled optimizer, it does nothing.
+class StepHook(InertWhenCopied, partial[Any]):
+    """A hook of a guard on its optimizer. In a copied or unpickled optimizer, it does nothing.
 
     This matters for optimizers whose `__getstate__` returns their whole `__dict__`.
     """
@@ -224,8 +224,8 @@ class StepHooks:
         """Whether the closure of the current step has returned no loss: Lightning's `training_step` may return None."""
         self._warned = False
         self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(_StepHook(run_hook, self.before)),
-            optimizer.register_step_post_hook(_StepHook(run_hook, self.after)),
+            optimizer.register_step_pre_hook(StepHook(run_hook, self.before)),
+            optimizer.register_step_post_hook(StepHook(run_hook, self.after)),
         ]
         self.key_before, self.key_after = (handle.id for handle in self._handles)
         _HOOKS.set(optimizer, [*hooks_of(optimizer), self])

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from surefoot.core.files import read_file
 from surefoot.core.formats import FINDINGS, RUN, Format
 from surefoot.core.notebook_html import heading, page, table, text
 from surefoot.core.wording import count_of
 from surefoot.errors import UsageError
 from surefoot.record import events as event_file
+from surefoot.record.arrays import Array, numbers, words
 from surefoot.record.assemble import assemble
 from surefoot.record.schema import TABLES, TableName
 from surefoot.record.segments import FOLDER, SegmentName, read_segment, segments_in
@@ -25,6 +28,7 @@ from surefoot.record.sessions import FirstSteps, check_versions, first_steps
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -77,6 +81,7 @@ def load_run(folder: str | os.PathLike[str]) -> RunTables:
     problems: list[str] = []
     events = _events(path, problems)
     pieces = read_pieces(path, problems)
+    problems += lost_steps(pieces)
     tables: dict[Any, pa.Table] = assemble(by_table(pieces), first_steps(path))
     return RunTables(
         folder=path,
@@ -115,6 +120,50 @@ def read_pieces(path: Path, problems: list[str]) -> dict[SegmentName, pa.Table]:
 def by_table(pieces: dict[SegmentName, pa.Table]) -> dict[TableName, list[pa.Table]]:
     """Pieces with rows, sorted into tables."""
     return {table: [rows for name, rows in pieces.items() if name.table == table and rows.num_rows] for table in TABLES}
+
+
+def lost_steps(pieces: dict[SegmentName, pa.Table]) -> list[str]:
+    """The steps between the rows of a session and those of the next, in words: a killed process did not write them.
+
+    Rows that were thinned, or are logged for some steps only, are not lost: both sessions must have consecutive rows
+    there.
+    """
+    written = {name: rows for name, rows in pieces.items() if name.table == "scalars" and rows.num_rows}
+    scalars = {name: rows.unify_dictionaries() for name, rows in written.items()}
+    parts = sorted({part for rows in scalars.values() for part in words(rows, "part")})
+    return [_lost(*span, part) for part in parts for span in _lost_spans(scalars, part)]
+
+
+def _lost_spans(scalars: dict[SegmentName, pa.Table], part: str) -> Iterator[tuple[int, int]]:
+    """The first and the last of lost steps."""
+    columns = [_steps_of(name, rows, part) for name, rows in scalars.items()]
+    steps, sessions, is_thinned = (np.concatenate(each) for each in zip(*columns, strict=True))
+    for session in np.unique(sessions).tolist()[1:]:
+        own = sessions == session
+        first = int(steps[own].min())
+        before = (sessions < session) & (steps < first)
+        is_superseded = bool((steps[sessions > session] <= first).any())
+        if is_superseded or not before.any() or (last := int(steps[before].max())) == first - 1:
+            continue
+        if _has(steps[before & ~is_thinned], last - 1, last) and _has(steps[own & ~is_thinned], first, first + 1):
+            yield last + 1, first - 1
+
+
+def _steps_of(name: SegmentName, rows: pa.Table, part: str) -> tuple[Array, Array, Array]:
+    """The steps of a part in a segment, each with its session and whether steps between them were removed."""
+    codes = [code for code, word in enumerate(words(rows, "part")) if word == part]
+    steps = numbers(rows, "step")[np.isin(numbers(rows, "part"), codes)]
+    return steps, np.full(len(steps), name.session), np.full(len(steps), name.level != "0")
+
+
+def _has(steps: Array, *wanted: int) -> bool:
+    return bool(np.isin(wanted, steps).all())
+
+
+def _lost(first: int, last: int, part: str) -> str:
+    which = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    owner = f" of {part}" if part else ""
+    return f"the log has no rows for {which}{owner}: the process was killed before they were written"
 
 
 def _read(folder: Path, name: SegmentName, last: bool) -> tuple[pa.Table | None, str]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from surefoot.core.files import read_file
+from surefoot.diagnose.engine import judge_folder
 from surefoot.errors import UsageError
+from surefoot.record.events import NAME as EVENTS_FILE
+from surefoot.record.events import parse_sessions
 from surefoot.record.rank_file import rank_folders
 from surefoot.record.reading import is_run_folder
+from surefoot.record.segments import FOLDER
 from surefoot.report.page.diagnosis import findings_of, serious, steps_of, verdict_of
 from surefoot.report.page.source import read_json
 
@@ -85,16 +90,42 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
 
 
 def _listed(folder: Path) -> ListedRun:
-    """The entry of a run; for several ranks, that of the rank with the worst verdict.
+    """The entry of a run; for several ranks that were diagnosed one by one, that of the rank with the worst verdict.
 
     Ranks that are healthy each may still differ from each other, which only `surefoot diagnose` finds out.
     """
     try:
         places = rank_folders(folder) or [folder]
+        if all(map(_is_of_guard, places)):
+            return _judged(folder, places)
         found = min((_entry(folder, place) for place in places), key=_gravity)
         return found._replace(verdict="not compared") if found.verdict == "healthy" and len(places) > 1 else found
     except (OSError, UsageError):  # deleted in the meantime, or written by a newer version
         return ListedRun(folder, _last_write(folder), "not readable", None, "")
+
+
+def _is_of_guard(place: Path) -> bool:
+    """Whether a guard without a diagnosis of its own (a stabilizer, `attach`) wrote this folder."""
+    if (place / "findings.json").exists() or not (place / FOLDER).is_dir():
+        return False
+    return "exit_code" not in (read_json(place / "run.json") or {})
+
+
+def _judged(folder: Path, places: Iterable[Path]) -> ListedRun:
+    """The entry of a guarded run, which is diagnosed now."""
+    diagnosis = judge_folder(folder)[0]
+    verdict = diagnosis.verdict if all(map(_has_end, places)) else "unfinished"
+    cause = next((each.cause for each in diagnosis.findings if each.severity != "info"), "")
+    return ListedRun(folder, _last_write(folder), verdict, diagnosis.steps, cause)
+
+
+def _has_end(place: Path) -> bool:
+    """Whether the last event is the end of the run: it was not killed, and is not running."""
+    try:
+        events = parse_sessions(read_file(place / EVENTS_FILE))[0]
+    except FileNotFoundError:
+        return False
+    return bool(events) and events[-1][0].event in ("end", "halt")
 
 
 def _entry(folder: Path, place: Path) -> ListedRun:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from surefoot.core.user_code import variables
 from surefoot.errors import UsageError
 from surefoot.record.policy_signals import kind_of, logged_name
 from surefoot.trainers.accelerator_methods import engine_of, follow_clipping, follow_losses
@@ -33,7 +34,6 @@ from surefoot.trainers.guarded_training import (
     warn_of_another_training,
 )
 from surefoot.trainers.watched_engine import WatchedEngine
-from surefoot.watch.user_frames import variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -349,7 +349,19 @@ def in_words(facts: GuardFacts) -> str:
         [f"not finite: the gradient{'s' if len(names) > 1 else ''} of {', '.join(names[:3])}{more}"] if names else []
     )
     what = "; ".join([*reasons, *facts.reasons[:3]])
-    return ". ".join([f"{words}{count:,} ({when}); {what}", *missing])
+    return ". ".join([f"{words}{count:,} ({when}); {what}", *_untrained(facts), *missing])
+
+
+def _untrained(facts: GuardFacts) -> list[str]:
+    """A sentence if no step was applied, or none since the first that was skipped."""
+    if facts.not_guarded:  # their steps were applied
+        return []
+    if facts.skipped == facts.checked:
+        return ["No step was applied: nothing was trained, and the weights are those from before the first step"]
+    first = facts.checked - facts.skipped
+    if facts.skipped > 1 and (facts.first, facts.last) == (first, facts.checked - 1):
+        return [f"No step was applied after step {first - 1:,}: nothing was trained since"]
+    return []
 
 
 def _world_size() -> int:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from surefoot.core.user_code import variables
 from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_sharded, readable
 from surefoot.record.facts import ModelFacts, ModuleFacts, ParameterFacts, WeightScale
 from surefoot.watch.deferred import Count, Lost, later, number, read
 from surefoot.watch.tensor_summary import norms, real, sampled
-from surefoot.watch.user_frames import name_of, user_frame, variables
+from surefoot.watch.user_frames import name_of, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from surefoot.core.user_code import HERE, PACKAGES, is_users, place, users_frame
+from surefoot.core.user_code import HERE, PACKAGES, is_users, place, users_frame, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,28 +94,6 @@ def traceback_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, i
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
-
-
-def variables(frame: FrameType) -> dict[str, object]:
-    """The local variables of a running frame.
-
-    Before Python 3.13, reading them creates a dictionary that stays with a function's frame: objects that the function
-    deletes afterwards would live until it returns. The dictionary is emptied again, unless the script holds it too.
-    """
-    own = frame.f_locals
-    found = dict(own)
-    if type(own) is dict and frame.f_code.co_flags & _CO_OPTIMIZED and sys.getrefcount(own) <= _UNSHARED:
-        own.clear()
-    return found
-
-
-def _references() -> int:
-    own = sys._getframe().f_locals
-    return sys.getrefcount(own)
-
-
-_CO_OPTIMIZED = 1  # for a function; the variables of a module or a class are its namespace
-_UNSHARED = _references()
 
 
 def name_of(value: object, frame: FrameType | None) -> str:

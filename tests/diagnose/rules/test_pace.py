@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -240,9 +241,21 @@ def test_steps_that_are_larger_than_the_weights_are_too_large_after_a_warm_up_as
     assert "lr.no-warmup" not in run.causes
 
 
-def test_the_rate_to_try_is_a_part_of_the_highest_one_though_a_warm_up_begins_at_0(watch: Nursery) -> None:
-    run = watch(TRANSFORMER.replace("RATE", "3.0").replace("SHAPE", "min(step / 5, 1)"), SCHEDULED)
-    assert run.finding("lr.too-high").fixes[0] == "Divide the rate by 3 to 10: 0.3 to 1."
+@pytest.mark.parametrize("shape", ["1", "min(step / 5, 1)"], ids=["constant", "warm-up from 0"])
+def test_the_rate_to_try_is_a_part_of_the_highest_one_and_leaves_steps_smaller_than_the_weights(
+    watch: Nursery, shape: str
+) -> None:
+    run = watch(TRANSFORMER.replace("RATE", "3.0").replace("SHAPE", shape), SCHEDULED)
+    found = run.finding("lr.too-high")
+    words = re.fullmatch(r"Divide the rate by (.+) to (.+): (.+) to (.+)\.", found.fixes[0])
+    assert words is not None
+    least, most, lowest, highest = (float(word.replace(",", "")) for word in words.groups())
+    assert most == pytest.approx(10 * least)
+    assert (lowest, highest) == (pytest.approx(3.0 / most, rel=0.5), pytest.approx(3.0 / least, rel=0.5))
+    assert not any("3 to 10" in fix for fix in found.fixes[1:])
+    changes = found.evidence["update_to_weight"]
+    assert changes > 1.0
+    assert changes / most < 0.1
 
 
 def test_the_same_transformer_warmed_up_is_fine(watch: Nursery) -> None:

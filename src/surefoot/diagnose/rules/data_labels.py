@@ -122,8 +122,9 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
     return Claim(
         0.8 if run.curve.end > 0.9 * stuck.level else 0.65,
         f"The loss ends at {curve.end:.3g}; the chance level is {stuck.level:.3g} (the {what}), although the weights "
-        f"moved by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label no "
-        f"more often than after shuffling the labels ({verdict.found:.3f} against {verdict.shuffled:.3f}).",
+        f"moved by about {moved:.1f} times their size; among {len(pairs)} rows the nearest neighbours share a label "
+        f"{'hardly' if verdict.found > verdict.shuffled else 'no'} more often than after shuffling the labels "
+        f"({verdict.found:.3f} against {verdict.shuffled:.3f}).",
         step=0,
         where=where_of(stuck.site),
         evidence={

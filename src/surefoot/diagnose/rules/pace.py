@@ -79,8 +79,31 @@ def too_high(run: RecordedRun) -> Claim | None:
             "last": curve.end,
         },
         severity="error" if blown or stalled else "warning" if consequence or curve.drop < _RECOVERED else "info",
-        fixes=(f"Divide the rate by 3 to 10: {rate / 10:.1g} to {rate / 3:.1g}.",) if rate == rate else (),
+        fixes=(_lower_rate(run),) if rate == rate else (),
     )
+
+
+def _lower_rate(run: RecordedRun) -> str:
+    """The rates to try instead of one that is too high."""
+    least, most, rate = *rate_divisors(run), max(run.lr)
+    return f"Divide the rate by {least:,} to {most:,}: {rate / most:.1g} to {rate / least:.1g}."
+
+
+def rate_divisors(run: RecordedRun) -> tuple[int, int]:
+    """The least and the most to divide a rate by that is too high.
+
+    They are 3 and 10, or more if that leaves steps of more than 10%, or 1%, of the weights: by the first step, since
+    later ones are those of weights that it has enlarged, or of a loss that has blown up.
+    """
+    first = next((ratio for ratio in run.update_ratios() if ratio > 0), 0.0)
+    rates = [rate for rate in run.lr if rate > 0] or [1.0]  # a warmup begins with lower ones
+    momentum = (run.main.first_group.momentum or 0.0) if run.main is not None else 0.0
+    full = first * max(rates) / rates[0] / max(1.0 - momentum, 0.01)
+    return max(3, _rounded(full / 0.1)), max(10, _rounded(full / 0.01))
+
+
+def _rounded(value: float) -> int:
+    return int(float(f"{value:.1g}")) if math.isfinite(value) else 0
 
 
 def overshoots(run: RecordedRun) -> Claim | None:

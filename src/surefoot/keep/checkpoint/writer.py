@@ -75,6 +75,8 @@ class SaveJob(NamedTuple):
 class SaveEvents:
     """Functions that the writing thread calls. A `TrainingStabilizer` sets them to log the events."""
 
+    before_saved: Callable[[], object] = lambda: None
+    """A checkpoint is about to be written. What a run that continues from it will not repeat must be on disk."""
     on_saved: Callable[[int, Path, SaveFacts], None] = lambda step, path, facts: None
     """A checkpoint is on disk."""
     on_failing: Callable[[int, str, dict[str, object]], None] = lambda step, message, evidence: None
@@ -207,6 +209,7 @@ class CheckpointWriter:
             self._warn_if_vanished()
             job.facts["number"] = 1 + last_number(self._place)
             self._warn_if_shared(self._place / part_name(job.step, job.facts["rank"]))
+            self.events.before_saved()
             manifest, place = self._written(job, flattened)
             finite = manifest.facts["finite"]
             good = finite and job.facts["quiet"]
