@@ -13,6 +13,7 @@ from surefoot.diagnose.crash_advice import crash_advice
 from surefoot.diagnose.curves import FEWEST_LOSSES, LossCurve
 from surefoot.diagnose.rules.not_learning import why_unjudged
 from surefoot.diagnose.rules.policy import raises_unlikely
+from surefoot.diagnose.validation import doubt_about_validation
 from surefoot.diagnose.value_networks import doubt_about_values
 from surefoot.record.facts import TRAINING, IncidentEvent
 
@@ -62,7 +63,7 @@ def why_unknown(run: RecordedRun, failed: Mapping[str, str] | None = None) -> st
             "No fault was found, but the loss makes actions with a low weight more likely: that is right if the "
             "weights are costs, and the wrong sign if they are rewards or advantages."
         )
-    return doubt_about_values(run) or why_unjudged(run)
+    return doubt_about_values(run) or why_unjudged(run) or doubt_about_validation(run)
 
 
 def why_unknown_by_steps(run: RecordedRun, failed: Mapping[str, str] | None = None) -> str:

@@ -106,6 +106,33 @@ def validation_curves(run: RecordedRun, fewest: int) -> list[ValidationCurve]:
     ]
 
 
+_FEWEST_PASSES = 3
+_NEAR = 0.95
+"""A validation loss above this share of the first training loss, and of the best constant answer's, never learned."""
+_LEARNED = 0.5
+"""The training loss must be below this share of its start."""
+
+
+def doubt_about_validation(run: RecordedRun) -> str:
+    """What is odd if training learned and no validation set was ever better than a constant answer; else empty."""
+    chance, curves = run.curve.chance, validation_curves(run, _FEWEST_PASSES)
+    ops = {loss.op for loss in run.sampled.training_losses()}
+    if chance is None or chance <= 0 or not curves or not run.curve.learned:
+        return ""
+    for curve in curves:
+        is_learned = min(curve.losses) < _NEAR * min(curve.start, chance)
+        if is_learned or curve.function not in ops or not curve.training_end < _LEARNED * curve.start:
+            return ""
+    curve = curves[0]
+    return (
+        f"No fault was found, but the validation loss of {curve.rows:,} rows is {curve.losses[0]:.3g} at step "
+        f"{curve.steps[0]:,} and {curve.losses[-1]:.3g} at the end, no better than that of the best constant answer "
+        f"({chance:.3g}), while the training loss fell from {curve.start:.3g} to {curve.training_end:.3g}. "
+        "Check that rows and labels belong together and, if a copy or an average of the weights is evaluated, that it "
+        "follows them."
+    )
+
+
 def _with_gradients(run: RecordedRun) -> dict[tuple[int, str, int], list[tuple[int, float]]]:
     """The losses at sampled steps that no `backward` goes through, of passes without `torch.no_grad()`.
 

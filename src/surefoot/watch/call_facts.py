@@ -70,6 +70,7 @@ class CallFacts:
             key_masks=layers.key_masks[:MOST_FACTS],
             products=losses.products[:MOST_FACTS],
             single_products=losses.single_products[:MOST_FACTS],
+            overlaps=losses.overlaps[:MOST_FACTS],
             ratios=losses.ratios[:MOST_FACTS],
             risky=numbers.risky[:MOST_FACTS],
             normalizations=layers.normalizations[:MOST_FACTS],
@@ -116,6 +117,8 @@ class CallFacts:
                 self.losses.difference(entry, args, out)
             elif name == "mul":
                 self.losses.product(entry, args)
+            elif name == "div":
+                self.losses.overlap(entry, args)
             elif name in ("min", "minimum", "max", "maximum"):
                 self.losses.bounded(entry)
             elif name == "exp":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from surefoot.record.facts import DifferenceCall, LossCall, ProductCall, RatioCall
+from surefoot.record.facts import DifferenceCall, LossCall, OverlapCall, ProductCall, RatioCall
 from surefoot.watch.deferred import later, number, own, reads_at_once
 from surefoot.watch.operation_names import BINARY_LOSSES, CHOICES, CLASS_LOSSES, DISTANCE_LOSSES, VIEWS
 from surefoot.watch.tensor_summary import (
@@ -51,6 +51,15 @@ class KeptTarget(NamedTuple):
     """The whole target, if it consists of labels; kept until the backward, as the graph of the loss keeps it."""
 
 
+class _WeightedProbability(NamedTuple):
+    """A target that probabilities were multiplied by."""
+
+    values: tuple[int, int]
+    """Where its values are, and how many."""
+    binary: bool
+    """Whether all are 0 or 1."""
+
+
 class LossCalls:
     """The losses of one sampled step."""
 
@@ -60,6 +69,8 @@ class LossCalls:
         self.differences: list[DifferenceCall] = []
         self.products: list[ProductCall] = []
         self.single_products: list[ProductCall] = []
+        self.overlaps: list[OverlapCall] = []
+        self._weighted: dict[int, _WeightedProbability] = {}
         self.ratios: list[RatioCall] = []
         self.targets: dict[int, KeptTarget] = {}
         """The targets of the last loss calls during the step, by the index of the call."""
@@ -159,6 +170,7 @@ class LossCalls:
         given, other = (args[0], args[1]) if args[0].requires_grad else (args[1], args[0])
         if not given.requires_grad or other.requires_grad or not other.numel():
             return
+        self._probability_weighted(entry, given, other)
         products = self.products if other.numel() > 1 else self.single_products
         if len(products) >= (MOST_DIFFERENCES if other.numel() > 1 else MOST_SINGLE):
             return
@@ -226,6 +238,32 @@ class LossCalls:
             index = ahead[0] if ahead else None
         return None
 
+    def overlap(self, entry: RecordedCall, args: tuple[Any, ...]) -> None:
+        """A sum of probabilities times targets, divided by the sums of both."""
+        recorder = self._history.recorder
+        if recorder is None or len(self.overlaps) >= MOST_DIFFERENCES or len(args) < 2 or not self._weighted:
+            return
+        above, below = [recorder.maker(each) if isinstance(each, Tensor) else None for each in args[:2]]
+        if above is None or below is None or not recorder.entries[below].out_grad:
+            return
+        sums = [past for past in recorder.history(below, 12) if past.name != "mul" or not any(past.grads)]
+        summed = {_values_of(tensor) for past in sums for ref in past.taken if (tensor := ref()) is not None}
+        for past in recorder.history(above, 12):
+            known = self._weighted.get(past.index)
+            if known is not None and known.values in summed:
+                place = self._history.place(past)
+                self.overlaps.append(OverlapCall(**place, ratio_site=entry.site, binary=known.binary))
+
+    def _probability_weighted(self, entry: RecordedCall, given: Tensor, target: Tensor) -> None:
+        """A probability times a target. The graph keeps the target's memory until the backward."""
+        made = self._history.producer(given)
+        if made is None or made.op not in ("sigmoid", "softmax") or self._history.is_of_model(target):
+            return
+        if len(self._weighted) < MOST_DIFFERENCES:
+            some = sampled(target)
+            binary = number(((some == 0) | (some == 1)).all())
+            self._weighted[entry.index] = _WeightedProbability(_values_of(target), binary)
+
     def ratio(self, entry: RecordedCall, out: Any) -> None:
         """exp of a difference of log-probabilities: an importance ratio."""
         recorder = self._history.recorder
@@ -249,6 +287,11 @@ class LossCalls:
                 count=values.numel(),
             )
         )
+
+
+def _values_of(tensor: Tensor) -> tuple[int, int]:
+    """The place and the number of a tensor's values, which its views share."""
+    return tensor.data_ptr(), tensor.numel()
 
 
 def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:

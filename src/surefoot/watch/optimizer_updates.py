@@ -46,6 +46,29 @@ class OptimizerUpdates:
         """The numbers of the parameters that an optimizer held."""
         self._registry = registry
         self._before: dict[int, Tensor] = {}
+        self._left: tuple[int, Tensor] | None = None
+        """A parameter, and its gradient as the last of several backward calls left it."""
+
+    def after_backward(self, reached: list[int]) -> None:
+        """Keep the gradient of one of the parameters that `backward` has reached."""
+        self._left = None
+        tensors = [(number, self._registry.parameters[number].tensor()) for number in reached]
+        grads = [(number, tensor.grad) for number, tensor in tensors if tensor is not None and tensor.dim() > 1]
+        with WithoutHooks():
+            for number, grad in grads:
+                values = thin(grad, PATH_SIZE) if grad is not None and grad.layout is torch.strided else None
+                if values is not None and values.numel():
+                    self._left = number, values.float().clone()
+                    return
+
+    def _as_left(self, held: list[_Held]) -> float | None:
+        """The cosine between the kept gradient and the one that the step uses."""
+        left, self._left = self._left, None
+        grad = None if left is None else next((h.tensor.grad for h in held if h.record.id == left[0]), None)
+        values = thin(grad, PATH_SIZE) if grad is not None and grad.layout is torch.strided else None
+        if left is None or values is None or values.shape != left[1].shape or values.device != left[1].device:
+            return None
+        return number(torch.cosine_similarity(values.float(), left[1], dim=0))
 
     def before_step(self, turn: int, optimizer: torch.optim.Optimizer) -> None:
         """Record the gradients that the optimizer will use, and a sample of each parameter."""
@@ -70,8 +93,8 @@ class OptimizerUpdates:
             ]
             found = [rate for group in optimizer.param_groups if (rate := learning_rate(group)) is not None]
             rates = [number(own(rate)) if isinstance(rate, Tensor) else rate for rate in found]
-            path = _path(held, self._step)
-        self.steps.append(OptimizerUpdate(optimizer=turn, rows=rows, lr=rates, path=path))
+            path, as_left = _path(held, self._step), self._as_left(held)
+        self.steps.append(OptimizerUpdate(optimizer=turn, rows=rows, lr=rates, path=path, as_left=as_left))
 
     def _keep_samples(self, held: list[_Held]) -> dict[int, float]:
         """Copy a sample of each parameter; returns their norms, by the number of the parameter."""
@@ -122,7 +145,7 @@ class OptimizerUpdates:
 
     def forget(self) -> None:
         """Drop the samples."""
-        self._before = {}
+        self._before, self._left = {}, None
 
 
 class _GradientFacts(TypedDict, total=False):

@@ -263,9 +263,12 @@ class StepRecording:
     def after_backward(self) -> None:
         """Record what the hooks on the nodes of the last backward saw: gradients of results, and non-finite ones."""
         node_hooks, self._node_hooks = self._node_hooks, None
+        if len(self.backward_calls) > 1:
+            self.updates.after_backward(self.backward_calls[-1].parameters)
         if node_hooks is not None:
             losses = self.calls.losses
-            products = {product.index: product.index for product in (*losses.products, *losses.single_products)}
+            followed = (*losses.products, *losses.single_products, *losses.overlaps)
+            products = {product.index: product.index for product in followed}
             with WithoutHooks():
                 outputs = node_hooks.gradients_of(self.model_calls.first_outputs())
                 weighted = node_hooks.gradients_of(products)

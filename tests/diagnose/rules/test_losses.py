@@ -553,3 +553,71 @@ def test_a_sigmoid_of_a_sigmoid_is_named_by_its_range(watch: Nursery, again: boo
         return
     found = run.names_first("loss.sigmoid-before-bce-logits", step=0, at="|sigmoid", evidence={"lowest", "highest"})
     assert 0.4999 < found.evidence["lowest"] < found.evidence["highest"] < 0.7312
+
+
+MASKS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+images = torch.randn(64, 1, 12, 12)
+masks = (F.avg_pool2d(images, 3, 1, 1) > 0.2).float()
+images += 0.1 * torch.randn_like(images)
+model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+def dice(p, t):
+    return ((2 * (p * t).sum((1, 2, 3)) + 1) / (p.sum((1, 2, 3)) + t.sum((1, 2, 3)) + 1)).mean()
+def iou(p, t):
+    both = (p.flatten() * t.flatten()).sum()
+    return both / ((p + t).sum() - both)
+for step in range(60):
+    rows = torch.randint(64, (16,))
+    p, t = torch.sigmoid(model(images[rows])), masks[rows]
+    loss = LOSS
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss", ["dice(p, t)", "F.binary_cross_entropy(p, t) + dice(p, t)", "-torch.log(1 - dice(p, t))"]
+)
+def test_a_dice_score_that_is_minimised_is_named(watch: Nursery, loss: str) -> None:
+    watch(MASKS.replace("LOSS", loss)).names_first(
+        "loss.sign-flipped", step=0, at="|return ((2 *", evidence={"calls", "last"}
+    )
+
+
+def test_an_intersection_over_union_that_is_minimised_is_named(watch: Nursery) -> None:
+    watch(MASKS.replace("LOSS", "iou(p, t)")).names_first(
+        "loss.sign-flipped", step=0, at="|return both /", evidence={"calls", "last"}
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "1 - dice(p, t)",
+        "-dice(p, t)",
+        "-torch.log(dice(p, t))",
+        "1 - iou(p, t)",
+        "F.binary_cross_entropy(p, t) + (1 - dice(p, t))",
+        "1 - (p * t).sum() / ((p * t).sum() + 0.7 * ((1 - p) * t).sum() + 0.3 * (p * (1 - t)).sum())",
+        "F.binary_cross_entropy(p, t) + (p * (1 - t)).sum() / p.sum() + dice(p, t).detach()",
+        "F.binary_cross_entropy(p, t) + 0.1 * ((t * (p - t).abs()).sum() / t.sum())",
+        "F.binary_cross_entropy(p, t) + 0.1 * (p * (t < 0.5).float()).sum() / (p.sum() + t.sum())",
+    ],
+)
+def test_losses_that_fall_with_the_overlap_are_fine(watch: Nursery, loss: str) -> None:
+    assert watch(MASKS.replace("LOSS", loss)).causes == []
+
+
+def test_a_dice_score_is_minimised_on_purpose_by_an_attack_and_by_a_maximizing_optimizer(watch: Nursery) -> None:
+    maximized = MASKS.replace("LOSS", "dice(p, t)").replace("lr=1e-2", "lr=1e-2, maximize=True")
+    assert watch(maximized).causes == []
+    attack = MASKS.replace("LOSS", "dice(p, t)").replace("model.parameters()", "[noise]")
+    attack = attack.replace("optimizer =", "noise = torch.zeros(1, 1, 12, 12, requires_grad=True)\noptimizer =")
+    attack = attack.replace("model(images[rows])", "model.requires_grad_(False)(images[rows] + noise)")
+    assert "loss.sign-flipped" not in watch(attack).causes

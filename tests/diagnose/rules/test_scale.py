@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from recorded import look, parameter
 from recorded import run as recorded
 from surefoot.diagnose.rules.scale import vanishing_gradient
@@ -422,3 +424,35 @@ for step in range(120):
 """
     found = [each for each in watch(body).diagnosis.findings if each.cause == "model.dead-units"]
     assert [each.severity for each in found] == ["info"]
+
+
+SEGMENTED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+images = torch.randn(64, 1, 10, 10).sign() * 4
+masks = (images > 0).float()
+model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+with torch.no_grad():
+    model[2].weight *= 30
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+def overlap(p, t):
+    return 2 * (p * t).sum() / (p.sum() + t.sum())
+for step in range(120):
+    optimizer.zero_grad()
+    for part in range(PARTS):
+        rows = torch.randint(64, (8,))
+        loss = 1 - overlap(torch.sigmoid(model(images[rows])), masks[rows])
+        loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        overlap((torch.sigmoid(model(images)) > 0.5).float(), masks)
+"""
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["with an evaluation", "with two microbatches"])
+def test_the_outputs_of_a_model_may_be_at_their_bounds(watch: Nursery, parts: int) -> None:
+    run = watch(SEGMENTED.replace("PARTS", str(parts)))
+    assert "model.saturated-units" not in [finding.cause for finding in run.diagnosis.findings]

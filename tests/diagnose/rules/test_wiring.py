@@ -822,3 +822,46 @@ for step in range(120):
 
 def test_a_part_that_no_row_uses_does_not_blame_a_sign_after_it(watch: Nursery) -> None:
     assert "optim.detached-graph" not in watch(GATED).causes
+
+
+ROW_BY_ROW = (
+    MICROBATCHES.replace("CLEAR", "model.zero_grad()")
+    .replace(
+        "    optimizer.step()",
+        """\
+        rate = min(1.0, 1 / float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+        sums = [PART for s, p in zip(sums, model.parameters())]
+    for s, p in zip(sums, model.parameters()):
+        PUT
+    optimizer.step()""",
+    )
+    .replace("    for part", "    sums = [torch.zeros_like(p) for p in model.parameters()]\n    for part")
+)
+
+
+@pytest.mark.parametrize("put", ["p.grad = s / 4", "p.grad.copy_(s)", "p.grad = s + 0.1 * torch.randn_like(s)"])
+def test_gradients_that_are_clipped_row_by_row_and_added_up_by_hand_are_fine(watch: Nursery, put: str) -> None:
+    assert watch(ROW_BY_ROW.replace("PART", "s + rate * p.grad").replace("PUT", put)).causes == []
+
+
+def test_the_last_microbatch_alone_is_named_if_its_gradient_is_clipped(watch: Nursery) -> None:
+    clipped = ROW_BY_ROW.replace("PART", "s").replace("PUT", "p.grad.clamp_(-0.05, 0.05)")
+    assert watch(clipped).first.cause == "optim.lost-microbatch"
+
+
+def test_no_gradient_is_asked_for_a_target_network_that_the_optimizer_was_given_by_mistake(watch: Nursery) -> None:
+    run = watch(
+        VALUES
+        + """
+model, target = [nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)) for _ in range(2)]
+optimizer = torch.optim.Adam(target.parameters(), lr=1e-3)
+for step in range(60):
+    rows = torch.randint(len(x), (32,))
+    with torch.no_grad():
+        wanted = y[rows] + 0.9 * target(x[rows])
+    optimizer.zero_grad()
+    F.mse_loss(model(x[rows]), wanted).backward()
+    optimizer.step()
+"""
+    )
+    assert run.causes == ["optim.parameters-missing"]

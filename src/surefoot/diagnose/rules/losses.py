@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from surefoot.diagnose.run import RecordedRun
     from surefoot.record.facts import (
+        BackwardCall,
         CallSite,
         LossCall,
+        OverlapCall,
         RowDistribution,
         SampledCall,
     )
@@ -277,6 +279,37 @@ def sign_flipped(run: RecordedRun) -> Claim | None:
     return None
 
 
+def overlap_minimised(run: RecordedRun) -> Claim | None:
+    """The loss rises with the overlap of predictions and targets: it is the Dice score instead of 1 minus it."""
+    if run.adversarial or run.main is None or run.main.first_group.maximize or not _trains_modules(run):
+        return None
+    signs: list[tuple[BackwardCall, OverlapCall, bool]] = []
+    for look in run.sampled.steps:
+        overlaps = {call.index: call for call in look.calls.overlaps if call.binary}
+        for root in look.backward_calls:
+            found = [each for each in root.product_gradients or [] if each.index in overlaps and each.total]
+            signs += [(root, overlaps[each.index], (each.total or 0.0) > 0) for each in found]
+    wrong = [(root, call) for root, call, rises in signs if rises]
+    if len({root.step for root, _ in wrong}) < 3 or len(wrong) < 0.9 * len(signs):
+        return None
+    root, call = wrong[0]
+    return Claim(
+        0.95,
+        f"The loss rises with the overlap of predictions and targets that is computed{at_place(call.ratio_site)}, in "
+        f"all of {len(wrong)} sampled calls: minimising it drives the overlap to 0. The loss goes from "
+        f"{run.curve.start:.3g} to {run.curve.end:.3g}.",
+        step=root.step,
+        where=(call.ratio_site, root.site),
+        evidence={"calls": len(wrong), "first": run.curve.start, "last": run.curve.end},
+        fixes=(f"Use 1 minus the overlap as the loss: `1 - …`{at_place(call.ratio_site)}.",),
+    )
+
+
+def _trains_modules(run: RecordedRun) -> bool:
+    """Whether weights of a module are trained; an attack trains its input instead, to make the overlap small."""
+    return any(p.optimizers and p.model for p in run.parameters.values())
+
+
 def _plunging_side(run: RecordedRun) -> Claim | None:
     """The loss of one side of an adversarial run falls without a bound, and its gradient grows with it.
 
@@ -433,6 +466,8 @@ RULES = (
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.sign-flipped", "wiring", sign_flipped,
          explains=("lr.*", "model.*", "init.*", "data.*", "loss.undefined-op", "precision.*")),
+    Rule("loss.sign-flipped", "wiring", overlap_minimised,
+         explains=("lr.*", "model.*", "init.*", "data.*", "optim.*", "fit.*")),
     Rule("loss.no-valid-targets", "value", no_valid_targets, explains=("loss.undefined-op", "lr.*", "data.*")),
     Rule("loss.sum-reduction", "value", sum_reduction,
          explains=("lr.too-high", "model.exploding-gradient", "model.dead-units", "clip.saturated", "lr.no-warmup",

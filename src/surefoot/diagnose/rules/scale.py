@@ -79,10 +79,13 @@ def saturated_units(run: RecordedRun) -> Claim | None:
     """Hidden sigmoid or tanh units that are at their bounds."""
     groups: dict[tuple[str, str, str], list[ActivationCall]] = {}
     for look in run.sampled.steps:
-        last_layer = max((n.index for n in look.calls.layers), default=-1)
-        for note in look.calls.activations:
-            if note.saturated is not None and note.index < last_layer:
-                groups.setdefault((note.module, note.site, note.op), []).append(note)
+        last_layer = max((n.index for n in look.calls.layers if n.trained_on), default=-1)
+        notes = [n for n in look.calls.activations if n.saturated is not None and n.trained_on]
+        last = {(n.module, n.site, n.op): n.index for n in notes}  # of outputs, it comes after all layers
+        for note in notes:
+            key = (note.module, note.site, note.op)
+            if last[key] < last_layer:
+                groups.setdefault(key, []).append(note)
     for (module, site, op), found in groups.items():
         shares = present(n.saturated for n in found)
         from_start = median(shares[:3]) > 0.6

@@ -130,11 +130,16 @@ def no_update(run: RecordedRun) -> Claim | None:
     return None
 
 
+_SAME_DIRECTION = 0.9
+"""The smallest cosine between a gradient and the one that clipping leaves of it."""
+
+
 def lost_microbatch(run: RecordedRun) -> Claim | None:
     """Gradients are zeroed between the backward calls of one step, all made by one line: only the last one counts.
 
     An attack or a perturbation (FGSM, SAM) zeroes them, too, but calls backward in a line of its own, or for the same
-    batch again, as a projection of the gradients of several losses does.
+    batch again, as a projection of the gradients of several losses does. A loop that adds the gradients up itself, as
+    one that clips them row by row, puts another gradient there than the last one.
     """
     if len(run.optimizers) != 1 or run.facts.preflight is not None:
         return None
@@ -144,6 +149,9 @@ def lost_microbatch(run: RecordedRun) -> Claim | None:
     count = median(len(roots) for roots in looks) if looks else 0
     zeroed = held.zeroed_between or 0
     if zeroed < max(3, 0.8 * held.steps) or len(sites) != 1 or count < 2 or _repeats_batch(run):
+        return None
+    as_left = [update.as_left for look in run.sampled.steps for update in look.updates if update.as_left is not None]
+    if not as_left or median(as_left) < _SAME_DIRECTION:
         return None
     return Claim(
         0.93,
@@ -336,6 +344,8 @@ def detached_graph(run: RecordedRun) -> Claim | None:
     ]  # fmt: skip
     if not dead:
         return _cut_inside_compiled(run) or _loss_without_graph(run) or _flattened(run)
+    if _are_copies(run, dead):
+        return None  # `optim.parameters-missing` reports the trained ones
     cut = _cut_behind(run, dead)
     names = [p.label for p in dead]
     share = size_of(dead) / max(1, size_of([p for p in run.parameters.values() if p.optimizers]))
@@ -360,6 +370,12 @@ def detached_graph(run: RecordedRun) -> Claim | None:
         evidence={"parameters": names[:50], "cut": cut.to_json(), "share": share},
         fixes=(fix_of_cut(cut),),
     )
+
+
+def _are_copies(run: RecordedRun, held: list[ParameterFacts]) -> bool:
+    """Whether an optimizer was given a copy that needs no gradient, as a target network, instead of what is trained."""
+    trained = [p for p in run.parameters.values() if p.in_graph and p.requires_grad and not p.optimizers]
+    return sorted(p.shape for p in held) == sorted(p.shape for p in trained)
 
 
 def _flattened(run: RecordedRun) -> Claim | None:

@@ -310,6 +310,15 @@ class ProductCall(SampledCall):
     """The operand without a gradient as it was before its mean was subtracted, if that was observed."""
 
 
+class OverlapCall(SampledCall):
+    """A probability times a target, whose sum is divided by the sums of both: Dice, or intersection over union."""
+
+    ratio_site: str
+    """The line of the division."""
+    binary: bool
+    """Whether all targets are 0 or 1."""
+
+
 class RatioCall(SampledCall):
     """The exponential of a difference of log-probabilities: an importance ratio."""
 
@@ -405,6 +414,8 @@ class SampledCalls(Facts):
     """Log-probabilities that are weighted."""
     single_products: list[ProductCall] = item(factory=list)
     """Log-probabilities that are weighted by a single number each, as in a loop over the steps of an episode."""
+    overlaps: list[OverlapCall] = item(factory=list)
+    """Overlaps of predictions and targets."""
     ratios: list[RatioCall] = item(factory=list)
     """Importance ratios."""
     risky: list[RiskyCall] = item(factory=list)

@@ -277,6 +277,8 @@ class OptimizerUpdate(Facts):
     """The learning rate of each parameter group."""
     path: PathSlopes | None = None
     """The way from the last sampled step of this optimizer; `None` at the first."""
+    as_left: float | None = None
+    """The cosine between the gradient of a weight as the last of several backward calls left it and as it was used."""
 
 
 class SampledStep(Facts):
