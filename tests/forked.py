@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+COMPILER = ("torch._inductor.compile_fx", "torch._dynamo.backends.debugging")
+"""What the first compiled call imports, with every backend: two seconds."""
 _BOUND = "names of surefoot bound"
 """Stands among imported modules where every program is a watched run: see `_bind`."""
 _servers: dict[tuple[str, ...], Server] = {}
@@ -89,8 +91,8 @@ def start(
         "whole": whole,
         "starts_forks": starts_forks,
     }
-    if not imported and not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
-        imported = (_BOUND,)
+    if not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
+        imported = (*imported, _BOUND)
     return _server_with(imported).start(order, input)
 
 
