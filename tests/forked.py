@@ -50,7 +50,7 @@ COMPILER = ("torch._inductor.compile_fx", "torch._dynamo.backends.debugging")
 _BOUND = "names of surefoot bound"
 """Stands among imported modules where every program is a watched run: see `_bind`."""
 _servers: dict[tuple[str, ...], Server] = {}
-"""By the modules that their programs find imported; the first is the one that the others are forked from."""
+"""By the modules that their programs find imported; each is forked from an earlier one."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -138,7 +138,8 @@ def _server_with(imported: tuple[str, ...]) -> Server:
     if () not in _servers:
         _servers[()] = Server()
     if imported not in _servers:
-        _servers[imported] = Server(_servers[()], imported)
+        shared = imported[:-1] if imported[-1] == _BOUND else ()  # programs that are not watched find the same imported
+        _servers[imported] = Server(_server_with(shared), imported[len(shared) :])
     return _servers[imported]
 
 
