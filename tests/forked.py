@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+COMPILER = ("torch._inductor.compile_fx", "torch._dynamo.backends.debugging")
+"""What the first compiled call imports, with every backend: two seconds."""
 _BOUND = "names of surefoot bound"
 """Stands among imported modules where every program is a watched run: see `_bind`."""
 _servers: dict[tuple[str, ...], Server] = {}
-"""By the modules that their programs find imported; the first is the one that the others are forked from."""
+"""By the modules that their programs find imported; each is forked from an earlier one."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -89,8 +91,8 @@ def start(
         "whole": whole,
         "starts_forks": starts_forks,
     }
-    if not imported and not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
-        imported = (_BOUND,)
+    if not starts_forks and order["arguments"][:3] == ["-m", "surefoot", "run"]:
+        imported = (*imported, _BOUND)
     return _server_with(imported).start(order, input)
 
 
@@ -136,7 +138,8 @@ def _server_with(imported: tuple[str, ...]) -> Server:
     if () not in _servers:
         _servers[()] = Server()
     if imported not in _servers:
-        _servers[imported] = Server(_servers[()], imported)
+        shared = imported[:-1] if imported[-1] == _BOUND else ()  # programs that are not watched find the same imported
+        _servers[imported] = Server(_server_with(shared), imported[len(shared) :])
     return _servers[imported]
 
 

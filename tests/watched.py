@@ -166,7 +166,8 @@ class Nursery:
             experiment = json.dumps({"scratch": str(folder), "began": 0.0, **(order or {})})
             environment = forked.environment(**({"SUREFOOT_EXPERIMENT": experiment} if order is not None else {}))
             command = ["-m", "surefoot", "run", "--out", "run", *(options or []), "train.py", *(arguments or [])]
-            ended = forked.run(command, cwd=folder, env=environment)
+            imported = forked.COMPILER if "compile(" in source else ()
+            ended = forked.run(command, cwd=folder, env=environment, imported=imported)
             self._known[key] = Watched(source, folder, ended.returncode, ended.stdout, ended.stderr)
             assert (folder / "run" / "facts.json").exists(), ended.stderr[-2000:]
         return self._known[key]

@@ -12,9 +12,11 @@ import patience
 ENVIRONMENT = forked.environment()
 
 
-def python(folder, *arguments, fresh=False, given="", environment=None):
+def python(folder, *arguments, fresh=False, given="", environment=None, imported=()):
     options = {"cwd": folder, "env": {**ENVIRONMENT, **(environment or {})}, "input": given}
-    return patience.run([sys.executable, *arguments], **options) if fresh else forked.run(arguments, **options)
+    if fresh:
+        return patience.run([sys.executable, *arguments], **options)
+    return forked.run(arguments, imported=imported, **options)
 
 
 def surefoot(folder, *arguments, **options):

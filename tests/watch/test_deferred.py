@@ -144,7 +144,7 @@ def test_a_part_of_something_large_does_not_keep_the_whole_alive(away):
 
 
 def sampled(step, value):
-    term = LossTerm(site="", op="mul", value=value, norm=0.0, reach=1)
+    term = LossTerm(site="", op="mul", value=value, norm=0.0)
     return SampledStep(step=step, breaks=[term])
 
 

@@ -96,7 +96,7 @@ nn.Module.smart_apply = lambda module, function: module.apply(function)  # an ad
 assert TrainingWatch.begin([model]) is not None
 assert TrainingWatch.begin([model]) is None  # one at a time
 """
-    ended = forked.run(["-c", START + program])
+    ended = forked.run(["-c", START + program], imported=forked.COMPILER)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("compiled with `torch.compile`") == 3
     assert "Tensor.backward of torch was replaced" in ended.stderr
@@ -167,7 +167,8 @@ def _with_library(tmp_path):
 
 def run_with_library(tmp_path, called, how):
     ended = forked.run(
-        ["-c", f"import sys\nsys.path.insert(0, {_with_library(tmp_path)!r})\n" + START + CALLED_LATER, called, how]
+        ["-c", f"import sys\nsys.path.insert(0, {_with_library(tmp_path)!r})\n" + START + CALLED_LATER, called, how],
+        imported=forked.COMPILER,
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
@@ -194,7 +195,8 @@ def test_surefoot_run_also_waits_for_the_first_call(tmp_path, called):
     script = START.replace("from surefoot.watch", "# from surefoot.watch") + CALLED_LATER.partition("watch =")[0]
     script += "train()\nprint([each.sum().item() for each in model.parameters()], decorating.graphs)\n"
     (tmp_path / "train.py").write_text(script)
-    running.both(tmp_path, "train.py", called, environment={"PYTHONPATH": _with_library(tmp_path)})
+    path = {"PYTHONPATH": _with_library(tmp_path)}
+    running.both(tmp_path, "train.py", called, environment=path, imported=forked.COMPILER)
     facts = json.loads((tmp_path / "run" / "facts.json").read_text())
     assert facts["compiled"] == (called == "called")
     recorded = [step["step"] for step in facts["sampled_steps"] if step.get("operations")]

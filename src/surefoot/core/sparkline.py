@@ -63,7 +63,7 @@ class SparkCurve:
         if not self._slots or step < self._first:
             self._slots, self._first, self._steps_per_slot = [], step, 1
         while (step - self._first) // self._steps_per_slot >= SLOTS:
-            self._slots = _halved(self._slots)
+            self._slots = [_all_joined(self._slots[index : index + 2]) for index in range(0, len(self._slots), 2)]
             self._steps_per_slot *= 2
         index = (step - self._first) // self._steps_per_slot
         if index + 1 != len(self._slots):
@@ -125,10 +125,6 @@ def scale_of(values: Sequence[float]) -> tuple[float, float]:
 
 def _or_before(before: Slot, slot: Slot) -> Slot:
     return slot if slot.count or slot.broken else before
-
-
-def _halved(slots: Sequence[Slot]) -> list[Slot]:
-    return [_all_joined(slots[index : index + 2]) for index in range(0, len(slots), 2)]
 
 
 def _all_joined(slots: Sequence[Slot]) -> Slot:

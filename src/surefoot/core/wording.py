@@ -28,3 +28,8 @@ def at_place(place: str | None) -> str:
         'backward failed'
     """
     return f" at {place}" if place else ""
+
+
+def capital(words: str) -> str:
+    """The words with a capital first letter."""
+    return words[:1].upper() + words[1:]

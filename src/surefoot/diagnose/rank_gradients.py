@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefoot.core.wording import count_of
+from surefoot.core.wording import capital, count_of
 from surefoot.diagnose.rank_comparison import first_where
-from surefoot.diagnose.rank_words import capital, differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
+from surefoot.diagnose.rank_words import differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
 from surefoot.diagnose.rule import Claim
 
 if TYPE_CHECKING:

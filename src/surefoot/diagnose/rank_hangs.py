@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import capital
 from surefoot.diagnose.engine import EVIDENCE_RANK
 from surefoot.diagnose.rule import Claim
 from surefoot.record.heartbeat import Beat, read_beat, read_first_ended
@@ -64,7 +65,7 @@ def _of_hang(hang: Hang, beats: Mapping[int, Beat]) -> Claim:
     odd = hang.ranks[0] if hang.ranks else hang.waiting_rank
     later = beats.get(odd)
     went_on = hang.over_after is not None or (later is not None and later.step > hang.step)
-    words = hang.summary[:1].upper() + hang.summary[1:]
+    words = capital(hang.summary)
     if went_on:
         after = "" if hang.over_after is None else f" after {hang.over_after:.0f} s"
         return Claim(

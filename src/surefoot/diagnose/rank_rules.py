@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.core.wording import capital
 from surefoot.diagnose.rank_comparison import ComparedLook, first_where
 from surefoot.diagnose.rank_gradients import gradients_not_averaged
-from surefoot.diagnose.rank_words import capital, differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
+from surefoot.diagnose.rank_words import differing_tensors, first_of, name_ranks, odd_ranks, with_gradients
 from surefoot.diagnose.rule import Claim
 
 if TYPE_CHECKING:

@@ -31,11 +31,6 @@ def name_ranks(numbers: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def capital(words: str) -> str:
-    """The words with a capital first letter."""
-    return words[:1].upper() + words[1:]
-
-
 def odd_ranks(votes: Votes) -> dict[str, Any]:
     """Evidence: the ranks that differ from most, and the one that they are compared with."""
     return {"rank": votes.odd[0], "ranks": votes.odd, "compared_with_rank": votes.reference}

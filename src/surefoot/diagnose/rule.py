@@ -30,7 +30,6 @@ class Claim:
     evidence: Evidence = field(default_factory=dict)
     """The numbers that it is based on."""
     severity: Severity = "error"
-    """The severity."""
     fixes: tuple[str, ...] = ()
     """Specific fixes for this run; the catalogue's fixes follow."""
 

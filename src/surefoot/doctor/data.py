@@ -164,7 +164,6 @@ def _loader(count: int) -> LoaderFacts:
         iterations=1,
         drawn=count,
         site="`loader`",
-        training=False,
     )
 
 

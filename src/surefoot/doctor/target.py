@@ -40,13 +40,11 @@ class TrainingParts(TypedDict, total=False):
     """What a target returned: the arguments of `examine`. Model and loader are always present."""
 
     model: nn.Module
-    """The model."""
     loader: Iterable[Any]
     """Batches to train on."""
     loss_fn: Any
     """The loss function, or one that takes model and batch."""
     optimizer: Any
-    """The optimizer."""
     eval_loader: Iterable[Any] | None
     """Batches to evaluate on."""
     loss_of: Callable[..., Any] | None

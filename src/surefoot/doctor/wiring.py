@@ -5,13 +5,13 @@ The rules judge the rehearsal. Not reported: parameters frozen on purpose, and m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from surefoot.diagnose.initial_weights import size_of
 from surefoot.doctor.checks import Check, passed, skipped, warned
 from surefoot.record.facts import MomentScale, ParameterFacts
 
@@ -37,7 +37,7 @@ def check_wiring(context: CheckContext) -> list[Check]:
 
 
 def _frozen(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
-    total, frozen = _size(owned), _size([held for held in owned if not held.requires_grad])
+    total, frozen = size_of(owned), size_of([held for held in owned if not held.requires_grad])
     summary, expected = (
         f"{frozen:,} of {total:,} parameters are frozen",
         "every parameter to be trained requires a gradient",
@@ -52,7 +52,7 @@ def _reached(context: CheckContext, owned: Sequence[ParameterFacts]) -> Check:
     reached = sum(held.in_graph > 0 for held in trainable)
     sound = passed(STEP, name, f"{reached} of {len(trainable)} parameters get a gradient", reached, expected)
     unused = [held for held in trainable if not held.used and not held.in_graph]
-    share = _size(unused) / max(1, _size(owned))
+    share = size_of(unused) / max(1, size_of(owned))
     if share > _FEW and reached:
         some = ", ".join(held.label for held in unused[:3]) + (
             f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -111,10 +111,6 @@ def _ratio(moment: Tensor, gradient: Tensor | None) -> float | None:
         return None
     remembered, fresh = float(moment.float().mean().sqrt()), float(gradient.float().square().mean().sqrt())
     return fresh / remembered if remembered > 0.0 and fresh > 0.0 else None
-
-
-def _size(parameters: Sequence[ParameterFacts]) -> int:
-    return sum(math.prod(held.shape) for held in parameters)
 
 
 def backward(look: PassTrace) -> None:

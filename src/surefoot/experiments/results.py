@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.core.console import progress_bar
 from surefoot.core.formats import EXPERIMENTS
+from surefoot.core.wording import capital
 from surefoot.record.run_folder import write_json
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def show(report: Report, folder: str, console: Console) -> None:
         verdict = f"[{mark}]{row.verdict}[/{mark}]" if mark else f"[dim]{row.verdict}[/dim]"
         table.add_row(*_cells(row), verdict + (f": {escape(_why(row))}" if _why(row) else ""))
     console.print(table, highlight=False)
-    console.print(f"\n[bold]{escape(_capital(report.sentence))}[/bold]", highlight=False)
+    console.print(f"\n[bold]{escape(capital(report.sentence))}[/bold]", highlight=False)
     for words in report.conclusions:
         console.print(escape(words), highlight=False)
     if report.confirms:
@@ -254,7 +255,3 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _why(row: Row) -> str:
     notes = f" ({'; '.join(row.notes)})" if row.notes else ""
     return f"{row.why}{notes}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import capital
 from surefoot.diagnose.catalogue import CATALOGUE
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.experiments.change_causes import causes_of_cures, weigh
@@ -97,7 +98,7 @@ def _hides(baseline: AppliedAsItWas, rows: dict[str, Row], by_chance: bool) -> l
     steps = skipped.reading.steps if skipped.reading else 0
     text = f"skipping bad steps hides it ({count} of {steps} steps {'was' if count == 1 else 'were'} skipped)"
     skipped.verdict, skipped.why = "does not", text
-    return [f"{text[:1].upper()}{text[1:]}."]
+    return [f"{capital(text)}."]
 
 
 def _nonfinite_in_batch(baseline: AppliedAsItWas) -> int:
@@ -132,7 +133,7 @@ def _facts(baseline: AppliedAsItWas, rows: dict[str, Row], script: str) -> list[
         found.append("Skipping the step avoids the failure: its update does the harm.")
     searched, seeded = rows.get("tiny-batch"), rows.get("other-seed")
     if searched is not None and searched.verdict == "tells":
-        found.append(f"{searched.why[:1].upper()}{searched.why[1:]}.")
+        found.append(f"{capital(searched.why)}.")
     elif seeded is not None and _by_chance(seeded.draws):
         found.append(f"The step {seeded.why}.")
     return found

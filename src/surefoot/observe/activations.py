@@ -102,7 +102,7 @@ class ActivationWatch:
             self.error = error
 
     def _look(self, name: str, module: nn.Module, output: Any) -> None:
-        values = _first_tensor(output)
+        values = next(leaves(output, deepest=1), None)
         if values is None or not (values.is_floating_point() or values.is_complex()) or is_capturing(values.device):
             return
         where = _unit_dimension(module, values)
@@ -238,10 +238,6 @@ def _unit_dimension(module: nn.Module, values: Tensor) -> int | None:
     else:
         return None
     return dim if -values.ndim <= dim < values.ndim else None
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    return next(leaves(output, deepest=1), None)
 
 
 def in_backward() -> bool:

@@ -147,7 +147,7 @@ class BackwardObserver:
 
     def _record_late(self, place: LossPlace, value: float) -> None:
         """Record a loss that was not finite some steps ago. Its data (`step_data`) is known; its graph is not."""
-        late = NonFiniteLoss(value=value, kind="unknown", backwards_late=self._state.backwards - place.backward)
+        late = NonFiniteLoss(value=value, kind="unknown")
         found = self._compiled_inputs.explain(late, place.backward, is_late=True)
         self._context.events.add(NonFiniteLossEvent.at(place.step, found))
 

@@ -115,7 +115,7 @@ class LoaderRecord:
 
     def as_facts(self) -> LoaderFacts:
         """Everything except the loader itself."""
-        return LoaderFacts.from_record(self, training=False)
+        return LoaderFacts.from_record(self)
 
 
 class WatchContext:

@@ -68,7 +68,6 @@ def measure_terms(
         with WithoutHooks():
             held = [g for g in grads if g is not None]
             norm = later(_total_norm, *norms(measurable(held)))
-            reach = len(held)
             del grads, held
             origin = next((e for e in recorder.history(entry.index, 40) if e.name in _LOSS_NAMES), None)
             found.append(
@@ -80,7 +79,6 @@ def measure_terms(
                     loss=origin.name if origin else None,
                     loss_site=origin.site if origin else None,
                     loss_index=origin.index if origin else None,
-                    reach=reach,
                 )
             )
     return found

@@ -44,7 +44,6 @@ class UndefinedValues(TypedDict, total=False):
     bad: int
     lowest: float
     largest: float
-    divisor_shape: list[int]
     empty_count: bool
     masked_rows: int
     below: list[str]
@@ -211,7 +210,7 @@ def _div(node: Any, given: dict[str, Tensor]) -> UndefinedValues | None:
     bad = int((value == 0).sum())
     if not bad:
         return None
-    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad, "divisor_shape": list(value.shape)}
+    facts: UndefinedValues = {"undefined_at": "a divisor of 0", "bad": bad}
     if value.dim() == 0 and not value.requires_grad:
         facts["empty_count"] = True
     return facts

@@ -60,7 +60,6 @@ class DeviceRun:
     specimen: Specimen
     seed: int
     folder: Path
-    """The run folder."""
     scratch: Path
     """Where each of its runs gets a working directory, which is new."""
     timeout_s: float

@@ -35,7 +35,7 @@ def test_a_nan_that_came_with_the_data_is_named_with_its_row() -> None:
 
 
 COMPILED_LOSS = {
-    "event": "nonfinite-loss", "step": 12, "value": "nan", "kind": "data", "backwards_late": 4, "tensor": "input",
+    "event": "nonfinite-loss", "step": 12, "value": "nan", "kind": "data", "tensor": "input",
     "argument": "image", "call": "Net", "site": SITE, "shape": [64, 8], "dtype": "float32", "largest": "nan",
 }  # fmt: skip
 

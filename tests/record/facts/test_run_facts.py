@@ -34,10 +34,11 @@ NO_LONGER_RECORDED = {
     "embeddings": "shape",
     "errors": "out_shape pinned_high pinned_low target_producer target_variance",
     "evaluations": "diversity index",
-    "events": "batch",
+    "events": "backwards_late batch divisor_shape",
     "input": "negative zeros",
     "inputs": "zeros",
     "layers": "shape",
+    "loaders": "training",
     "losses": "log_target pinned_high pinned_low row_sum_error target_producer",
     "made_from": "index op",
     "modules": "bidirectional dropout eps momentum num_embeddings num_features p",
@@ -52,6 +53,7 @@ NO_LONGER_RECORDED = {
     "rows": "moment_norm",
     "softmaxes": "causal dim",
     "target": "negative zeros",
+    "terms": "reach",
     "weight": "zeros",
 }
 """By what has them: keys of version 1 that no rule reads."""

@@ -148,7 +148,7 @@ def _rebound(known: RateHistory) -> Claim | None:
             claim = known.claim(
                 0.93,
                 f"CosineAnnealingLR was created for {period:.0f} steps and stepped {s.last_epoch} times: the learning "
-                f"rate reaches its minimum and rises again to {_after_floor(rates):.3g}.",
+                f"rate reaches its minimum and rises again to {max(rates[rates.index(min(rates)) :]):.3g}.",
                 rates.index(min(rates)),
                 T_max=period,
                 stepped=s.last_epoch,
@@ -201,10 +201,6 @@ def _per_step(schedulers: list[SchedulerFacts], count: int) -> str:
 def _rebounds(rates: list[float]) -> bool:
     low = rates.index(min(rates))
     return low < len(rates) - 2 and max(rates[low:]) > 0.3 * max(rates)
-
-
-def _after_floor(rates: list[float]) -> float:
-    return max(rates[rates.index(min(rates)) :])
 
 
 def _worse_after(run: RecordedRun, step: int) -> bool:

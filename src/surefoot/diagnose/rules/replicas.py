@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.core.wording import capital
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.record.facts import IncidentEvent
 
@@ -22,7 +23,7 @@ def alarmed(run: RecordedRun) -> Claim | None:
     words = last.summary.rstrip(".")
     return Claim(
         0.97,
-        f"{words[:1].upper()}{words[1:]}.",
+        f"{capital(words)}.",
         alarms[0].step,
         evidence={"alarms": len(alarms), "first_alarm": alarms[0].step, "last_alarm": last.step},
     )

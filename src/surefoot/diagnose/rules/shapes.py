@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.core.wording import at_place
 from surefoot.diagnose.rule import Claim, Rule
+from surefoot.diagnose.rules.losses import source_of
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def broadcast(run: RecordedRun) -> Claim | None:
             f"{_meeting(note)}: they broadcast to {tuple(out)}, so every prediction is compared with every target, and "
             f"the best constant is the target's mean. The loss is at {run.curve.end:.3g}.",
             step=note.step,
-            where=(note.site, _source(note)),
+            where=(note.site, source_of(note)),
             evidence={"prediction": given, "target": target, "broadcast": out, "loss": run.curve.end},
             fixes=(
                 f"Give both the same shape: `.squeeze(-1)` on {tuple(given)} or `.unsqueeze(-1)` on {tuple(target)}.",
@@ -62,7 +63,7 @@ def _made_square(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim | N
         f"({rows},) were broadcast when it was computed. Every row is compared with all of them. The loss is at "
         f"{run.curve.end:.3g}.",
         step=note.step,
-        where=(note.site, _source(note)),
+        where=(note.site, source_of(note)),
         evidence={"prediction": given, "target": target, "loss": run.curve.end},
         fixes=(f"Give all operands of the {side} the same shape: `.unsqueeze(1)` on the one of shape ({rows},).",),
     )
@@ -89,7 +90,7 @@ def _one_for_several(run: RecordedRun, note: LossCall | DifferenceCall) -> Claim
         0.93,
         f"{_meeting(note)}: {fact}. The loss is at {run.curve.end:.3g}.",
         step=note.step,
-        where=(note.site, _source(note)),
+        where=(note.site, source_of(note)),
         evidence={"prediction": given, "target": target, "loss": run.curve.end},
         fixes=(fix,),
     )
@@ -108,11 +109,6 @@ def _meeting(note: LossCall | DifferenceCall) -> str:
         f"A prediction of shape {tuple(note.input.shape)} meets a target of shape {tuple(note.target.shape)}"
         f"{at_place(note.site)}"
     )
-
-
-def _source(call: LossCall | DifferenceCall) -> str:
-    """The call that made the prediction, if it was recorded."""
-    return call.producer.site if call.producer is not None else ""
 
 
 def _same_but_for_ones(a: list[int], b: list[int]) -> bool:

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -80,14 +79,10 @@ def repeated_blocks(model: nn.Module) -> Iterator[list[nn.Module]]:
     groups: dict[Any, list[nn.Module]] = defaultdict(list)
     for member in model:
         if any(True for _ in member.parameters()):
-            groups[_structure(member)].append(member)
+            groups[type(member), tuple((name, each.shape) for name, each in member.named_parameters())].append(member)
     for group in groups.values():
         distinct = list({id(member): member for member in group}.values())
         if len(distinct) > 1:
             yield distinct
         else:
             yield from repeated_blocks(distinct[0])
-
-
-def _structure(block: nn.Module) -> tuple[type, tuple[tuple[str, torch.Size], ...]]:
-    return type(block), tuple((name, each.shape) for name, each in block.named_parameters())

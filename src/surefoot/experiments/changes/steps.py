@@ -31,7 +31,8 @@ def clip(experiment: Experiment) -> None:
     """Limit the gradient norm of each optimizer to 1. Non-finite gradients stay as they are."""
 
     def before(optimizer: Optimizer, decision: StepDecision) -> None:
-        grads = [g for g in _gradients(optimizer) if g.layout is torch.strided]
+        held = [t.grad for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
+        grads = [g for g in held if g.layout is torch.strided]
         if not grads or experiment.has_closure:
             return
         with WithoutHooks():
@@ -71,10 +72,6 @@ def skip_batches(experiment: Experiment) -> None:
 
     experiment.change_gradients(before)
     experiment.after_step(after)
-
-
-def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    return [t.grad for group in optimizer.param_groups for t in group["params"] if t.grad is not None]
 
 
 def _is_broken(value: Any) -> bool:

@@ -136,7 +136,9 @@ def resume(loader: Any, saved: PassState) -> tuple[LoaderPass, Iterator[Any]]:
         return current, iter(loader)
     if now["workers"] > 0 and now["kind"] in ("map", "stream"):
         same_workers = now["workers"] == then["workers"] and now["kind"] == then["kind"]
-        current.plan = WorkerPlan(_by_worker(saved) if same_workers else {})
+        current.plan = WorkerPlan(
+            {int(worker): dict(states) for worker, states in saved["workers"].items()} if same_workers else {}
+        )
         if same_workers and saved["base_seed"] is not None:
             current.plan.base_seed = saved["base_seed"]
             _continue_workers(current, current.plan, generators)
@@ -155,10 +157,6 @@ def _continue_workers(current: LoaderPass, workers: WorkerPlan, generators: Gene
     """Continue with workers of an earlier pass, so that this pass does not draw their seed visibly."""
     current.plan, current.reused_workers = workers, True
     workers.before_first_pass = lambda: _put_back(current, generators)
-
-
-def _by_worker(saved: PassState) -> WorkerStreams:
-    return {int(worker): dict(states) for worker, states in saved["workers"].items()}
 
 
 def _iterate_map(loader: Any, current: LoaderPass, skip: int) -> Iterator[Any]:

@@ -88,8 +88,6 @@ class LoaderFacts(Facts):
     """The number of batches that were drawn."""
     site: str
     """The line of the script that iterates it."""
-    training: bool
-    """Not used."""
     weights: int | None = None
     """For how many rows a `WeightedRandomSampler` has a weight; it draws only those."""
 

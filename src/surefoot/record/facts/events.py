@@ -43,8 +43,6 @@ class NonFiniteLoss(Facts):
     """The loss."""
     kind: str
     """Where it came from: `parameter`, `data`, `operation` or `unknown`."""
-    backwards_late: int | None = None
-    """On a GPU: how many backwards later it was known, when its graph was gone."""
     op: str | None = None
     """The autograd node that made or used the first non-finite value."""
     parameters: list[str] | None = None
@@ -79,8 +77,6 @@ class NonFiniteLoss(Facts):
     """The lowest operand."""
     largest: float | None = None
     """The largest absolute operand, or result beyond half precision."""
-    divisor_shape: list[int] | None = None
-    """The shape of a divisor that is 0."""
     empty_count: bool = item(default=False)
     """Whether a count of 0 was divided by."""
     masked_rows: int | None = None
@@ -180,28 +176,29 @@ class SpikeEvent(Facts):
     """Where the loss of that line was at first."""
 
 
-class ModelLoadedEvent(Facts):
-    """A state was loaded into a model."""
+class StateEvent(Facts):
+    """A state was loaded or saved."""
 
-    TAG: ClassVar[tuple[str, str]] = ("event", "model-loaded")
     step: int
     """The step."""
     site: str
     """The line of the script."""
+
+
+class ModelLoadedEvent(StateEvent):
+    """A state was loaded into a model."""
+
+    TAG: ClassVar[tuple[str, str]] = ("event", "model-loaded")
     file: int | None = None
     """Which of the files that were read the state came from, counted from 0; `None` if that is not known."""
     unmatched: list[str] | None = None
     """If no name of the state is one of the model: the first name of each."""
 
 
-class OptimizerLoadedEvent(Facts):
+class OptimizerLoadedEvent(StateEvent):
     """A state was loaded into an optimizer."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "optimizer-loaded")
-    step: int
-    """The step."""
-    site: str
-    """The line of the script."""
     optimizer: int
     """The number of the optimizer."""
     file: int | None = None
@@ -210,34 +207,22 @@ class OptimizerLoadedEvent(Facts):
     """How many steps old its moments are; `None` if they do not say."""
 
 
-class ScalerLoadedEvent(Facts):
+class ScalerLoadedEvent(StateEvent):
     """A state was loaded into a gradient scaler."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scaler-loaded")
-    step: int
-    """The step."""
-    site: str
-    """The line of the script."""
 
 
-class SchedulerLoadedEvent(Facts):
+class SchedulerLoadedEvent(StateEvent):
     """A state was loaded into a learning-rate scheduler."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "scheduler-loaded")
-    step: int
-    """The step."""
-    site: str
-    """The line of the script."""
 
 
-class FileLoadedEvent(Facts):
+class FileLoadedEvent(StateEvent):
     """A file was read with `torch.load`."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "file-loaded")
-    step: int
-    """The step."""
-    site: str
-    """The line of the script."""
     holds: list[str]
     """The kinds of state in it: `model`, `optimizer`, `scheduler`, `scaler`, `progress`."""
     backward: int
@@ -252,14 +237,10 @@ class FileLoadedEvent(Facts):
     """How many steps a gradient scaler had been asked for."""
 
 
-class FileSavedEvent(Facts):
+class FileSavedEvent(StateEvent):
     """A file was written with `torch.save`."""
 
     TAG: ClassVar[tuple[str, str]] = ("event", "saved")
-    step: int
-    """The step."""
-    site: str
-    """The line of the script."""
     holds: list[str]
     """The kinds of state in it."""
 

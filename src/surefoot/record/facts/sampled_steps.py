@@ -57,8 +57,6 @@ class LossTerm(Facts):
     """The line of the script that called the loss function."""
     loss_index: int | None = item(null=True)
     """The place of that call among the calls of the step."""
-    reach: int
-    """How many weights it has a gradient for."""
 
 
 class Causality(Facts):

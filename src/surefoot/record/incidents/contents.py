@@ -169,7 +169,7 @@ def prints_of(
     microbatches = [] if window is None else window.microbatches
     return {
         "loss": loss,
-        "losses": [[_loss_print(each) for each in one.losses] for one in microbatches],
+        "losses": [[{**print_of(each), "value": float(each)} for each in one.losses] for one in microbatches],
         "inputs": [
             [[print_of(tensor) for tensor in call.tensors if is_readable(tensor)] for call in one.calls]
             for one in microbatches
@@ -178,10 +178,6 @@ def prints_of(
         if gradients is None
         else {name: print_of(gradient) for name, gradient in gradients.items()},
     }
-
-
-def _loss_print(loss: Tensor) -> Print:
-    return {**print_of(loss), "value": float(loss)}
 
 
 def faults_of(window: Window | None) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.device import runtime_version
+from surefoot.core.wording import capital
 
 if TYPE_CHECKING:
     from surefoot.record.incidents.contents import Print
@@ -84,7 +85,7 @@ def _done(facts: IncidentFacts) -> str:
 
 
 def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
+    text = capital(text)
     return text if text.endswith(".") else f"{text}."
 
 

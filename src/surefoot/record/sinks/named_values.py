@@ -82,7 +82,7 @@ class BatchReader:
         reading = NamedValues()
         for row in batch.steps:
             self._step = int(row.step)
-            if self._is_due("", row.part, row.step, self._every_steps) or _is_notable(row):
+            if self._is_due("", row.part, row.step, self._every_steps) or row.skipped or bool(row.nonfinite):
                 reading.points.append(Point(row.step, row.time, row.part, dict(_numbers(row))))
         now = batch.steps[-1].time if batch.steps else time.time()
         reading.points.extend(self._of_layers(batch.layers, now))
@@ -149,10 +149,6 @@ def sentence(event: Event) -> str:
     cause = f" (cause: {event.cause})" if event.cause else ""
     action = f" Action: {event.action}." if event.action else ""
     return encodable(f"{at}{event.summary}{cause}{action}")
-
-
-def _is_notable(row: StepRow) -> bool:
-    return row.skipped or bool(row.nonfinite)
 
 
 def _numbers(row: StepRow) -> Iterator[tuple[str, float]]:

@@ -45,7 +45,6 @@ class TensorDescription:
     """Its type without `torch.`, such as `float16`."""
 
     shape: tuple[int, ...]
-    """Its shape."""
 
     low: float | None
     """The smallest finite value; `None` if there is none."""

@@ -51,7 +51,6 @@ class NonFiniteOrigin:
     """How many values the output has."""
 
     inputs: tuple[TensorDescription, ...]
-    """The inputs."""
 
     forward_op: str
     """In backward, the operation whose backward it is: `aten.sqrt.default`."""

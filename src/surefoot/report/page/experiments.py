@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from surefoot.core.wording import capital
 from surefoot.report.page.charts import one_series
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def experiments_of(bisected: Mapping[str, object] | None) -> ExperimentSection |
     if not rows or not isinstance(runs, list):
         return None
     sentence = str((bisected or {}).get("sentence", ""))[:_TEXT]
-    return {"sentence": f"{sentence[:1].upper()}{sentence[1:]}", "rows": rows, "chart": _chart(runs)}
+    return {"sentence": capital(sentence), "rows": rows, "chart": _chart(runs)}
 
 
 def _row(run: object) -> ExperimentRow | None:
