@@ -300,8 +300,9 @@ _CAUSES = (
         "logits where probabilities are expected",
         "The loss is negative and falls without limit, or BCE raises an error because its input is not between 0 and "
         "1.",
-        "NLL receives rows whose exponentials do not sum to 1, or BCE receives values outside 0 to 1.",
-        "loss.sign-flipped loss.softmax-before-cross-entropy",
+        "NLL receives rows whose exponentials do not sum to 1, or BCE receives values outside 0 to 1: as predictions, "
+        "or as targets with a gradient if the two arguments are swapped.",
+        "loss.sign-flipped loss.softmax-before-cross-entropy data.label-out-of-range",
         "Use the loss that takes logits: `cross_entropy` for `nll_loss`, `binary_cross_entropy_with_logits` for BCE.",
         "Or put `log_softmax` (for NLL) or `sigmoid` (for BCE) at the end of the model.",
     ),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FEWEST_LOSSES = 5
 """With fewer finite losses no rule can judge a curve."""
+_AT_CHANCE = 0.98
+"""From this share of the best constant answer's loss on, no more than that answer is known."""
 _MANY_STEPS, _NEARLY_ALL = 0.25, 0.7
 """The share of a run that it took to reach the best constant answer, and of what is left, from which on it matters."""
 
@@ -36,7 +38,7 @@ class LossValues:
     """All losses, finite or not, in order."""
     steps: list[int]
     continued: bool = False
-    """Whether the parameters had been trained or loaded before: the loss need not fall any more."""
+    """Whether the parameters had been trained or loaded before, for this task: the loss need not fall any more."""
     blind: bool = False
     """Whether its level does not indicate progress, as in policy gradients and bootstrapped targets."""
     chance: float | None = None
@@ -94,6 +96,11 @@ class LossValues:
     def drop(self) -> float:
         """The share of the first loss that is gone at the end; negative if it rose. Only for losses above zero."""
         return (self.start - self.end) / abs(self.start) if self.finite and self.start else 0.0
+
+    @property
+    def begins_at_chance(self) -> bool:
+        """Whether the first losses are no better than the best constant answer: the task is new to the parameters."""
+        return self.chance is not None and self.chance > 0 and self.start >= _AT_CHANCE * self.chance
 
     @property
     def left(self) -> float:

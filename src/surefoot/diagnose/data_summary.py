@@ -96,9 +96,9 @@ class Chance:
 
 def chance(run: RecordedRun) -> Chance | None:
     """The loss of the best constant prediction, when the run trains on one plain loss function."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCE_LOSSES)
+    notes = run.main_sampled.training_losses(*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCE_LOSSES)
     notes = [n for n in notes if n.reduction == "mean" and n.value is not None]
-    if not notes and not run.sampled.training_losses() and (errors := squared_errors(run.sampled.steps)):
+    if not notes and not run.main_sampled.training_losses() and (errors := squared_errors(run.main_sampled.steps)):
         level = variance_of(errors)
         return Chance(level, "variance", errors[0].site) if level is not None else None
     if not notes or len({(n.op, n.site) for n in notes}) != 1:
@@ -151,7 +151,7 @@ def at_chance(run: RecordedRun, slack: float = 0.9) -> Chance | None:
 
 def weights_moved(run: RecordedRun) -> float:
     """The approximate distance that the weights moved, in units of their size: update ratio times steps."""
-    ratios = run.sampled.update_ratios()
+    ratios = run.update_ratios()
     return median(ratios) * run.steps if ratios else 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -40,7 +41,7 @@ class RecordedRun:
         self.steps = facts.steps
         self.parameters: dict[int, ParameterFacts] = {held.id: held for held in facts.parameters}
         """Every parameter, by number."""
-        self.sampled = SampledData(facts, self.parameters)
+        self.sampled = SampledData(facts.sampled_steps, self.parameters, bool(facts.optimizers))
         """The sampled steps."""
 
     def label(self, parameter: int) -> str:
@@ -125,15 +126,20 @@ class RecordedRun:
         series = optimizer.series if optimizer is not None else self.facts.backward_series
         pairs = [(step, loss) for step, loss in zip(series.step, series.loss, strict=False) if loss is not None]
         sign = -1.0 if optimizer is not None and optimizer.first_group.maximize else 1.0
-        return LossCurve(
-            [sign * value for _, value in pairs],
-            [step for step, _ in pairs],
-            continued=_can_learn(self.facts)
-            or (optimizer is not None and _continues(optimizer, self.facts))
-            or self.sampled.begins_trained,
-            blind=self.blind,
-            chance=self.sampled.chance,
-        )
+        chance = self._sampled_of(optimizer).chance
+        began = LossCurve([sign * value for _, value in pairs], [step for step, _ in pairs], False, self.blind, chance)
+        continues = optimizer is not None and _continues(optimizer, self.facts) and not began.begins_at_chance
+        return replace(began, continued=_can_learn(self.facts) or continues or self.sampled.begins_trained)
+
+    @cached_property
+    def main_sampled(self) -> SampledData:
+        """The sampled steps of the main optimizer: those of an earlier training are left out."""
+        return self._sampled_of(self.main)
+
+    def _sampled_of(self, optimizer: OptimizerFacts | None) -> SampledData:
+        if optimizer is None or len(self.optimizers) < 2 or self.adversarial:
+            return self.sampled
+        return self.sampled.between(*_span(optimizer))
 
     @cached_property
     def curve(self) -> LossCurve:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         OptimizerUpdate,
         ParameterFacts,
         ParameterUpdate,
-        RunFacts,
         SampledStep,
     )
 
@@ -33,10 +32,15 @@ if TYPE_CHECKING:
 class SampledData:
     """The records of the sampled steps, in order."""
 
-    def __init__(self, facts: RunFacts, parameters: dict[int, ParameterFacts]) -> None:
-        self.steps: list[SampledStep] = facts.sampled_steps
+    def __init__(self, steps: list[SampledStep], parameters: dict[int, ParameterFacts], has_optimizer: bool) -> None:
+        self.steps = steps
         self._parameters = parameters
-        self._has_optimizer = bool(facts.optimizers)
+        self._has_optimizer = has_optimizer
+
+    def between(self, first: float, last: float) -> SampledData:
+        """The records of a part of the run, from one step to another."""
+        steps = [step for step in self.steps if first <= step.step <= last]
+        return SampledData(steps, self._parameters, self._has_optimizer)
 
     @cached_property
     def calls(self) -> SampledCalls:

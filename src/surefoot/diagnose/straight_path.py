@@ -58,7 +58,7 @@ class StraightPath(NamedTuple):
 def straight_path(run: RecordedRun) -> StraightPath | None:
     """The later paths of the run, if they lead straight down in small steps."""
     curve, kept = run.curve, slope_kept(run)
-    typical = median(run.sampled.update_ratios() or [math.inf])
+    typical = median(run.update_ratios() or [math.inf])
     if kept is None or kept < STRAIGHT or curve.count < _FEWEST or typical > _SMALL:
         return None
     return StraightPath(kept, typical * curve.count, curve.left)

@@ -20,6 +20,44 @@ SQUARES = "loss_of = F.mse_loss"
 IN_ORDER = LOOP.replace("torch.randint(len(x), (32,))", "torch.arange(32) + 32 * (step % 8)")
 
 
+# Swapped arguments
+
+BINARY = VALUES + "y = (y > 0).float()\n"
+SWAPPED = LOOP.replace("loss_of(model(x[rows]), y[rows])", "loss_of(y[rows], model(x[rows]))")
+REVERSE_TERM = LOOP.replace(
+    "loss_of(model(x[rows]), y[rows])",
+    "loss_of(model(x[rows]), y[rows]) + F.binary_cross_entropy(y[rows].clamp(0.01, 0.99), model(x[rows]).sigmoid())",
+)
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        (BINARY, "loss_of = F.binary_cross_entropy_with_logits", FIT),
+        (BINARY, "loss_of = nn.BCEWithLogitsLoss()", FIT),
+        (CLASSES, "y = F.one_hot(y, 3).float()\n" + CROSS_ENTROPY, NET),
+    ],
+)
+def test_swapped_arguments_of_a_loss_are_named_and_explain_targets_out_of_range(
+    watch: Nursery, prepared: tuple[str, str, str]
+) -> None:
+    run = watch(*prepared, SWAPPED)
+    found = run.names_first(
+        "loss.logits-into-probability-loss",
+        step=0,
+        at="|loss = loss_of",
+        evidence={"target_lowest", "target_highest", "calls", "loss"},
+    )
+    assert run.causes == ["loss.logits-into-probability-loss"]
+    assert "are swapped" in found.summary
+    assert found.fixes[0].startswith(f"Swap the two arguments at {run.at('|loss = loss_of')}: ")
+
+
+def test_a_reverse_term_whose_target_is_a_probability_is_no_swap(watch: Nursery) -> None:
+    run = watch(BINARY, "loss_of = F.binary_cross_entropy_with_logits", FIT, REVERSE_TERM)
+    assert run.causes == []
+
+
 # Softmax and sigmoid
 
 SOFTMAX_IN_FORWARD = """

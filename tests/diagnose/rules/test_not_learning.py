@@ -8,7 +8,7 @@ import pytest
 
 from recorded import SITE, falling, look, moves
 from recorded import run as recorded
-from surefoot.diagnose.rules.not_learning import course_of, term_not_learning, why_unjudged
+from surefoot.diagnose.rules.not_learning import course_of, not_learning, term_not_learning, why_unjudged
 from surefoot.diagnose.run import RecordedRun
 from surefoot.diagnose.sampled import are_too_few
 
@@ -211,16 +211,28 @@ def test_a_metric_loss_that_stays_where_it_was_is_unknown(watch: Nursery) -> Non
     assert "The loss has hardly moved" in run.diagnosis.reason
 
 
-@pytest.mark.parametrize("factor", ["model.load_state_dict(model.state_dict())\n", ""])
-def test_weights_that_were_loaded_need_not_learn(watch: Nursery, factor: str) -> None:
-    run = watch(
-        START,
-        FLAT,
-        factor,
-        "def loss_of(rows):\n    return F.smooth_l1_loss(model(x[rows]), y[rows])\n",
-        TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-3"),
-    )
-    assert (run.causes == []) == bool(factor)
+LEARNED = CLASSES.replace("GIVEN", "x[rows]")
+LOADED = "model.load_state_dict(model.state_dict())\n"
+HARDLY = TRAIN.replace("lr=1e-2", "lr=1e-2, eps=1e4")
+OTHER_TASK = TRAIN.replace("loss_of(rows)", "F.cross_entropy(model(x[rows]), (x[rows, 4] > 0).long())")
+
+
+def test_weights_that_were_trained_for_the_task_need_not_learn(watch: Nursery) -> None:
+    again = TRAIN.replace("Adam", "SGD").replace("1e-2", "1e-4")
+    assert watch(START, LEARNED, TRAIN, LOADED, again).causes == []
+
+
+@pytest.mark.parametrize("before", [LOADED, "model[2] = nn.Linear(16, 3)\n"])
+def test_a_task_that_is_new_to_loaded_weights_must_be_learned(watch: Nursery, before: str) -> None:
+    run = watch(START, LEARNED, OTHER_TASK, before, HARDLY)
+    assert run.causes == ["optim.epsilon"]
+    assert run.diagnosis.verdict == "broken"
+
+
+def test_labels_without_information_are_found_after_a_training_on_other_labels(watch: Nursery) -> None:
+    shuffled = "y = y[torch.randperm(600)]\nmodel[2] = nn.Linear(16, 3)\n"
+    run = watch(START, LEARNED, OTHER_TASK, shuffled, TRAIN.replace("1e-2", "1e-3"))
+    assert run.causes == ["data.labels-uninformative"]
 
 
 # ── rows and steps exchanged ─────────────────────────────────────────────────────────────────────────────────────────
@@ -430,14 +442,20 @@ def test_rare_words_give_no_level_to_compare_a_loss_with() -> None:
     assert not are_too_few(dict.fromkeys("abcdefghij", 7))
 
 
-def near_chance(level: float, noise: float) -> RecordedRun:
+def near_chance(level: float, noise: float, spike: float = 0.0) -> RecordedRun:
     """A loss that wavers around a level from the start, where the best constant answer has 0.693."""
     labels = {"op": "cross_entropy", "labels": {"0": 32, "1": 32}, "index": 1, "grad": True, "site": SITE}
     root = {"value": level, "site": SITE, "parameters": [0], "custom": [], "factor": 1.0}
     root |= {"sign": {"function": "cross_entropy", "site": SITE, "factor": 1.0, "index": 1}}
     loss = labels | {"reduction": "mean", "value": level}
     looks = [look(step, roots=[root], notes={"losses": [loss | {"step": step}]}) for step in range(0, 80, 10)]
-    return recorded([level + noise * (-1) ** step for step in range(80)], sampled_steps=looks)
+    losses = [level + noise * (-1) ** step + spike * (step == 70) for step in range(80)]
+    return recorded(losses, sampled_steps=looks)
+
+
+def test_one_huge_loss_does_not_hide_what_was_learned() -> None:
+    assert not_learning(near_chance(0.2, 0.01, spike=500.0)) is None
+    assert not_learning(near_chance(0.7, 0.01, spike=500.0)) is not None
 
 
 def test_a_loss_within_its_noise_of_the_best_constant_answer_is_unknown() -> None:

@@ -139,7 +139,7 @@ def labels_uninformative(run: RecordedRun) -> Claim | None:
 
 def _unrelated_tokens(run: RecordedRun, stuck: Chance, moved: float) -> Claim | None:
     """Labels of sequences that the ids at and before their position say nothing about."""
-    seen = [each for call in run.sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
+    seen = [each for call in run.main_sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
     known = [each for each in seen if each.agreement is not None and each.agreement_spread]
     if len(known) < 4:
         return None
@@ -166,14 +166,14 @@ def labels_transposed(run: RecordedRun) -> Claim | None:
 
     Outputs that are in the order of the ids depend on the id of their own row.
     """
-    seen = [each for call in run.sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
+    seen = [each for call in run.main_sampled.training_losses(*CLASS_LOSSES) for each in (call.tokens or [])[:1]]
     known = [each for each in seen if each.crossed is not None and each.outputs_follow is not None]
     if len(known) < 3 or min(each.crossed or 0.0 for each in known) < 0.8:
         return None
     follows = median(each.outputs_follow or 0.0 for each in known)
     if follows < _FOLLOWS:
         return None
-    call = next(call for call in run.sampled.training_losses(*CLASS_LOSSES) if call.tokens)
+    call = next(call for call in run.main_sampled.training_losses(*CLASS_LOSSES) if call.tokens)
     return Claim(
         0.9,
         f"The labels{at_place(call.site)} are the ids that follow those{at_place(known[0].site)}, but in another "
@@ -196,7 +196,7 @@ def _shuffled(each: TokenAlignment) -> float:
 
 def _unrelated_pairs(run: RecordedRun, stuck: Chance, moved: float) -> Claim | None:
     """A contrastive loss that ends where pairs are guessed, although scores could differ and the weights moved."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES)
+    notes = run.main_sampled.training_losses(*CLASS_LOSSES)
     largest = max((max(-n.distribution.min, n.distribution.max) for n in notes if n.distribution), default=0.0)
     hits = [n.accuracy for n in notes if n.accuracy is not None]
     guessed = 1.0 / max(1, median(n.valid or 1 for n in notes))
@@ -240,19 +240,19 @@ def _no_better_than_shuffled(control: LabelControl | None) -> Claim | None:
 
 def _never_spread(run: RecordedRun) -> bool:
     """Whether the outputs are equal for every row: then the model, not the labels, is the cause."""
-    spreads = [n.unit_spread for n in run.sampled.training_losses() if n.unit_spread is not None]
+    spreads = [n.unit_spread for n in run.main_sampled.training_losses() if n.unit_spread is not None]
     return bool(spreads) and median(spreads[-5:]) < 1e-4
 
 
 def _are_positions(run: RecordedRun) -> bool:
     """Whether each label is the position of its row in the batch, as in contrastive losses: no property of the row."""
-    notes = run.sampled.training_losses(*CLASS_LOSSES)
+    notes = run.main_sampled.training_losses(*CLASS_LOSSES)
     return bool(notes) and all(are_positions(note) for note in notes)
 
 
 def _are_predicted(run: RecordedRun) -> bool:
     """Whether most predictions of the model are right: then the loss has another reason to be high."""
-    notes = [n for n in run.sampled.training_losses(*CLASS_LOSSES) if n.accuracy is not None and n.labels]
+    notes = [n for n in run.main_sampled.training_losses(*CLASS_LOSSES) if n.accuracy is not None and n.labels]
     late = notes[-5:]
     frequent = [max((n.labels or {}).values()) / sum((n.labels or {}).values()) for n in late]
     return bool(late) and median(n.accuracy or 0.0 for n in late) > max(0.5, 1.5 * median(frequent))
@@ -260,13 +260,13 @@ def _are_predicted(run: RecordedRun) -> bool:
 
 def _are_compared(run: RecordedRun) -> bool:
     """Whether models are given two inputs of one shape: labels belong to both, and neighbours of one are not alike."""
-    given = [call.inputs for call in run.sampled.trained_model_calls if call.inputs]
+    given = [call.inputs for call in run.main_sampled.trained_model_calls if call.inputs]
     return bool(given) and all(len(each) > 1 and each[0].shape == each[1].shape for each in given)
 
 
 def _are_ids(run: RecordedRun) -> bool:
     """Whether models are given whole numbers, such as users and items: rows with similar ids are not alike."""
-    given = [call.inputs[0].dtype for call in run.sampled.trained_model_calls if call.inputs]
+    given = [call.inputs[0].dtype for call in run.main_sampled.trained_model_calls if call.inputs]
     return bool(given) and all(dtype in ("int64", "int32") for dtype in given)
 
 
@@ -276,7 +276,7 @@ def known_pairs(run: RecordedRun) -> list[tuple[list[float], float]]:
     Of rows of different lengths, as in a curriculum, those of the most frequent one.
     """
     seen: dict[tuple[float, ...], float] = {}
-    for root in run.sampled.backward_calls:
+    for root in run.main_sampled.backward_calls:
         held = root.pairs
         if held:
             for row, label in zip(held.inputs, held.targets, strict=True):

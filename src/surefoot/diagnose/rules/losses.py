@@ -202,6 +202,33 @@ def scores_crash(run: RecordedRun) -> Claim | None:
     )
 
 
+def swapped_arguments(run: RecordedRun) -> Claim | None:
+    """A loss is given the labels as its prediction, and the scores of the model as its target.
+
+    Only the target has a gradient, and it holds values that no label or probability has. Probabilities in its place can
+    be meant, as in the reverse term of a symmetric cross-entropy.
+    """
+    functions = "binary_cross_entropy_with_logits", "binary_cross_entropy", "cross_entropy"
+    for site, found in by_site(run.sampled.training_losses(*functions)).items():
+        notes = [n for n in found if n.target.requires_grad and not n.input.requires_grad]
+        low = min(present(n.target.min for n in notes), default=0.5)
+        high = max(present(n.target.max for n in notes), default=0.5)
+        if not notes or len(notes) < len(found) or 0.0 <= low <= high <= 1.0:
+            continue
+        first = notes[0]
+        return Claim(
+            0.97,
+            f"The arguments of `{first.op}`{at_place(site)} are swapped: its target has the gradient and runs from "
+            f"{low:.3g} to {high:.3g}, as the scores of a model do, and its input, from {first.input.min or 0:g} to "
+            f"{first.input.max or 0:g}, has none. The loss has no lower bound then; it is at {run.curve.end:.3g}.",
+            step=first.step,
+            where=(site,),
+            evidence={"target_lowest": low, "target_highest": high, "calls": len(notes), "loss": run.curve.end},
+            fixes=(f"Swap the two arguments{at_place(site)}: `{first.op}(scores, labels)`.",),
+        )
+    return None
+
+
 def _scores(notes: Iterable[LossCall]) -> list[RowDistribution]:
     """The finite scores that a loss got: those of a run that has diverged do not show what they were meant to be."""
     known = [n.distribution for n in notes if n.distribution is not None]
@@ -464,6 +491,8 @@ RULES = (
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
     Rule("loss.logits-into-probability-loss", "wiring", logits_into_probability_loss,
          explains=("lr.*", "loss.sign-flipped", "model.*", "init.*", "data.class-collapse")),
+    Rule("loss.logits-into-probability-loss", "wiring", swapped_arguments,
+         explains=("loss.*", "lr.*", "model.*", "init.*", "data.*", "optim.*")),
     Rule("loss.sign-flipped", "wiring", sign_flipped,
          explains=("lr.*", "model.*", "init.*", "data.*", "loss.undefined-op", "precision.*")),
     Rule("loss.sign-flipped", "wiring", overlap_minimised,

@@ -5,8 +5,8 @@ of the labels, or the variance of the targets. If that is not known, a supervise
 These claims come last; `why_unjudged` is their weaker form, for losses whose level indicates little (such as those of
 metric learning) and for runs whose loss was still falling.
 
-Losses of policies, of adversaries, of parameters that were trained or loaded before, and of very short runs do not
-indicate what was learned: they are not judged.
+Losses of policies, of adversaries, and of very short runs do not indicate what was learned: they are not judged. Those
+of parameters that were trained or loaded before are judged if the first loss shows that the task is new to them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ FEWEST = 40
 """With fewer losses, a run is not judged."""
 _AT_CONSTANT = 0.98
 """From this share of the best constant answer's loss on, only that answer was learned."""
+_SPIKE = 10.0
+"""A loss this many times as large as the best constant answer's counts as no larger."""
 _SUPERVISED = CLASS_LOSSES | BINARY_LOSSES | DISTANCE_LOSSES
 
 
@@ -83,6 +85,14 @@ def course_of(losses: list[float]) -> Course:
     )
 
 
+def _is_at_constant(run: RecordedRun, level: float) -> bool:
+    """Whether the loss ended no lower than that of the best constant answer.
+
+    A few losses far above it do not hide what was learned.
+    """
+    return course_of([min(loss, _SPIKE * level) for loss in run.curve.finite]).last >= _AT_CONSTANT * level
+
+
 def _can_judge(run: RecordedRun) -> bool:
     """Whether the level of the loss indicates what was learned, and there are enough losses."""
     curve = run.curve
@@ -92,11 +102,11 @@ def _can_judge(run: RecordedRun) -> bool:
 def _means_something(run: RecordedRun) -> bool:
     """Whether the level of the loss indicates what was learned, for a run of any length."""
     curve = run.curve
-    if run.facts.preflight is not None or run.adversarial or run.nonfinite.seen or not curve.finite:
+    if run.facts.preflight is not None or run.adversarial or not curve.finite or not math.isfinite(curve.values[-1]):
         return False
     if curve.blind or curve.continued or curve.around_zero or min(curve.finite) < 0:
         return False
-    return updates_by_hand(run) if run.main is None else not _was_loaded(run, run.main)
+    return updates_by_hand(run) if run.main is None else curve.begins_at_chance or not _was_loaded(run, run.main)
 
 
 def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
@@ -112,10 +122,10 @@ def _was_loaded(run: RecordedRun, optimizer: OptimizerFacts) -> bool:
 
 def constant_answer(run: RecordedRun) -> float | None:
     """The loss of the best constant answer, if the run minimises one plain loss without weights or smoothing."""
-    if any(call.weighted or call.smoothing for call in run.sampled.training_losses()):
+    if any(call.weighted or call.smoothing for call in run.main_sampled.training_losses()):
         return None
     found = chance(run)
-    level = found.level if found is not None else run.sampled.chance
+    level = found.level if found is not None else run.main_sampled.chance
     return level if level is not None and level > 1e-6 else None
 
 
@@ -127,7 +137,7 @@ def not_learning(run: RecordedRun) -> Claim | None:
     if (course.is_falling or _only_began(run, course)) and not run.curve.rose:
         return None
     if level is not None:
-        if course.last < _AT_CONSTANT * level or _may_begin_late(run, course, level):
+        if not _is_at_constant(run, level) or _may_begin_late(run, course, level):
             return None
         place = (
             "at the loss of the best constant answer" if course.last < 1.1 * level else "above the best constant answer"
@@ -242,7 +252,7 @@ def term_not_learning(run: RecordedRun) -> Claim | None:
 
 
 def _claim(run: RecordedRun, words: str, course: Course, level: float | None, confidence: float) -> Claim:
-    moved = run.sampled.update_ratios()
+    moved = run.update_ratios()
     middle = sorted(moved)[len(moved) // 2] if moved else None
     norms = sorted(run.grad_norms)
     gradient = norms[len(norms) // 2] if norms else None
@@ -430,12 +440,13 @@ def why_unjudged(run: RecordedRun) -> str:
     if not _can_judge(run) and not compares:
         return _too_short(run) if _means_something(run) else ""
     course, level = course_of(run.curve.finite), constant_answer(run)
-    if level is not None and course.last >= _AT_CONSTANT * level and _may_begin_late(run, course, level):
+    at_constant = level is not None and _is_at_constant(run, level)
+    if level is not None and at_constant and _may_begin_late(run, course, level):
         return (
             f"The loss is at that of the best constant answer ({course.last:.4g}; {level:.4g}). A recurrent network "
             "over long sequences can begin to learn late: train for more steps, or on shorter sequences."
         )
-    if level is not None and course.last >= _AT_CONSTANT * level:
+    if level is not None and at_constant:
         return (
             f"The loss was still falling at the end, at {course.last:.4g}, and the loss of the best constant answer is "
             f"{level:.4g}: the run is too short to judge whether it learns."

@@ -35,12 +35,12 @@ def epsilon(run: RecordedRun) -> Claim | None:
         return None
     roots = [
         value
-        for update in run.sampled.optimizer_updates(run.main.number, first=1, last=8)
+        for update in run.main_sampled.optimizer_updates(run.main.number, first=1, last=8)
         for row in update.rows
         if (value := row.root_second_moment) is not None and value > 0 and run.sampled.is_matrix(row.parameter)
     ]
     ratio = eps / median(roots) if roots else 0.0
-    typical = median(run.sampled.update_ratios() or [math.inf])
+    typical = median(run.update_ratios() or [math.inf])
     # Without eps, the steps would have been larger by this ratio, and of a usual size.
     shrunk = typical <= _SMALL_STEP <= typical * ratio and run.curve.left >= _MUCH
     slow = eps >= 1e-3 and ratio > 10 and (run.curve.drop < 0.7 or shrunk) and not run.blind
