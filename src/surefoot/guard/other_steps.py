@@ -1,40 +1,37 @@
-"""Steps that the user's loop takes beside those of a stabilizer, with the line that takes them. Each is reported once.
+"""Steps that the user's loop takes beside those of a stabilizer. Each kind is reported once.
 
 - `optimizer.step()` on the gradients that `stabilizer.step()` applies, too. A step of another optimizer, a step on
   other gradients (a phase of training before the stabilizer is used) and one without gradients do no harm, and are
   ignored.
 - `scheduler.step()` of the scheduler that was passed to the stabilizer, which then advances twice per step.
-- `scheduler.step()` of a scheduler that no checkpoint contains: after a restart it begins with step 0 again.
+- `scheduler.step()` of a scheduler that no checkpoint contains: after a restart it begins with step 0 again, unless the
+  script restores it.
 
-The count of a scheduler, `last_epoch`, is compared between the steps of the stabilizer. Nothing is replaced: the line
-is searched in the source of the functions that are running. Only a scheduler that advances between several consecutive
-steps counts: one that is stepped after every epoch, loaded or set forward once does not.
-
-Not covered: a scheduler whose `step` is called in a function that is not running during `stabilizer.step()`.
+The count of a scheduler, `last_epoch`, is compared between the steps of the stabilizer; nothing is replaced. Only a
+scheduler that advances between several consecutive steps counts: one that is stepped after every epoch, loaded or set
+forward once does not.
 """
 
 from __future__ import annotations
 
-import ast
 import gc
 import inspect
-import linecache
 import sys
 import weakref
 from collections import deque
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
-from surefoot.core.user_code import place, users_frame, variables
+from surefoot.core.user_code import place, users_frame
+from surefoot.core.weak_reference import weak_reference
 from surefoot.guard.step_hooks import StepHook
 from surefoot.types import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
 
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
@@ -87,10 +84,11 @@ class OtherSteps:
         also_save: Mapping[str, Any] | None,
     ) -> None:
         """Start to follow. `is_saved` says whether the run has checkpoints, which contain `also_save`."""
-        self._optimizer, self._layout, self._history = weakref.ref(optimizer), layout, history
+        self._optimizer, self._layout, self._history = weak_reference(optimizer), layout, history
         self._advances = None if scheduler is None else _Advances(scheduler)
         self._saved = [scheduler, *(also_save or {}).values()] if is_saved else None
-        self._other: _OtherScheduler | None = None
+        self._unsaved: list[_Advances] | None = None
+        """The schedulers that no checkpoint contains; `None` before they are looked for."""
         self._is_own = False
         """Whether the stabilizer is calling the optimizer."""
         self._applied: _Gradient | None = None
@@ -127,14 +125,13 @@ class OtherSteps:
     def check_schedulers(self, step: int) -> None:
         """The stabilizer's step is done, except for its scheduler: report what the loop has stepped since the last."""
         if self._advances is not None and self._advances.since_last():
-            line = next((f" ({each.line})" for each in _calls_of_step(self._advances.scheduler)), "")
             self._warn(
                 step, "lr.schedule-stepped-twice",
-                f"the scheduler advances twice per step: `stabilizer.step()` steps the scheduler that it was given, "
-                f"and your loop{line} steps it again. Remove that call of `step()`",
+                "the scheduler advances twice per step: `stabilizer.step()` steps the scheduler that it was given, and "
+                "your loop calls its `step()` again. Remove that call",
             )  # fmt: skip
         if self._saved is not None and step > 0:
-            self._look_for_others(step)
+            self._check_unsaved(step, self._saved)
 
     def step_ended(self) -> None:
         """The stabilizer's step is done, with its scheduler."""
@@ -176,24 +173,18 @@ class OtherSteps:
             "which is not guarded. Remove the latter",
         )  # fmt: skip
 
-    def _look_for_others(self, step: int) -> None:
+    def _check_unsaved(self, step: int, saved: Sequence[Any]) -> None:
         """Report a scheduler that the loop steps and no checkpoint contains."""
-        assert self._saved is not None
-        if self._other is None:
-            self._other = _OtherScheduler(None, None)
-            with suppress(Exception):  # source that cannot be read, an object with an attribute that raises
-                self._other = _unsaved_scheduler(self._optimizer(), self._saved) or self._other
-        other = self._other
-        if other.advances is None or other.call is None or not other.advances.since_last():
-            return
-        name, kind = other.call.name, type(other.advances.scheduler).__name__
-        self._warn(
-            step, "resume.scheduler-not-saved",
-            f"no checkpoint contains `{name}` ({kind}), which is stepped at {other.call.line}: after a restart it "
-            f"begins with step 0 again, with other learning rates. Pass `scheduler={name}` to the stabilizer and "
-            f'remove that line, or pass `also_save={{"scheduler": {name}}}`',
-        )  # fmt: skip
-        self._other = _OtherScheduler(None, None)
+        if self._unsaved is None:
+            self._unsaved = [_Advances(each) for each in _schedulers_of(self._optimizer()) if not _reaches(saved, each)]
+        for each in [each for each in self._unsaved if each.since_last()]:
+            self._unsaved.remove(each)
+            self._warn(
+                step, "resume.scheduler-not-saved",
+                f"no checkpoint contains the {type(each.scheduler).__name__} that your loop steps: after a restart it "
+                "begins with step 0 again, with other learning rates, unless your script restores it. Pass it to the "
+                "stabilizer as `scheduler=` and remove its `step()`, or pass it in `also_save`",
+            )  # fmt: skip
 
     def _warn(self, step: int, kind: str, summary: str) -> None:
         self._history.warn_once(Signals(step), kind, summary)
@@ -226,7 +217,7 @@ class _Advances:
     """Whether a scheduler advances between steps of the stabilizer."""
 
     def __init__(self, scheduler: Any) -> None:
-        self._reference = weakref.ref(scheduler)
+        self._reference = weak_reference(scheduler)
         self._last: int | None = None
         self._gaps = 0
 
@@ -252,65 +243,17 @@ def _count_of(scheduler: Any) -> int | None:
     return count if type(count) is int else None
 
 
-class _Call(NamedTuple):
-    """A call of a method in the source of the user."""
-
-    name: str
-    """The object, as it is written there."""
-    line: str
-    takes_nothing: bool
-
-
-class _OtherScheduler(NamedTuple):
-    advances: _Advances | None
-    call: _Call | None
-
-
-def _unsaved_scheduler(optimizer: Any, saved: Sequence[Any]) -> _OtherScheduler | None:
-    """A scheduler of the optimizer that the running functions step, and that nothing saved contains."""
+def _schedulers_of(optimizer: Any) -> list[Any]:
+    """The schedulers of an optimizer that do not belong to another one. Searches all objects."""
     if not hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched"):  # it has no scheduler of torch's
-        return None
-    found: dict[int, tuple[Any, list[_Call]]] = {}
-    for frame, tree in _running_sources():
-        for thing, call in _method_calls(frame, tree, "step"):
-            if _count_of(thing) is not None and getattr(thing, "optimizer", None) is optimizer:
-                found.setdefault(id(thing), (thing, []))[1].append(call)
-    for thing, calls in found.values():
-        is_plain = calls[0].takes_nothing or isinstance(thing, ReduceLROnPlateau)
-        # With two lines, one may set the scheduler forward after a restart.
-        if len({call.line for call in calls}) == 1 and is_plain and not _is_restored(calls[0].name, thing, saved):
-            return _OtherScheduler(_Advances(thing), calls[0])
-    return None
-
-
-def _calls_of_step(scheduler: Any) -> Iterator[_Call]:
-    for frame, tree in _running_sources():
-        for thing, call in _method_calls(frame, tree, "step"):
-            if thing is scheduler:
-                yield call
-
-
-def _is_restored(name: str, scheduler: Any, saved: Sequence[Any]) -> bool:
-    """Whether a restart continues with the state of a scheduler: it is saved here, or the user's code loads it."""
-    if _reaches(saved, scheduler):
-        return True
-    word = name.rpartition(".")[2]
-    for _, tree in _running_sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.keyword) and node.arg == "last_epoch":
-                return True
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _restores(node.func, node, word):
-                return True
-    return False
-
-
-def _restores(function: ast.Attribute, call: ast.Call, word: str) -> bool:
-    if function.attr == "register_for_checkpointing":
-        return True
-    if function.attr != "load_state_dict":
-        return False
-    text = ast.unparse(call).lower()
-    return word.lower() in text or "sched" in text
+        return []
+    found = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and vars(each).get("optimizer") is optimizer
+    ]
+    parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+    return [each for each in found if id(each) not in parts]
 
 
 def _reaches(roots: Sequence[Any], thing: Any) -> bool:
@@ -327,42 +270,3 @@ def _reaches(roots: Sequence[Any], thing: Any) -> bool:
             return True
         waiting.extend(gc.get_referents(each))
     return False
-
-
-# ---- the user's source ----------------------------------------------------------------------------------------------
-
-
-def _running_sources() -> Iterator[tuple[FrameType, ast.Module]]:
-    """The running functions of the user, innermost first, each with the source of its file."""
-    frame: FrameType | None = sys._getframe(1)
-    while (frame := users_frame(frame)) is not None:
-        lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-        try:
-            tree = ast.parse("".join(lines))
-        except (SyntaxError, ValueError):  # a cell of a notebook with a magic, a file that was edited
-            tree = ast.Module([], [])
-        yield frame, tree
-        frame = frame.f_back
-
-
-def _method_calls(frame: FrameType, tree: ast.Module, method: str) -> Iterator[tuple[Any, _Call]]:
-    """The calls of a method in a source, each with the object that a running function knows by that name."""
-    scopes = (variables(frame), frame.f_globals)
-    filename = frame.f_code.co_filename
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != method:
-            continue
-        thing = _named(node.func.value, scopes)
-        if thing is not None:
-            is_plain = not node.args and not node.keywords
-            yield thing, _Call(ast.unparse(node.func.value), place(filename, node.lineno), is_plain)
-
-
-def _named(expression: ast.expr, scopes: Sequence[Mapping[str, Any]]) -> Any:
-    """The object that `name` or `name.part` refers to, without calling code of the user; `None` if it is unknown."""
-    if isinstance(expression, ast.Name):
-        return next((scope[expression.id] for scope in scopes if expression.id in scope), None)
-    if isinstance(expression, ast.Attribute):
-        whole = _named(expression.value, scopes)
-        return getattr(whole, "__dict__", {}).get(expression.attr)
-    return None
