@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from surefoot.core.wording import at_place
 from surefoot.diagnose.by_hand import updates_by_hand
 from surefoot.diagnose.curves import present
-from surefoot.diagnose.data_summary import chance, reads_long_sequences
+from surefoot.diagnose.data_summary import chance, reads_long_sequences, weights_moved
 from surefoot.diagnose.initial_weights import began_new
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.sampled import level_of
@@ -170,14 +170,7 @@ _FIRST_STEPS = 0.5
 
 def _only_began(run: RecordedRun, course: Course) -> bool:
     """Whether the weights are close to where they began, and the run is short or its loss falls slowly but steadily."""
-    distance = _distance(run)
-    return distance is not None and distance < _FIRST_STEPS and (course.creeps or run.curve.count < 2 * FEWEST)
-
-
-def _distance(run: RecordedRun) -> float | None:
-    """At most so far all steps have moved the weights, as a share of their norm; `None` if no update was sampled."""
-    moved = sorted(run.sampled.update_ratios())
-    return run.curve.count * moved[len(moved) // 2] if moved else None
+    return 0.0 < weights_moved(run) < _FIRST_STEPS and (course.creeps or run.curve.count < 2 * FEWEST)
 
 
 _FEWEST_CALLS = 8
@@ -464,7 +457,7 @@ def why_unjudged(run: RecordedRun) -> str:
             return (
                 f"The loss has hardly moved (its mean was {course.first:.4g} over the first quarter of "
                 f"{run.curve.count:,} steps and {course.last:.4g} over the last), and neither have the weights (all "
-                f"steps together by at most {100 * (_distance(run) or 0.0):.2g} % of their norm): the steps are too "
+                f"steps together by at most {100 * weights_moved(run):.2g} % of their norm): the steps are too "
                 "few or too small to judge whether it learns."
             )
         return (
