@@ -171,7 +171,7 @@ for number in range(40):
     sys.setprofile(None)
 print(statistics.median(counts))
 """
-MOST_CALLS = 600
+MOST_CALLS = 560
 """The largest number of function calls, Python's and C's, that surefoot may add to a steady step of that script."""
 
 

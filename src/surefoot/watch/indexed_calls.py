@@ -85,7 +85,7 @@ class IndexedCall(NamedTuple):
     """The variable of the script that holds the indices; empty if there is none."""
 
 
-class _Plan(NamedTuple):
+class _CopyPlan(NamedTuple):
     """What is the same in all calls of one line with tensors of the same shapes: a call only copies its indices."""
 
     call: IndexedCall
@@ -108,7 +108,7 @@ class IndexedCalls:
         """The indices taken in this step, by identity, with their version and the size that they must fit."""
         self._known_step = -1
         self._names: dict[ScriptLine | None, str] = {}
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans: dict[tuple[Any, ...], _CopyPlan] = {}
         """For each line, and the shapes, types and tables in its calls."""
         self._tables: IdentityMap[tuple[int, tuple[_Table, ...]]] = IdentityMap()
         """The tables of each compiled model, the larger ones first, and its number among all compiled models."""
@@ -172,7 +172,7 @@ class IndexedCalls:
         line: ScriptLine | None,
         ignore_index: int | None,
         *tables: _Table,
-    ) -> _Plan:
+    ) -> _CopyPlan:
         name = self._names.get(line)
         if name is None:  # the variable that holds the indices is searched when the line is first executed
             name = self._names[line] = name_of(indices, users_frame(sys._getframe(2)))
@@ -189,10 +189,10 @@ class IndexedCalls:
             ring = self._rings[place] = _Ring(*place)
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
-        plan = self._plans[key] = _Plan(call, ring, count, is_range)
+        plan = self._plans[key] = _CopyPlan(call, ring, count, is_range)
         return plan
 
-    def _copy(self, plan: _Plan, indices: Tensor) -> None:
+    def _copy(self, plan: _CopyPlan, indices: Tensor) -> None:
         """Start the copy of indices, unless they were already taken in this step: a function mode calls twice."""
         if has_failed():
             return
@@ -293,11 +293,11 @@ class _Ring:
         self._device, self._dtype, self._capacity = device, dtype, capacity
         self.length = min(SLOTS, max(FEWEST_SLOTS, RING_BYTES // (capacity * dtype.itemsize)))
         self._absent = _ABSENT[dtype]
-        self.calls: deque[tuple[_IndexMemory, _Plan, int, int]] = deque(maxlen=self.length)
+        self.calls: deque[tuple[_IndexMemory, _CopyPlan, int, int]] = deque(maxlen=self.length)
         """The last calls, oldest first: the memory of each, its plan, its number and its step."""
         self._is_full = False
 
-    def take(self, plan: _Plan, indices: Tensor, number: int, step: int) -> None:
+    def take(self, plan: _CopyPlan, indices: Tensor, number: int, step: int) -> None:
         """Start the copy of the indices of a call to the host."""
         calls, count, absent = self.calls, plan.copied, self._absent
         if self._is_full:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     """Opens the run log. Gets the number of steps that the script has taken before; also returns that number if the
     folder contains them, and otherwise 0."""
 
-_EMPTY: dict[str, Any] = dict.fromkeys(
+_EMPTY: dict[str, None] = dict.fromkeys(
     ("loss", "lr", "scale", "skipped", "grad_norm", "clip_norm", "clip_limit", "clip_by_value")
 )
 """The numbers that a row may lack."""
