@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.core import type_version
-from surefoot.core.type_version import IS_READABLE, UNKNOWN, TypeVersion
+from surefoot.core.type_version import IS_READABLE, UNKNOWN, version_of
 
 
 class Base:
@@ -30,35 +30,35 @@ def test_this_interpreter_has_versions():
 @readable
 @pytest.mark.parametrize("changed", [Kind, Base])
 def test_a_set_or_deleted_attribute_changes_the_version(changed: type):
-    version = TypeVersion(Kind)
+    version = version_of(Kind)
     Kind().method()
-    before = version.now()
+    before = version.value
     assert before not in (UNKNOWN, None)
     for _ in range(1_000):
         Kind().method()
-    assert version.now() == before
+    assert version.value == before
     changed.added = 1
-    assert version.now() != before
+    assert version.value != before
     Kind().method()
-    between = version.now()
+    between = version.value
     del changed.added
-    assert version.now() not in (before, between)
+    assert version.value not in (before, between)
 
 
 @readable
 def test_what_a_script_does_to_tensors_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    version = TypeVersion(torch.Tensor)
+    version = version_of(torch.Tensor)
     torch.ones(1).sum()
-    before = version.now()
+    before = version.value
     torch.ones(1).attribute = 1
-    assert version.now() == before
+    assert version.value == before
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "sum", lambda self: self)
-        assert version.now() != before
+        assert version.value != before
     torch.ones(1).sum()
-    assert version.now() != before
+    assert version.value != before
 
 
 def test_elsewhere_every_version_is_unknown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(type_version, "IS_READABLE", False)
-    assert TypeVersion(Kind).now() == UNKNOWN
+    assert version_of(Kind).value == UNKNOWN

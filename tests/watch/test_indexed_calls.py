@@ -106,7 +106,7 @@ def test_memory_is_bounded_and_only_the_last_calls_are_kept(ranges: IndexedCalls
     for number in range(2 * indexed_calls.SLOTS + 5):
         ranges.take("cross_entropy", torch.tensor([9 if number == indexed_calls.SLOTS + 9 else 1]), scores, 1, -100)
     (ring,) = ranges._rings.values()
-    assert len(ring.calls) == len(ring._slots) == indexed_calls.SLOTS
+    assert len(ring.calls) == len({id(slot) for slot, *_ in ring.calls}) == indexed_calls.SLOTS
     misfit = ranges.first_misfit()
     assert misfit is not None
     assert misfit[1:] == (9, 9)
@@ -218,14 +218,14 @@ def test_what_a_compiled_model_is_given_fits_its_largest_table(ranges: IndexedCa
     model = nn.Sequential(nn.Embedding(3, 2), nn.ModuleList([nn.Embedding(50, 4)]))
     ranges._registry.add(model[1][0].weight).name = "1.0.weight"
     targets = torch.tensor([-1, 49])  # below 0: a label that is ignored
-    ranges.take_input(targets, model)
-    ranges.take_input(torch.rand(3), model)
-    ranges.take_input(torch.tensor([99]), nn.Linear(2, 2))  # has no table
+    ranges.take_inputs([targets], model)
+    ranges.take_inputs([torch.rand(3)], model)
+    ranges.take_inputs([torch.tensor([99])], nn.Linear(2, 2))  # has no table
     ranges._state.steps = 8
-    ranges.take_input(torch.tensor([0]), model)
+    ranges.take_inputs([torch.tensor([0])], model)
     assert ranges.first_misfit() is None
     tokens = torch.tensor([7, 50])
-    ranges.take_input(tokens, model)
+    ranges.take_inputs([tokens], model)
     cause, step, summary = first_finding(crashed(ranges))
     assert (cause, step) == ("device.assert", 8)
     assert "`tokens` goes into the compiled model at " in summary
@@ -236,10 +236,10 @@ def test_a_smaller_table_is_the_one_that_no_earlier_input_of_a_compiled_model_we
     words, kinds, positions = nn.Embedding(20, 2), nn.Embedding(3, 2), nn.Embedding(64, 2)
     model = nn.ModuleList([positions, words, kinds])
     ranges._registry.add(words.weight).name = "words.weight"
-    ranges.take_input(torch.tensor([0, 19]), model)  # beyond the table of 3 rows: it is not for this one
+    ranges.take_inputs([torch.tensor([0, 19])], model)  # beyond the table of 3 rows: it is not for this one
     ranges._state.steps = 8
     tokens = torch.tensor([5, 20])
-    ranges.take_input(tokens, model)
+    ranges.take_inputs([tokens], model)
     cause, step, summary = first_finding(crashed(ranges))
     assert (cause, step) == ("device.assert", 8)
     assert "`tokens` goes into the compiled model at " in summary

@@ -106,3 +106,78 @@ def test_an_optimizer_without_a_learning_rate_is_watched_like_any_other(watch):
     assert watched.series.lr == [None] * 40
     assert None not in watched.series.grad_norm
     assert other.first_group.lr == 0.5
+
+
+ON_A_DEVICE = """
+import statistics, sys
+import torch
+from torch import nn
+from surefoot.core import device, device_copies
+from surefoot.watch import indexed_calls
+
+class Event:  # the CPU as a device with streams, whose work is done at once
+    def record(self, stream): pass
+    def query(self): return True
+    def synchronize(self): pass
+
+class Device:
+    Event = Event
+    current_stream = synchronize = staticmethod(lambda device=None: None)
+
+def memory(size, dtype, device):
+    return torch.empty(size, dtype=dtype)
+
+device._has_streams["cpu"], device._module_of = True, lambda device: Device
+device_copies.permanent_host_memory = indexed_calls.permanent_host_memory = memory
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places, self.head = nn.Embedding(50, 8), nn.Embedding(6, 8), nn.Linear(8, 50)
+
+    def forward(self, ids):
+        return self.head(self.tokens(ids) + self.places(torch.arange(6))).mean(1)
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+data, counts = torch.randint(50, (32, 7)), []
+
+def step(number):
+    ids, labels = data[number % 4 * 8 :][:8].split([6, 1], 1)
+    loss = nn.functional.cross_entropy(model(ids), labels[:, 0])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+def count_calls(frame, event, argument):
+    if event == "call":
+        inside.append("surefoot" in frame.f_code.co_filename or (bool(inside) and inside[-1]))
+        counts[-1] += inside[-1]
+    elif event == "return" and inside:
+        inside.pop()
+    elif event == "c_call":
+        counts[-1] += bool(inside) and inside[-1]
+
+for number in range(330):
+    step(number)
+for number in range(40):
+    inside = []
+    counts.append(0)
+    sys.setprofile(count_calls)
+    step(number)
+    sys.setprofile(None)
+print(statistics.median(counts))
+"""
+MOST_CALLS = 560
+"""The largest number of function calls, Python's and C's, that surefoot may add to a steady step of that script."""
+
+
+def test_a_steady_step_on_a_device_costs_few_calls_on_the_host(watch):
+    run = watch(ON_A_DEVICE)
+    assert run.exit_code == 0, run.errors
+    assert run.loaded[0].problems == {}
+    assert run.loaded[0].steps == 370
+    assert float(run.output) <= MOST_CALLS

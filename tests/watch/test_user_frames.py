@@ -59,7 +59,7 @@ def test_the_innermost_frame_of_the_user_is_found_through_library_code():
 
 def test_outside_of_all_user_code_there_is_no_place(monkeypatch):
     class NoFile(dict[str, bool]):
-        def get(self, filename, otherwise=None):
+        def __missing__(self, filename):
             return False
 
     monkeypatch.setattr(user_code, "_own_files", NoFile())

@@ -130,15 +130,22 @@ def _is_triton_postponed() -> bool:
 # ---- streams and events ---------------------------------------------------------------------------------------------
 
 
-@cache
-def _has_streams(kind: str) -> bool:
-    module = getattr(torch, kind, None)
-    return kind != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+class _HasStreams(dict[str, bool]):
+    """For each kind of device, whether torch has streams for it."""
+
+    def __missing__(self, kind: str) -> bool:
+        module = getattr(torch, kind, None)
+        names = ("Stream", "Event", "current_stream", "stream")
+        found = self[kind] = kind != "cpu" and all(hasattr(module, name) for name in names)
+        return found
+
+
+_has_streams = _HasStreams()
 
 
 def has_streams(device: torch.device) -> bool:
     """Whether a device runs asynchronously, with streams and events; copies from pinned memory are asynchronous."""
-    return _has_streams(device.type)
+    return _has_streams[device.type]
 
 
 def current_stream(device: torch.device | None = None) -> torch.Stream:
@@ -275,22 +282,31 @@ def failure() -> tuple[str, str] | None:
 def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
     if device is None:
-        process = os.getpid()
-        if _used_by[0] != process:
-            if not is_in_use():
-                return False
-            _used_by[0] = process
-        if _failure:
-            return False
-    elif device.type != _kind():
+        asked = _query[0] or _query_if_in_use()
+        return asked is not None and not _failure and bool(asked())
+    if device.type != _kind():
         return False
     asked = _capture_query()
     return asked is not None and bool(asked())
 
 
-_used_by = [0]
-"""The process that has used the accelerator: `is_capturing` is called many times in each step. A forked child cannot
-use it, and functions that run at its beginning, such as that of `random`, may call this before any other."""
+_query: list[Any] = [None]
+"""The result of `_capture_query` once this process has used the accelerator: `is_capturing` is called many times in
+each step. Dropped before a fork: a child cannot use the accelerator, and functions that run at its beginning, such as
+that of `random`, may call this before any other."""
+
+
+def _query_if_in_use() -> Any:
+    if is_in_use():
+        _drop_query_at_fork()
+        _query[0] = _capture_query()
+    return _query[0]
+
+
+@cache
+def _drop_query_at_fork() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lambda: _query.__setitem__(0, None))
 
 
 @cache

@@ -16,18 +16,13 @@ _POINTERS_BEFORE = 48
 """The number of fields of a class, each the size of a pointer, before the version."""
 
 
-class TypeVersion:
-    """The version of one class, which must not be deleted in the meantime."""
+def version_of(kind: type) -> ctypes.c_uint:
+    """The version of a class, which must not be deleted in the meantime: always the current `value`.
 
-    __slots__ = ("_number",)
-
-    def __init__(self, kind: type) -> None:
-        address = id(kind) + _POINTERS_BEFORE * ctypes.sizeof(ctypes.c_void_p)
-        self._number = ctypes.c_uint.from_address(address) if IS_READABLE else ctypes.c_uint(UNKNOWN)
-
-    def now(self) -> int:
-        """Equal numbers mean an unchanged class, unless they are `UNKNOWN`."""
-        return self._number.value
+    Equal values mean an unchanged class, unless they are `UNKNOWN`.
+    """
+    address = id(kind) + _POINTERS_BEFORE * ctypes.sizeof(ctypes.c_void_p)
+    return ctypes.c_uint.from_address(address) if IS_READABLE else ctypes.c_uint(UNKNOWN)
 
 
 def _behaves_as_described() -> bool:

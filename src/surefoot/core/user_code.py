@@ -15,7 +15,7 @@ from surefoot.core.files import read_file
 from surefoot.core.redaction import REDACTED, Redactor, is_secret_value
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of this package."""
@@ -32,7 +32,6 @@ LINES_AROUND = 3
 """The number of lines before and after a named one that are kept."""
 _LONGEST_LINE = 200
 _LARGEST_FILE = 1 << 18
-_own_files: dict[str, bool] = {}
 _places: dict[str, str] = {}
 _texts: dict[str, list[bytes]] = {}
 _shown: dict[str, list[str]] = {}
@@ -41,20 +40,24 @@ _named: dict[str, tuple[str, int]] = {}
 
 def is_users(filename: str) -> bool:
     """Whether a source file belongs to the user: not to torch, the standard library or surefoot (except its zoo)."""
-    known = _own_files.get(filename)
-    if known is None:
-        known = _own_files[filename] = _judge(filename)
-    return known
+    return _own_files[filename]
+
+
+class _OwnFiles(dict[str, bool]):
+    """Whether each source file belongs to the user. A file that is looked up for the first time is judged."""
+
+    def __missing__(self, filename: str) -> bool:
+        known = self[filename] = _judge(filename)
+        return known
+
+
+_own_files = _OwnFiles()
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's code, from a frame outwards. Called for every recorded call, so in one loop."""
     known = _own_files
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        is_own = known.get(filename)
-        if is_users(filename) if is_own is None else is_own:
-            break
+    while frame is not None and not known[frame.f_code.co_filename]:
         frame = frame.f_back
     return frame
 
@@ -79,6 +82,43 @@ def _references() -> int:
 
 _CO_OPTIMIZED = 1  # for a function; the variables of a module or a class are its namespace
 _UNSHARED = _references()
+
+
+class ScriptLine:
+    """A line of code that was executed. There is one object for each line, so that it can be a key at no cost.
+
+    Python computes the hash of a code object from all its constants, again at each use, and the number of a line from
+    the beginning of its code: for a long script, each takes many microseconds.
+    """
+
+    __slots__ = ("code", "number")
+
+    def __init__(self, code: CodeType, number: int) -> None:
+        self.code, self.number = code, number
+
+
+_lines: dict[tuple[CodeType, int], ScriptLine] = {}
+_executed: dict[tuple[int, int], tuple[CodeType, ScriptLine]] = {}
+"""The same lines, by the identity of a code object, which is kept alive, and the position in it."""
+_MOST_EXECUTED = 1_024
+
+
+def users_line(frame: FrameType | None) -> ScriptLine | None:
+    """The line of the user's code that is being executed, from a frame outwards."""
+    known = _own_files
+    while frame is not None and not known[frame.f_code.co_filename]:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code = frame.f_code
+    key = id(code), frame.f_lasti
+    found = _executed.get(key)
+    if found is None:
+        if len(_executed) >= _MOST_EXECUTED:  # a script that executes new text again and again
+            _executed.clear()
+        number = frame.f_lineno
+        found = _executed[key] = code, _lines.setdefault((code, number), ScriptLine(code, number))
+    return found[1]
 
 
 def _judge(filename: str) -> bool:

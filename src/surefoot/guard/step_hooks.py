@@ -486,15 +486,20 @@ def _put_in_order(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     optimizer_steps(optimizer)
-    for hooks in hooks_of(optimizer):
+    attached = hooks_of(optimizer)
+    before: Any = optimizer._optimizer_step_pre_hooks
+    after: Any = optimizer._optimizer_step_post_hooks
+    if len(attached) == 1 and attached[0].active:  # the usual case, at each step
+        only = attached[0]
+        if next(reversed(before), None) == only.key_before and next(iter(after), None) == only.key_after:
+            return
+    for hooks in attached:
         if not hooks.active:
             hooks.remove(besides=1)
     attached = hooks_of(optimizer)
     if not attached:
         return
     inside_out = sorted(attached, key=lambda each: each.acts)
-    before: Any = optimizer._optimizer_step_pre_hooks
-    after: Any = optimizer._optimizer_step_post_hooks
     if list(before)[-len(inside_out) :] != [each.key_before for each in inside_out]:
         for each in inside_out:
             before.move_to_end(each.key_before)

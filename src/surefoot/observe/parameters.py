@@ -61,6 +61,8 @@ def learning_rate(group: dict[str, Any]) -> Tensor | float | None:
     `None` if there is no number, as in Adafactor with `lr=None`, which computes its own.
     """
     rate = group.get("lr")
+    if type(rate) is float:
+        return rate
     if isinstance(rate, Tensor):
         if rate.numel() != 1:
             return None

@@ -39,6 +39,12 @@ def is_readable(tensor: Tensor) -> bool:
     return known and _is_there(tensor)
 
 
+def is_result(tensor: Tensor) -> bool:
+    """Whether the result of a computation, such as a loss, is a plain number: then it has memory, and can be read."""
+    is_number = type(tensor) is Tensor and not tensor.dim() and tensor.layout is _STRIDED and not tensor.is_meta
+    return is_number and not has_failed()
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor."""
     return type(tensor) not in _PLAIN and hasattr(tensor, "to_local")

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,16 @@ MOST_LOADERS = 64
 class LoaderWait:
     """A batch that was requested."""
 
-    iterator: weakref.ref[Any]
+    iterator: Callable[[], Any]
+    """The iterator, referenced weakly."""
     loader: str
     """A description of the loader."""
     began: float
     """Seconds of `time.monotonic`."""
+
+
+def _no_iterator() -> None:
+    """Nothing was drawn yet."""
 
 
 class LoaderNotes:
@@ -49,13 +54,17 @@ class LoaderNotes:
         """The number of batches that all loaders have returned."""
         self.under_way: dict[int, LoaderWait] = {}
         """The current wait of each thread."""
+        self._last: tuple[Callable[[], Any], str] = _no_iterator, ""
+        """The iterator that returned the last batch, and a description of its loader."""
         self.longest: dict[str, float] = {}
         """The longest completed wait for each loader, in seconds."""
 
     def asked(self, args: Any, kwargs: Any) -> LoaderWait:
         """A batch is requested."""
         iterator = args[0]
-        wait = LoaderWait(weakref.ref(iterator), name_of(iterator), time.monotonic())
+        if self._last[0]() is not iterator:
+            self._last = weakref.ref(iterator), name_of(iterator)
+        wait = LoaderWait(*self._last, time.monotonic())
         self.under_way[threading.get_ident()] = wait
         return wait
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SCALING = frozenset(("Div", "Mul"))
 _FOLLOWED = _SCALING | {"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand"}
 """Operations with one input that change the loss by a factor at most."""
+_CLASS_LOSSES = ("NllLoss", "NllLoss2D")
 _SUM = 2
 """torch's number for `reduction="sum"`."""
 _CLOSE = 0.02
@@ -44,10 +45,12 @@ def share_of(root: Tensor, scaled: bool) -> float | None:
     node: Any = root.grad_fn.next_functions[0][0] if scaled else root.grad_fn
     if node is None:
         return None
+    op = graph.op(node)
+    if op not in _FOLLOWED and not (op in _CLASS_LOSSES and node._saved_reduction == _SUM):
+        return share  # the usual case
     with WithoutHooks():
         for _ in range(8):
-            op = graph.op(node)
-            if op in ("NllLoss", "NllLoss2D") and node._saved_reduction == _SUM:
+            if op in _CLASS_LOSSES and node._saved_reduction == _SUM:
                 counted = _number(node._saved_total_weight)
                 return None if counted is None else share * counted
             if op not in _FOLLOWED:
@@ -61,6 +64,7 @@ def share_of(root: Tensor, scaled: bool) -> float | None:
                     return None
                 share = share / number if op == "Div" else share * number
             node = below[0]
+            op = graph.op(node)
     return share
 
 
@@ -83,6 +87,10 @@ class Accumulation:
             return None
         divisor = self.divisor_of(len(values), shares)
         return values[0] if len(values) == 1 and divisor == 1 else sum(values) / divisor
+
+    def is_whole(self, share: float | None) -> bool:
+        """Whether one value is the loss of a step, so that its divisor is 1."""
+        return self._size is None or share is None or share == 1.0
 
     def divisor_of(self, count: int, shares: list[float | None]) -> float:
         """What the sum of the values is divided by."""
@@ -146,12 +154,17 @@ class StepLosses:
         at the current point, or of the last microbatch; later ones are left out.
         """
         values, shares, copies = self.values or self._previous, self._shares, self._copies
+        if len(copies) == 1 and not evaluations and copies[0] is not None and self._accumulation.is_whole(shares[0]):
+            loss: Any = copies[0] if isinstance(values[0], Tensor) else values[0]
+            self._previous = [loss]
+            self.values, self._shares, self._copies = [], [], []
+            return loss
         if evaluations:
             first = len(values) - evaluations + 1
             values, shares, copies = values[:first], shares[:first], copies[:first]
         known = [copy for copy in copies if copy is not None]
         if len(known) == len(values) and any(isinstance(value, Tensor) for value in values):
-            loss: Any = ArrivingLoss(known, self._accumulation.divisor_of(len(values), shares))
+            loss = ArrivingLoss(known, self._accumulation.divisor_of(len(values), shares))
         else:
             loss = self._accumulation.loss_of(values, shares)
         self._previous = [loss] if values else []

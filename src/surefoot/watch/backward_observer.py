@@ -6,14 +6,16 @@ In a script without an optimizer, each backward call counts as a step.
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from surefoot.core.user_code import users_line
 from surefoot.core.without_hooks import WithoutHooks
-from surefoot.observe.readable import has_other_ranks, readable
+from surefoot.observe.readable import has_other_ranks, is_result, readable
 from surefoot.record.facts import NonFiniteLoss, NonFiniteLossEvent, SpikeEvent
 from surefoot.watch import autograd_graph as graph
 from surefoot.watch.accumulated_loss import share_of
@@ -77,8 +79,7 @@ class BackwardObserver:
         state.backwards += 1
         if clock is not None:
             clock.backward_begins()
-        is_repeated = state.is_repeated_evaluation()
-        frame = user_frame(3)
+        is_repeated = state.backwards_at_closure is not None and state.is_repeated_evaluation()
         recorder = None if state.sampled is None else state.sampled.recorder
         if recorder is not None and recorder.in_step and not recorder.has_closure:  # the last step has raised
             recorder.leave_step()
@@ -88,7 +89,7 @@ class BackwardObserver:
             self._context.data.roots_of_step.clear()
         if loss is None:  # a loss that has no value in this process
             return
-        line = None if frame is None else (frame.f_code, frame.f_lineno)
+        line = users_line(sys._getframe(3))
         value, copy = self._readings.read(loss, LossPlace(state.steps, state.backwards, line, is_repeated))
         state.losses_are_late = value is None
         self._judge_late()
@@ -112,6 +113,8 @@ class BackwardObserver:
             ref, original = self._unscaled
             if ref() is root:
                 value, is_scaled = original, True
+        if is_result(value):
+            return value.detach(), is_scaled
         with WithoutHooks():
             local = readable(value)
         if local is None:
@@ -177,10 +180,13 @@ class BackwardObserver:
         """`backward` has finished; `gradients` are those that were returned instead of accumulated."""
         state = self._state
         if self._incidents is not None:
-            is_repeated, in_closure = state.is_repeated_evaluation(), state.backwards_at_closure is not None
+            in_closure = state.backwards_at_closure is not None
+            is_repeated = in_closure and state.is_repeated_evaluation()
             self._safely("incidents", self._incidents.after_backward, is_repeated, in_closure)
-        self._sampler.after_backward()
-        self._safely(RANKS, self._ranks.after_backward)
+        if state.sampled is not None:
+            self._sampler.after_backward()
+        if self._ranks.is_on:
+            self._safely(RANKS, self._ranks.after_backward)
         if not self._context.optimizers.all:
             self._after_manual_backward(gradients)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,19 +25,18 @@ from torch import Tensor
 
 from surefoot.core.device import has_failed, has_streams
 from surefoot.core.device_copies import begin_reading
-from surefoot.core.user_code import place
+from surefoot.core.user_code import place, users_line
 from surefoot.core.weak_reference import weak_reference
 from surefoot.core.without_hooks import WithoutHooks
 from surefoot.observe.readable import is_readable
 from surefoot.watch.data_origin import is_finite
 from surefoot.watch.nonfinite_origin import bad_rows
-from surefoot.watch.user_frames import user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType
 
     from surefoot.core.device_copies import AsyncCopy
+    from surefoot.core.user_code import ScriptLine
     from surefoot.record.facts import NonFiniteLoss
     from surefoot.watch.context import WatchContext
     from surefoot.watch.nonfinite_origin import NonFiniteCounts
@@ -51,7 +51,6 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Path = tuple[Any, ...]
 """The path of a tensor among the arguments: a position or a name, then keys and indices."""
-_Line = tuple["CodeType | None", int]
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class _Call:
 
     backward: int
     """The number of the backward that follows the call."""
-    line: _Line
+    line: ScriptLine | None
     function: Callable[[], Any]
     inputs: list[_Input]
 
@@ -87,9 +86,9 @@ class CompiledInputs:
         self._context, self._state = context, context.state
         self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
         self._being_copied: deque[tuple[_Call, list[_Input], AsyncCopy]] = deque()
-        self._first: dict[tuple[_Line, Path], int] = {}
+        self._first: dict[tuple[ScriptLine | None, Path], int] = {}
         """For each line and path, the backward after the first call that had a tensor there."""
-        self._first_bad: dict[tuple[_Line, Path], int] = {}
+        self._first_bad: dict[tuple[ScriptLine | None, Path], int] = {}
         """The same for tensors that were not finite."""
 
     def take(self, function: Any, args: Any, kwargs: Any) -> None:
@@ -100,8 +99,7 @@ class CompiledInputs:
         found = list(_float_tensors(args, kwargs))
         if not found:
             return
-        frame = user_frame()
-        line = (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
+        line = users_line(sys._getframe())
         inputs = [
             _Input(
                 path=path,
@@ -200,7 +198,7 @@ class CompiledInputs:
 
     def _describe(self, found: NonFiniteLoss, call: _Call, given: _Input) -> NonFiniteLoss:
         assert given.range is not None
-        code, line = call.line
+        line = call.line
         function = call.function()
         described = replace(
             found,
@@ -215,7 +213,7 @@ class CompiledInputs:
             nan=None,
             inf=None,
             minus_inf=None,
-            site=None if code is None else place(code.co_filename, line),
+            site=None if line is None else place(line.code.co_filename, line.number),
             call=_name_of(function),
         )
         if given.counts is not None:

@@ -124,14 +124,16 @@ class TrainerGuards:
         self._probes, self._probe = probes, probe
         self._on_nonfinite, self._on_step = on_nonfinite, on_step
         self._attachments: IdentityMap[Attachment] = IdentityMap()
+        self.has_any = False
 
     def add(self, attachment: Attachment, optimizer: Optimizer) -> None:
         """A trainer guards an optimizer: `decided` and `arrived` will be called with the numbers of its steps."""
+        self.has_any = True
         self._attachments.set(optimizer, attachment)
 
     def of(self, optimizer: Optimizer) -> Attachment | None:
         """The guard of an optimizer; `None` if the trainer has none for it."""
-        return self._attachments.get(optimizer)
+        return self._attachments.get(optimizer) if self.has_any else None
 
     def decided(self, record: OptimizerRecord, decision: StepDecision) -> None:
         """A guard has decided on a step."""
@@ -194,7 +196,7 @@ class OptimizerGuard:
 
     def attachment(self, record: OptimizerRecord, optimizer: Optimizer) -> Attachment | None:
         """The attachment of an optimizer that is about to step; `None` if it has no parameters."""
-        known = self.trainers.of(optimizer) or self._attachments.get(optimizer)
+        known = (self.trainers.has_any and self.trainers.of(optimizer)) or self._attachments.get(optimizer)
         if known is not None or not any(group["params"] for group in optimizer.param_groups):
             return known
         if len(self._without_optimizer) > MOST_WITHOUT_OPTIMIZER:  # their steps have arrived long ago
@@ -222,7 +224,7 @@ class OptimizerGuard:
 
     def protect(self, optimizer: Optimizer, record_of: Callable[[Optimizer], OptimizerRecord]) -> None:
         """With `--guard`, attach the guard before an optimizer steps, even if the script has replaced methods."""
-        if self.acts and self._state.active and self._attachments.get(optimizer) is None:
+        if self._state.active and self._attachments.get(optimizer) is None:
             self._probes.always(lambda: self.attachment(record_of(optimizer), optimizer))
 
     def _protect(self, ref: weakref.ref[OptimizerRecord], hook: Callable[..., Any], *args: Any) -> Any:

@@ -20,23 +20,23 @@ import sys
 import weakref
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.core.device import has_failed
 from surefoot.core.device_copies import permanent_host_memory
-from surefoot.core.user_code import place, users_frame
+from surefoot.core.user_code import place, users_frame, users_line
 from surefoot.core.weak_reference import IdentityMap
 from surefoot.core.without_hooks import WithoutHooks
 from surefoot.record.facts import CrashArguments, TensorSummary
 from surefoot.watch.user_frames import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType
+    from collections.abc import Iterable, Iterator
 
+    from surefoot.core.user_code import ScriptLine
     from surefoot.record.facts import CrashFacts
     from surefoot.watch.context import WatchContext
 
@@ -48,6 +48,7 @@ _ABSENT = {torch.int64: -(2**62) - 1, torch.int32: -(2**31) + 1, torch.float32: 
 PROBABILITIES = "binary_cross_entropy"
 COMPILED_MODEL = "compiled model"
 _INTEGERS = (torch.int64, torch.int32)
+MOST_PLANS = 512
 _LEAST_SIZE = 64
 """Rings have sizes that are powers of two, starting with this one."""
 
@@ -79,10 +80,21 @@ class IndexedCall(NamedTuple):
     ignore_index: int | None
     """The label that is ignored; `None` for ids."""
     step: int
-    code: CodeType | None
-    line: int
+    line: ScriptLine | None
     name: str
     """The variable of the script that holds the indices; empty if there is none."""
+
+
+class _CopyPlan(NamedTuple):
+    """What is the same in all calls of one line with tensors of the same shapes: a call only copies its indices."""
+
+    call: IndexedCall
+    """The call, without its number and step."""
+    ring: _Ring
+    copied: int
+    """How many numbers are copied: the indices, or the lowest and the highest."""
+    is_range: bool
+    """Whether only the lowest and the highest are copied."""
 
 
 class IndexedCalls:
@@ -95,79 +107,121 @@ class IndexedCalls:
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         """The indices taken in this step, by identity, with their version and the size that they must fit."""
         self._known_step = -1
-        self._names: dict[tuple[CodeType | None, int], str] = {}
-        self._tables: IdentityMap[tuple[_Table, ...]] = IdentityMap()
-        """The tables of each compiled model, the larger ones first."""
+        self._names: dict[ScriptLine | None, str] = {}
+        self._plans: dict[tuple[Any, ...], _CopyPlan] = {}
+        """For each line, and the shapes, types and tables in its calls."""
+        self._tables: IdentityMap[tuple[int, tuple[_Table, ...]]] = IdentityMap()
+        """The tables of each compiled model, the larger ones first, and its number among all compiled models."""
+        self._models = 0
 
     def take(self, function: str, indices: Tensor, other: Tensor, dim: int, ignore_index: int | None) -> None:
         """`function` is about to be called with indices into a dimension of a table, or of scores.
 
         The current stream is not being captured into a graph.
         """
-        if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
+        dtype, shape = indices.dtype, other.shape
+        if dtype not in _INTEGERS:
             return
-        shape = other.shape
-        size = shape[dim] if len(shape) > dim else other.numel()
-        if size and not self._is_known(indices, size):
-            table = _Table(size, shape, self._registry.id_of(other))
-            self._copy(self._noted(function, indices, ignore_index, table), indices.detach())
+        parameter = self._registry.id_of(other) if ignore_index is None else None  # scores are no parameter
+        line = users_line(sys._getframe(1))
+        key = function, line, indices.shape, shape, dtype, indices.device, parameter, ignore_index
+        plan = self._plans.get(key)
+        if plan is None:
+            size = shape[dim] if len(shape) > dim else other.numel()
+            if not size or not indices.numel():
+                return
+            table = _Table(size, shape, parameter)
+            plan = self._planned(key, function, indices, line, ignore_index, table)
+        self._copy(plan, indices)
+
+    def take_inputs(self, given: Iterable[Tensor], model: nn.Module) -> None:
+        """A compiled model is about to be called. Integers on a device are ids or labels."""
+        number, tables = self._tables.get(model) or self._tables_of(model)
+        if not tables:
+            return
+        line = users_line(sys._getframe(1))
+        for indices in given:
+            dtype = indices.dtype
+            if dtype not in _INTEGERS:
+                continue
+            key = COMPILED_MODEL, line, indices.shape, dtype, indices.device, number
+            plan = self._plans.get(key)
+            if plan is None:
+                if not indices.numel():
+                    continue
+                plan = self._planned(key, COMPILED_MODEL, indices, line, None, *tables)
+            self._copy(plan, indices)
 
     def take_probabilities(self, values: Tensor) -> None:
         """`binary_cross_entropy` is about to be called with values that must lie between 0 and 1."""
         if not values.is_floating_point() or not values.numel() or has_failed():
             return
-        call = self._noted(PROBABILITIES, values, None, _Table(1, values.shape, None))
         with WithoutHooks():
-            self._copy(call, torch.stack(torch.aminmax(values.detach())).float())
-
-    def _noted(self, function: str, indices: Tensor, ignore_index: int | None, *tables: _Table) -> IndexedCall:
-        frame = users_frame(sys._getframe(1))
-        code, line = (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
-        name = self._names.get((code, line))
-        if name is None:  # the variable that holds the indices is searched when the line is first executed
-            name = self._names[code, line] = name_of(indices, frame)
+            ends = torch.stack(torch.aminmax(values.detach())).float()
+        line, table = users_line(sys._getframe(1)), _Table(1, values.shape, None)
+        key = PROBABILITIES, line, values.shape, values.dtype, values.device
+        plan = self._plans.get(key) or self._planned(key, PROBABILITIES, values, line, None, table)
         self._taken += 1
-        shape, dtype, step = indices.shape, indices.dtype, self._state.steps
-        return IndexedCall(
-            self._taken - 1, function, tables[0], tables[1:], shape, dtype, ignore_index, step, code, line, name
-        )
+        plan.ring.take(plan, ends, self._taken - 1, self._state.steps)
 
-    def _copy(self, call: IndexedCall, indices: Tensor) -> None:
-        count = indices.numel()
-        if count > MOST_COPIED:
-            if call.ignore_index is not None:
-                indices = indices.masked_fill(indices == call.ignore_index, 0)
-            indices, count = torch.stack(torch.aminmax(indices)), 2
-        key = indices.device, indices.dtype, max(_LEAST_SIZE, 1 << (count - 1).bit_length())
-        ring = self._rings.get(key)
+    def _planned(
+        self,
+        key: tuple[Any, ...],
+        function: str,
+        indices: Tensor,
+        line: ScriptLine | None,
+        ignore_index: int | None,
+        *tables: _Table,
+    ) -> _CopyPlan:
+        name = self._names.get(line)
+        if name is None:  # the variable that holds the indices is searched when the line is first executed
+            name = self._names[line] = name_of(indices, users_frame(sys._getframe(2)))
+        shape, dtype, count = indices.shape, indices.dtype, indices.numel()
+        call = IndexedCall(-1, function, tables[0], tables[1:], shape, dtype, ignore_index, -1, line, name)
+        is_range = count > MOST_COPIED or function == PROBABILITIES
+        if is_range:
+            count = 2
+        if function == PROBABILITIES:
+            dtype = torch.float32
+        place = indices.device, dtype, max(_LEAST_SIZE, 1 << (count - 1).bit_length())
+        ring = self._rings.get(place)
         if ring is None:
-            ring = self._rings[key] = _Ring(*key)
-        ring.take(call, indices, count)
+            ring = self._rings[place] = _Ring(*place)
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        plan = self._plans[key] = _CopyPlan(call, ring, count, is_range)
+        return plan
 
-    def take_input(self, indices: Tensor, model: nn.Module) -> None:
-        """A compiled model is about to be called with integers: ids or labels."""
-        if indices.dtype not in _INTEGERS or not indices.numel() or has_failed():
+    def _copy(self, plan: _CopyPlan, indices: Tensor) -> None:
+        """Start the copy of indices, unless they were already taken in this step: a function mode calls twice."""
+        if has_failed():
             return
-        tables = self._tables.get(model)
-        if tables is None:
-            found = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
-            tables = tuple(_Table(len(each), each.shape, self._registry.id_of(each)) for each in found)
-            self._tables.set(model, tables := tuple(sorted(tables, key=_size, reverse=True)))
-        if tables and not self._is_known(indices, tables[0].size):
-            self._copy(self._noted(COMPILED_MODEL, indices, None, *tables), indices.detach())
+        step = self._state.steps
+        if step != self._known_step:
+            self._known, self._known_step = {}, step
+        try:
+            number, expected = id(indices), (indices._version, plan.call.table.size)
+            known = self._known.get(number)
+            if known is not None and known[0]() is indices and known[1:] == expected:
+                return
+            self._known[number] = weakref.ref(indices), *expected
+        except RuntimeError:  # a tensor that was made in inference mode has no version
+            pass
+        if plan.is_range:
+            ignored = plan.call.ignore_index
+            if ignored is not None:
+                indices = indices.masked_fill(indices == ignored, 0)
+            indices = torch.stack(torch.aminmax(indices))
+        self._taken += 1
+        plan.ring.take(plan, indices, self._taken - 1, step)
 
-    def _is_known(self, indices: Tensor, size: int) -> bool:
-        """Whether the same indices were already taken in this step: a function mode calls a function twice."""
-        if self._state.steps != self._known_step:
-            self._known, self._known_step = {}, self._state.steps
-        if indices.is_inference():  # has no version
-            return False
-        number, version = id(indices), indices._version
-        known = self._known.get(number)
-        if known is not None and known[0]() is indices and known[1:] == (version, size):
-            return True
-        self._known[number] = weakref.ref(indices), version, size
-        return False
+    def _tables_of(self, model: nn.Module) -> tuple[int, tuple[_Table, ...]]:
+        found = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+        tables = [_Table(len(each), each.shape, self._registry.id_of(each)) for each in found]
+        self._models += 1
+        known = self._models, tuple(sorted(tables, key=_size, reverse=True))
+        self._tables.set(model, known)
+        return known
 
     def forget_tensors(self) -> None:
         """Drop weak references to tensors."""
@@ -188,8 +242,8 @@ class IndexedCalls:
         parameter = None if call.table.parameter is None else self._registry.parameters[call.table.parameter]
         return replace(
             crash,
-            site=crash.site if call.code is None else place(call.code.co_filename, call.line),
-            function=crash.function if call.code is None else call.code.co_name,
+            site=crash.site if call.line is None else place(call.line.code.co_filename, call.line.number),
+            function=crash.function if call.line is None else call.line.code.co_name,
             call=call.function,
             arguments=_arguments(call, low, high),
             locals=None,
@@ -225,18 +279,11 @@ def _arguments(call: IndexedCall, low: float, high: float) -> CrashArguments:
 class _IndexMemory:
     """Pinned memory for the indices of one call, as a tensor and as an array that can be read without calling torch."""
 
-    __slots__ = ("_memory", "_shape", "_view", "seen")
+    __slots__ = ("memory", "seen", "shape", "view")
 
     def __init__(self, memory: Tensor) -> None:
-        self._memory, self.seen = memory, memory.numpy()
-        self._view, self._shape = memory, memory.shape
-
-    def begin_copy(self, indices: Tensor, count: int) -> None:
-        """Start the copy to the host. The view of the memory is kept: most calls have the shape of the last one."""
-        shape = indices.shape
-        if shape != self._shape:
-            self._view, self._shape = self._memory[:count].view(shape), shape
-        self._view.copy_(indices, non_blocking=True)
+        self.memory, self.seen = memory, memory.numpy()
+        self.view, self.shape = memory, memory.shape
 
 
 class _Ring:
@@ -246,28 +293,34 @@ class _Ring:
         self._device, self._dtype, self._capacity = device, dtype, capacity
         self.length = min(SLOTS, max(FEWEST_SLOTS, RING_BYTES // (capacity * dtype.itemsize)))
         self._absent = _ABSENT[dtype]
-        self._slots: list[_IndexMemory] = []
-        self.calls: deque[tuple[_IndexMemory, int, IndexedCall]] = deque(maxlen=self.length)
-        """The last calls, oldest first, each with its memory and its number of indices."""
-        self._next = 0
+        self.calls: deque[tuple[_IndexMemory, _CopyPlan, int, int]] = deque(maxlen=self.length)
+        """The last calls, oldest first: the memory of each, its plan, its number and its step."""
+        self._is_full = False
 
-    def take(self, call: IndexedCall, indices: Tensor, count: int) -> None:
-        """Start the copy of so many indices to the host."""
-        if len(self.calls) == self.length and not self._has_arrived(*self.calls[0][:2]):
-            return  # the device lags so far behind that it has not yet written to this memory
-        if self._next == len(self._slots):
-            self._slots.append(_IndexMemory(permanent_host_memory(self._capacity, self._dtype, self._device)))
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % self.length
-        slot.seen[0] = slot.seen[count - 1] = self._absent
-        slot.begin_copy(indices, count)
-        self.calls.append((slot, count, call))
+    def take(self, plan: _CopyPlan, indices: Tensor, number: int, step: int) -> None:
+        """Start the copy of the indices of a call to the host."""
+        calls, count, absent = self.calls, plan.copied, self._absent
+        if self._is_full:
+            slot = calls[0][0]
+            seen = slot.seen
+            if absent in (seen[0], seen[calls[0][1].copied - 1]):
+                return  # the device lags so far behind that it has not yet written to this memory
+        else:
+            slot = _IndexMemory(permanent_host_memory(self._capacity, self._dtype, self._device))
+            seen = slot.seen
+            self._is_full = len(calls) + 1 == self.length
+        seen[0] = seen[count - 1] = absent
+        shape = indices.shape
+        if shape != slot.shape:  # most calls have the shape of the last one
+            slot.view, slot.shape = slot.memory[:count].view(shape), shape
+        slot.view.copy_(indices, non_blocking=True)
+        calls.append((slot, plan, number, step))
 
     def ranges(self) -> Iterator[tuple[IndexedCall, float, float]]:
         """The calls whose indices have arrived, oldest first, each with its lowest and highest index."""
-        for slot, count, call in self.calls:
-            if self._has_arrived(slot, count):
-                values = slot.seen[:count]
+        for slot, plan, number, step in self.calls:
+            if self._has_arrived(slot, plan.copied):
+                values, call = slot.seen[: plan.copied], plan.call._replace(number=number, step=step)
                 if call.ignore_index is not None:
                     values = values[values != call.ignore_index]
                 low, high = (values.min().item(), values.max().item()) if len(values) else (0, 0)
@@ -278,7 +331,7 @@ class _Ring:
 
     def arrived(self) -> int:
         """The number of the last calls whose indices are on the host."""
-        return sum(self._has_arrived(slot, count) for slot, count, _ in self.calls)
+        return sum(self._has_arrived(slot, plan.copied) for slot, plan, *_ in self.calls)
 
 
 def _fits(call: IndexedCall, low: float, high: float) -> bool:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     """Opens the run log. Gets the number of steps that the script has taken before; also returns that number if the
     folder contains them, and otherwise 0."""
 
+_EMPTY: dict[str, None] = dict.fromkeys(
+    ("loss", "lr", "scale", "skipped", "grad_norm", "clip_norm", "clip_limit", "clip_by_value")
+)
+"""The numbers that a row may lack."""
 SPIKE_SHARE = 0.1
 """A spike is logged if it undoes this share of the decrease of the loss: near its floor, a loss often doubles."""
 
@@ -97,22 +101,24 @@ class WatchLog:
 
     def step(self, row: Mapping[str, Any], optimizer: int) -> None:
         """Write one optimizer's step. All its numbers have been read."""
-        log = self.log
+        log = self._log if self._opened else self.log
         if log is None:
             return
-        clipping = _clipping(row, self._clips.get(optimizer, False))
-        if row.get("grad_norm") is not None:
-            self._clips[optimizer] = clipping["clip_factor"] is not None
+        row = {**_EMPTY, "at": row["step"], **row}
         if optimizer not in self._writers:
             self._writers[optimizer] = LogRows(log.part(self._part(optimizer)), None)
+            self._clips[optimizer], self._steps[optimizer] = False, -1
+        clipping = _clipping(row, self._clips[optimizer])
+        if row["grad_norm"] is not None:
+            self._clips[optimizer] = clipping["clip_factor"] is not None
         # An optimizer that was made late may step twice in one step of the run; it still gets two rows.
-        step = self._steps[optimizer] = max(int(row.get("at", row["step"])), self._steps.get(optimizer, -1) + 1)
+        step = self._steps[optimizer] = max(int(row["at"]), self._steps[optimizer] + 1)
         self._writers[optimizer].numbers(
             self._began + step,
-            loss=row.get("loss"),
-            lr=row.get("lr"),
-            loss_scale=row.get("scale"),
-            skipped=bool(row.get("skipped")),
+            loss=row["loss"],
+            lr=row["lr"],
+            loss_scale=row["scale"],
+            skipped=bool(row["skipped"]),
             **clipping,
         )
 
@@ -286,8 +292,8 @@ def _clipping(row: Mapping[str, Any], fitted: bool) -> dict[str, Any]:
     that clipping returned, provided that the two are consistent: the script may have clipped something else. For a step
     that was not measured, `fitted` is whether they were consistent at the last measured one.
     """
-    given, found, limit = row.get("grad_norm"), row.get("clip_norm"), row.get("clip_limit")
-    if found is None or not limit or row.get("clip_by_value") or (given is None and not fitted):
+    given, found, limit = row["grad_norm"], row["clip_norm"], row["clip_limit"]
+    if found is None or not limit or row["clip_by_value"] or (given is None and not fitted):
         return {"grad_norm": given, "clip_factor": None}
     factor = min(1.0, limit / found) if found > 0 else 1.0
     if given is not None and not abs(found * factor - given) <= 0.05 * given:

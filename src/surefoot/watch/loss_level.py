@@ -41,16 +41,18 @@ class LossLevels:
         if len(level) < 20:
             level.append(value)
             return False
-        self._began.setdefault(line, _middle(level))
         ordered = sorted(level)
-        middle = ordered[len(ordered) // 2]
-        spread = ordered[int(len(ordered) * 0.9)] - ordered[int(len(ordered) * 0.1)]
+        count = len(ordered)
+        middle = ordered[count // 2]
+        if line not in self._began:
+            self._began[line] = middle
+        spread = ordered[count * 9 // 10] - ordered[count // 10]
         spike = value > middle + 6 * spread + 0.5 * abs(middle) + 1e-6
         if spike and self.spikes < MOST_SPIKES:
             self.spikes += 1
             return True
         level.append(value)
-        if len(level) > 40:
+        if count >= 40:
             del level[0]
         return False
 

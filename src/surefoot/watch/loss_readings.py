@@ -12,10 +12,9 @@ after a non-finite loss, so that what follows is known in time.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefoot.core.device import has_failed, has_streams, is_capturing
+from surefoot.core.device import has_failed, has_streams
 from surefoot.core.device_copies import begin_reading_number
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ PAUSE = 32
 """After a late copy, this many losses are read late before the next attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossPlace:
+class LossPlace(NamedTuple):
     """Identifies a loss."""
 
     step: int
@@ -58,12 +56,10 @@ class LossReadings:
     def read(self, loss: Tensor, place: LossPlace) -> tuple[float | None, ArrivingNumber | KnownNumber | None]:
         """The value of a loss with one element, and its copy if it is on a device.
 
-        The value is `None` if it has not arrived yet; `late` will return it.
+        The value is `None` if it has not arrived yet; `late` will return it. No graph is being captured.
         """
         if not has_streams(loss.device):
             return float(loss), None
-        if is_capturing(loss.device):
-            return None, None
         copy = begin_reading_number(loss)
         if place.step < self._wait_until or self._arrives_in_time(copy, place.backward):
             return copy.wait(), copy

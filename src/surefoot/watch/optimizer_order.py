@@ -28,8 +28,6 @@ class OptimizerOrder:
 
     def is_rare_next(self, watched: OptimizerRecord, optimizers: list[OptimizerRecord]) -> bool:
         """Whether another optimizer, which steps once for many steps of this one, is next and was rarely sampled."""
-        if len(optimizers) < 2:
-            return False
         number, count = self._streak
         if number != watched.number:
             self._streaks[number] = count

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.core.type_version import TypeVersion
+from surefoot.core.type_version import version_of
 from surefoot.core.user_code import HERE, is_users
 
 if TYPE_CHECKING:
@@ -175,7 +175,11 @@ class Originals:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of surefoot with the original methods of torch's classes."""
-        classes_are_same = self._classes_are_same()
+        classes_are_same = True
+        for held in self._classes:  # almost always the whole check, at each observation: without further calls
+            if held.version.value != held.same_at:
+                classes_are_same = self._classes_are_same()
+                break
         count = len(Tensor.__subclasses__())
         if classes_are_same and count == self._subclasses and self._calls_since < LOOK_EVERY_CALLS:
             self._calls_since += 1
@@ -210,7 +214,7 @@ class Originals:
         """Whether no class of torch's has changed."""
         try:
             for held in self._classes:
-                version = held.version.now()
+                version = held.version.value
                 if version == held.same_at:
                     continue
                 if len(held.now) != held.length or held.pick(held.now) != held.picked:
@@ -283,7 +287,7 @@ class _Class:
         self._before = dict(self.now)
         self._within = self._names_within(used)
         names = [name for name in self._before if self.matters(name)]
-        self.version = TypeVersion(kind)
+        self.version = version_of(kind)
         self.same_at: int | None = None
         """A version of the class in which it was found to be unchanged."""
         self.pick = itemgetter(*names, names[0])

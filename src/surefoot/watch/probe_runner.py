@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.core.device import is_capturing, note_failure
-from surefoot.core.without_hooks import runs_eagerly, without_torch_function
+from surefoot.core.without_hooks import without_torch_function
 from surefoot.keep.position.workers import worker_died
 from surefoot.watch.messages import print_line
 from surefoot.watch.originals import Originals, Unobservable
@@ -32,6 +32,9 @@ _SAMPLING_PROBES = frozenset({"looking", "steps", "backward", "optimizers"})
 """Probes that begin and end sampled steps. If one fails, sampling stops."""
 _set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 """With `None`, the compiler ignores surefoot's code; otherwise it compiles functions called after a graph break."""
+_level, _dispatch_modes = torch._C._functorch.maybe_current_level, torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_compiler, _IS_COMPILING = vars(torch.compiler), "_is_compiling_flag"
 
 
 class ProbeRunner:
@@ -51,8 +54,13 @@ class ProbeRunner:
     def here(self) -> bool:
         """Whether this is the training process and thread, and torch is not compiling, tracing or capturing."""
         state = self._state
-        is_ours = state.active and (state.thread is None or state.thread == get_ident())
-        return is_ours and runs_eagerly() and not is_capturing()
+        if not state.active or (state.thread is not None and state.thread != get_ident()):
+            return False
+        # The same as `runs_eagerly`, without further calls: hooked functions call nothing while Dynamo traces them.
+        is_eager = (
+            _level() is None and not _dispatch_modes() and _tracing() is None and not _compiler.get(_IS_COMPILING)
+        )
+        return is_eager and not is_capturing()
 
     def safely(self, probe: str, observe: Callable[..., Any], *args: Any) -> Any:
         """Run one observation and return its result. If it fails, disable the probe and return `None`."""
@@ -65,13 +73,15 @@ class ProbeRunner:
                 if not self.originals.is_bound:
                     return observe(*args)
                 self._is_observing = True
-                compiler = _set_eval_frame(None) if self._state.compiled else None
-                sampled, self._began = self._state.sampled or self._state.evaluated, time.perf_counter()
+                state = self._state
+                compiler = _set_eval_frame(None) if state.compiled else None
+                sampled = state.sampled or state.evaluated
+                self._began = 0.0 if sampled is None else time.perf_counter()
                 try:
                     return self.originals.call(observe, *args)
                 finally:
                     self._is_observing = False
-                    if sampled is not None and sampled in (self._state.sampled, self._state.evaluated):
+                    if sampled is not None and sampled in (state.sampled, state.evaluated):
                         sampled.seconds += time.perf_counter() - self._began
                     if compiler is not None:
                         _set_eval_frame(compiler)
@@ -91,8 +101,8 @@ class ProbeRunner:
         return self._is_observing
 
     def seconds_so_far(self) -> float:
-        """The duration of the observation in progress; 0 if there is none."""
-        return time.perf_counter() - self._began if self._is_observing else 0.0
+        """The duration of the observation in progress, if it is part of a sampled step; otherwise 0."""
+        return time.perf_counter() - self._began if self._is_observing and self._began else 0.0
 
     def always(self, act: Callable[..., Any], *args: Any) -> Any:
         """Run a function that protects the weights, and return its result. Its exceptions propagate.

@@ -139,7 +139,7 @@ class ReplicaLooks:
 
     def __init__(self, context: WatchContext) -> None:
         self._context, self._registry = context, context.registry
-        self._is_on = context.options.world_size > 1 and context.options.folder is not None
+        self.is_on = context.options.world_size > 1 and context.options.folder is not None
         self._notes = RankNotes(context)
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._forwards: weakref.WeakKeyDictionary[DistributedDataParallel, _Forwards] = weakref.WeakKeyDictionary()
@@ -158,7 +158,7 @@ class ReplicaLooks:
 
     def install(self, hooks: Hooks) -> None:
         """Add the hooks. Called once, before the script begins."""
-        if not self._is_on or not dist.is_available():
+        if not self.is_on or not dist.is_available():
             return
 
         def forward_began(args: Any, kwargs: Any) -> None:
@@ -182,7 +182,7 @@ class ReplicaLooks:
 
     def after_backward(self) -> None:
         """A backward has finished: note the versions of a few gradients, if the next step is recorded."""
-        if not self._is_on or (self._next_is_due and not any(self._next_is_due.values())):
+        if not self.is_on or (self._next_is_due and not any(self._next_is_due.values())):
             return
         with WithoutHooks():
             few = [each for wrapper in self._wrappers for each in _averaged(wrapper)[:_VERSIONS]]
@@ -190,7 +190,7 @@ class ReplicaLooks:
 
     def before_step(self, record: OptimizerRecord, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; its gradients are complete."""
-        if not self._is_on:
+        if not self.is_on:
             return
         step, open_look = record.series.count, self._open.pop(record.number, None)
         is_due, self._next_is_due[record.number] = RANK_STEPS.due(step), RANK_STEPS.due(step + 1)

@@ -10,10 +10,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from surefoot.record.facts import RetainedGraphs
-from surefoot.watch import autograd_graph as graph
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_LEAF = "AccumulateGrad"
+"""The class of the nodes of leaves, which exist as long as their tensors."""
 
 
 class RetainedGraphCounter:
@@ -23,13 +26,15 @@ class RetainedGraphCounter:
         self.retained: list[RetainedGraphs] = []
         """The step, the number of tokens alive, and the number of tokens so far."""
         self._tokens: list[weakref.ref[Any]] = []
+        """Those that may still be alive, and the last ones."""
+        self._added = 0
 
     def add_token(self, root: Tensor) -> None:
         """Attach a token to the graph below a loss."""
         node: Any = root.grad_fn
         for _ in range(2000):
             for below, _ in node.next_functions:
-                if below is not None and graph.leaf(below) is None:
+                if below is not None and type(below).__name__ != _LEAF:
                     node = below
                     break
             else:
@@ -37,11 +42,13 @@ class RetainedGraphCounter:
         token = _Token()
         node.metadata["surefoot"] = token
         self._tokens.append(weakref.ref(token))
+        self._added += 1
 
     def count(self, step: int) -> None:
         """Count the graphs of much earlier steps that are still referenced."""
-        alive = sum(ref() is not None for ref in self._tokens[:-8])
-        self.retained.append(RetainedGraphs(step, alive, len(self._tokens)))
+        alive = [ref for ref in self._tokens[:-8] if ref() is not None]
+        self._tokens = alive + self._tokens[-8:]
+        self.retained.append(RetainedGraphs(step, len(alive), self._added))
         if len(self.retained) > 200:
             self.retained = self.retained[::2]
 

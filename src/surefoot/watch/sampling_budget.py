@@ -37,6 +37,8 @@ class SamplingBudget:
         self._began: float | None = None
         self._paid = 0
         self._last: list[float] = []
+        self._usual = 0.0
+        """The median of the last costs."""
         self.spent = 0.0
         """The seconds that sampled steps have taken, except for the first few."""
 
@@ -48,21 +50,16 @@ class SamplingBudget:
     def pay(self, seconds: float) -> None:
         """Add the seconds that sampling a step took."""
         self._last = [*self._last[-REMEMBERED + 1 :], seconds]
+        # Not `statistics.median`: it calls `sorted`, which a script may have replaced.
+        self._usual = sorted(self._last)[len(self._last) // 2]
         self._paid += 1
-        if self._paid > self._always():
-            self.spent += min(seconds, MOST_USUAL * self._usual())
+        if self._paid > (ALWAYS_ON_DEVICE if self.is_on_device else ALWAYS):
+            self.spent += min(seconds, MOST_USUAL * self._usual)
 
     def allows(self, times: float = 1.0, cost: float = 1.0) -> bool:
         """Whether a step with this multiple of the usual cost may be sampled within this multiple of the budget."""
-        if self._paid < self._always():
+        if self._paid < (ALWAYS_ON_DEVICE if self.is_on_device else ALWAYS):
             return True
         elapsed = 0.0 if self._began is None else time.perf_counter() - self._began
         at_first = SECONDS_AT_FIRST_ON_DEVICE if self.is_on_device else SECONDS_AT_FIRST
-        return self.spent + cost * self._usual() <= times * self._part * (at_first + SHARE * elapsed)
-
-    def _always(self) -> int:
-        return ALWAYS_ON_DEVICE if self.is_on_device else ALWAYS
-
-    def _usual(self) -> float:
-        # Not `statistics.median`: it calls `sorted`, which a script may have replaced.
-        return sorted(self._last)[len(self._last) // 2]
+        return self.spent + cost * self._usual <= times * self._part * (at_first + SHARE * elapsed)

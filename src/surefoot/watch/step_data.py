@@ -87,14 +87,17 @@ class StepData:
 
     def note(self, root: Tensor, where: Any, step: int, backward: int) -> None:
         """`backward` is about to run on `root`, called from the line `where`."""
-        self._take_arrived()
+        if self._being_copied:
+            self._take_arrived()
         on_device = has_streams(root.device)
         is_kept = self._noted < MOST_BATCHES and self._budget.measured_all
         if script_hooks.saved or root.grad_fn is None or not (is_kept or on_device):
             return
-        paths = self._paths.setdefault(where, _DataPaths(len(self._paths)))
+        paths = self._paths.get(where)
+        if paths is None:
+            paths = self._paths[where] = _DataPaths(len(self._paths))
         self.recent.add(paths.line)
-        if not is_kept and paths.is_whole:
+        if (not is_kept and paths.is_whole) or (not paths.found and paths.searches >= _SEARCHES):
             return
         began = time.perf_counter()
         with WithoutHooks():

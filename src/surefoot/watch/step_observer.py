@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from threading import get_ident
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,8 @@ class StepObserver:
         write = self._context.events.write
 
         def take(row: SeriesRow) -> None:
-            self._unmeasured.take(row)
+            if "first_gradient" in row:
+                self._unmeasured.take(row)
             write(WatchLog.step, row, number)
 
         record = OptimizerRecord(number, optimizer, site(3), self._state.steps, take)
@@ -121,12 +122,13 @@ class StepObserver:
         if not record.series.count:
             state.trainer = state.trainer or trainer_of(sys._getframe())
         state.backwards_at_closure = state.backwards if has_closure else None
-        self._sampler.before_step(record, optimizer, has_closure)
+        if state.sampled is not None:
+            self._sampler.before_step(record, optimizer, has_closure)
         if self._backwards_at_zero == state.backwards and self._context.losses.values and not has_closure:
             record.zeroed_before_step += 1
             record.zero_site = self._zero_site
         record.row = {}
-        if not has_closure:
+        if self._ranks.is_on and not has_closure:
             self._safely(RANKS, self._ranks.before_step, record, optimizer)
         self._safely(self.guard.probe, self._give_to_guard, record, optimizer, has_closure)
 
@@ -136,7 +138,7 @@ class StepObserver:
         attachment = self.guard.attachment(record, optimizer)
         if attachment is None or not attachment.attached:
             return
-        if self.guard.trainers.of(optimizer) is not None:
+        if self.guard.trainers.has_any and self.guard.trainers.of(optimizer) is not None:
             self._await_step(record, optimizer, attachment)
             return
         if not self.guard.measured.measures(record.number):
@@ -176,19 +178,23 @@ class StepObserver:
         state = self._state
         record = self.record_of(optimizer)
         state.backwards_at_closure = None
-        self._safely(RANKS, self._ranks.after_step, record, optimizer)
+        if self._ranks.is_on:
+            self._safely(RANKS, self._ranks.after_step, record, optimizer)
         row, record.row = record.row, {}
         evaluations = state.backwards - record.backwards_at_start
         self._sampler.leave_step(record, evaluations)
         if evaluations:
             row["closure"] = evaluations
         self._complete(row, record, optimizer, evaluations)
-        row.setdefault("grad_norm", None)
+        if "grad_norm" not in row:
+            row["grad_norm"] = None
         if record.in_flight and not self.guard.reports:
             record.give_up_waiting()
-        attachment = self.guard.attachment(record, optimizer) if record.in_flight else None
-        taken = 0 if attachment is None else attachment.steps
-        record.series.append(row, waits_for_guard=record.is_in_flight(row, taken))
+        waits_for_guard = False
+        if record.in_flight:
+            attachment = self.guard.attachment(record, optimizer)
+            waits_for_guard = record.is_in_flight(row, 0 if attachment is None else attachment.steps)
+        record.series.append(row, waits_for_guard)
         step = state.steps
         if self._context.optimizers.stepped(record):
             state.steps += 1
@@ -215,7 +221,7 @@ class StepObserver:
         row["backwards"] = backwards
         row["lr"] = learning_rate(optimizer.param_groups[0])
         if context.calls.last_clip is not None:
-            row.update(cast("SeriesRow", context.calls.last_clip))
+            row.update(context.calls.last_clip)  # type: ignore[typeddict-item]
             context.calls.last_clip = None
         if state.scaler.scale is not None:
             row["scale"] = state.scaler.scale
@@ -224,10 +230,11 @@ class StepObserver:
             record.leftover = []
         if context.data.roots_of_step:
             row["roots"] = len(context.data.roots_of_step)
-        context.data.roots_of_step.clear()
+            context.data.roots_of_step.clear()
         state.has_stepped = True
         row["at"] = state.steps
-        record.lines |= context.data.take_lines()
+        if context.data.recent:
+            record.lines |= context.data.take_lines()
 
     # Steps that are skipped
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from torch import Tensor
 
 from surefoot.core.device import is_fatal
-from surefoot.core.device_copies import begin_reading_number
+from surefoot.core.device_copies import ArrivingNumber, KnownNumber, begin_reading_number
 from surefoot.record.facts import StepSeries
 from surefoot.watch.accumulated_loss import ArrivingLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from surefoot.core.device_copies import ArrivingNumber, KnownNumber
-
 HEAD, TAIL, MOST = 1_000, 2_000, 8_000
+_ARRIVING = (ArrivingNumber, KnownNumber, ArrivingLoss)
+_KNOWN = (float, int, bool, type(None))
 
 
 class ClipColumns(TypedDict, total=False):
@@ -42,7 +42,7 @@ class SeriesRow(ClipColumns, total=False):
     """Not a column: the largest value of one gradient, for a step that was not measured. See `UnmeasuredSteps`."""
     skipped: Tensor | bool | float
     closure: int
-    loss: Tensor | ArrivingLoss | float | None
+    loss: Tensor | ArrivingNumber | KnownNumber | ArrivingLoss | float | None
     backwards: int
     lr: Tensor | float | None
     scale: float
@@ -62,7 +62,12 @@ class _IncompleteRow:
 
     def is_complete(self) -> bool:
         """Whether it can be written without waiting."""
-        return not self.waits_for_guard and all(number.has_arrived() for number in self.numbers.values())
+        if self.waits_for_guard:
+            return False
+        for number in self.numbers.values():  # noqa: SIM110, a generator costs a call per number, at each step
+            if not number.has_arrived():
+                return False
+        return True
 
     def read(self) -> None:
         """Put the copied numbers into the row; `None` for those that a failed device did not return."""
@@ -88,11 +93,13 @@ class StepRows:
 
     def append(self, row: SeriesRow, waits_for_guard: bool = False) -> None:
         """Add the row of the next step, whose number is the count so far."""
-        numbers: dict[str, ArrivingNumber | KnownNumber | ArrivingLoss] = {
-            key: value if isinstance(value, ArrivingLoss) else begin_reading_number(value)
-            for key, value in row.items()
-            if isinstance(value, (Tensor, ArrivingLoss))
-        }
+        numbers: dict[str, ArrivingNumber | KnownNumber | ArrivingLoss] = {}
+        for key, value in row.items():
+            kind = type(value)
+            if kind in _ARRIVING:
+                numbers[key] = value  # type: ignore[assignment]
+            elif kind not in _KNOWN and isinstance(value, Tensor):
+                numbers[key] = begin_reading_number(value)
         row["step"] = self.count
         self.count += 1
         self.rows.append(row)

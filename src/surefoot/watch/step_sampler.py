@@ -11,6 +11,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from surefoot.core.device import forbids_waiting
 from surefoot.core.without_hooks import WithoutHooks, without_torch_function
 from surefoot.watch.data_origin import data_origins_in, origin_of_data
@@ -24,7 +26,6 @@ from surefoot.watch.script_hooks import has_modes_of_its_own
 from surefoot.watch.step_recording import StepRecording
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from surefoot.record.facts import NonFiniteLoss, SampledStep
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from surefoot.watch.optimizer_record import OptimizerRecord
     from surefoot.watch.step_rows import SeriesRow
 
+_function_modes = torch._C._len_torch_function_stack
 FIRST_STEPS = 8
 """The number of first steps that are sampled."""
 SPACING = 1.35
@@ -203,10 +205,13 @@ class StepSampler:
     def after_step(self, record: OptimizerRecord, row: SeriesRow) -> None:
         """An optimizer has stepped: end the sampled step, or begin one if it is due."""
         state = self._state
-        self.settle(wait=False)
+        if self._arriving.waiting:
+            self.settle(wait=False)
         if state.sampled is None:
-            remove_leftover_recorders()
-            is_rare = self._order.is_rare_next(record, self._context.optimizers.all)
+            if _function_modes():
+                remove_leftover_recorders()
+            optimizers = self._context.optimizers.all
+            is_rare = len(optimizers) > 1 and self._order.is_rare_next(record, optimizers)
             is_due = is_rare or state.steps >= self._next_step
             is_new = self._context.data.begins_pass(state.steps) and self._budget.allows(times=EXTRA)
             if (is_due and self._budget.allows()) or is_new or state.steps >= self._latest_step:

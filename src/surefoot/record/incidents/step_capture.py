@@ -228,8 +228,12 @@ class Microbatch:
 
     def nbytes(self) -> int:
         """The size of its batches in memory."""
-        seen = [*self.drawn, *([] if self.given is None else [self.given])]
-        return sum(each.value.nbytes for each in seen) + sum(each.nbytes for each in self.calls)
+        total = 0 if self.given is None else self.given.value.nbytes
+        for seen in self.drawn:
+            total += seen.value.nbytes
+        for call in self.calls:
+            total += call.nbytes
+        return total
 
     def drop(self) -> int:
         """Drop the batches; returns the memory that they took."""
@@ -274,7 +278,10 @@ class Window:
     @property
     def drew(self) -> bool:
         """Whether any batch was seen."""
-        return any(each.drawn or each.given is not None for each in self.microbatches)
+        for each in self.microbatches:  # noqa: SIM110, a generator costs a call per microbatch, at each step
+            if each.drawn or each.given is not None:
+                return True
+        return False
 
 
 class HookedModels:
@@ -290,6 +297,8 @@ class HookedModels:
 
     def add(self, models: Sequence[nn.Module]) -> bool:
         """Add models, replacing those that are inside them; returns whether any is new."""
+        if len(models) == len(self._known) == 1 and self._known[0]() is models[0]:
+            return False  # the usual case, at each step
         known = self.alive()
         fresh = [model for model in models if not any(model is each for each in known)]
         if not fresh:
@@ -455,7 +464,7 @@ class StepCapture:
         if self.is_paused or torch.compiler.is_compiling():
             return
         now, self._just_drawn = self.under_way, 0
-        if not any(caller() is module for caller in now.callers):
+        if not now.callers or not any(caller() is module for caller in now.callers):
             now.callers.append(weakref.ref(module))
         if not torch.is_grad_enabled():
             if not module.training and not now.losses:  # an evaluation: the batch was drawn for it
@@ -464,7 +473,7 @@ class StepCapture:
         if now.streams is None:
             now.streams = self._streams.note_or(self.under_way.streams)
         wanted = self.hold_all or not (now.drawn or now.given is not None)
-        if len(now.calls) < MOST_CALLS and wanted and runs_eagerly():
+        if wanted and len(now.calls) < MOST_CALLS and runs_eagerly():
             inputs = TensorMirror((args, kwargs))
             # All of them on the host, but only a little device memory.
             self._held_bytes += inputs.device_bytes

@@ -84,13 +84,19 @@ class TensorMirror:
         return [-1 if _is_inference(tensor) else tensor._version for tensor in self.tensors]
 
     def _value(self, value: Any, around: list[int]) -> Any:
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if type(value) in _PLAIN or type(value) is str or isinstance(value, np.generic):
+        kind = type(value)
+        if kind in _PLAIN or kind is str:
             return value
-        if isinstance(value, str):
+        if kind is tuple or kind is dict:  # as the arguments of every call
+            if not value:
+                return kind()
+        elif isinstance(value, Tensor):
+            return self._tensor(value)
+        elif isinstance(value, np.generic):
+            return value
+        elif isinstance(value, str):
             return "".join((value,))
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.copy() if value.nbytes <= COPIED_BYTES else _Part("weak", _kind(value), weakref.ref(value))
         found = None
         if len(around) < _DEEPEST and id(value) not in around:
@@ -112,7 +118,7 @@ class TensorMirror:
         return _Part("requires grad", _kind(value), alias)
 
     def _container(self, value: Any, around: list[int]) -> Any:
-        if type(value) is tuple:  # as the arguments of every call
+        if type(value) is tuple:
             return tuple(self._each(value, around))
         if type(value) is dict:
             return dict(zip(value, self._each(value.values(), around), strict=False))

@@ -43,8 +43,14 @@ class _BackwardCalls:
         self._is_inside = False
 
     def before(self, args: Any, kwargs: Any) -> Any:
-        root = _first(args[0] if args else kwargs.get("tensors"))
-        if self._is_inside or not isinstance(root, Tensor) or intercepts_operations(root) or not self._probes.here():
+        if self._is_inside:
+            return None
+        root = args[0] if args else kwargs.get("tensors")
+        if type(root) is not Tensor:
+            root = _first(root)
+            if not isinstance(root, Tensor) or intercepts_operations(root):
+                return None
+        if not self._probes.here():
             return None
         self._is_inside = True
         self._probes.safely("backward", self._watcher.backward.before, root)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from surefoot.act import torch_clip
 from surefoot.core.function_hooks import Hook
-from surefoot.observe.readable import is_readable, readable
+from surefoot.observe.readable import is_readable, is_result, readable
 from surefoot.record.facts import ClippingFacts
 from surefoot.watch.user_frames import site
 
@@ -29,7 +29,7 @@ def wrap_clipping(watcher: Watcher, wrapping: Hooks) -> None:
     def clipped(result: Any, args: Any, kwargs: Any) -> None:
         limit = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
         # The norm of gradients that are sharded over ranks is sharded too: reading it would be a collective.
-        norm = result.detach() if is_readable(result) else None
+        norm = result.detach() if is_result(result) or is_readable(result) else None
         watcher.calls.last_clip = {
             "clip_norm": float(norm) if norm is not None and norm.device.type == "cpu" else norm,
             "clip_limit": float(limit) if limit is not None else None,
@@ -54,7 +54,9 @@ def _follow_norm(watcher: Watcher, wrapping: Hooks, clipped: Callable[..., None]
     """Observe clipping by norm. In a sampled step, its many accesses to gradients are not recorded."""
 
     def before(args: Any, kwargs: Any) -> Any:
-        return (args, kwargs, watcher.state.set_recorder_aside()) if watcher.probes.here() else None
+        if not watcher.probes.here():
+            return None
+        return args, kwargs, None if watcher.state.sampled is None else watcher.state.set_recorder_aside()
 
     def after(call: Any, result: Any) -> None:
         watcher.probes.safely("clipping", clipped, result, *call[:2])

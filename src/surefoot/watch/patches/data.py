@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from surefoot.observe.readable import is_readable
 from surefoot.record.facts import DrawnBatch
 from surefoot.watch.context import LoaderRecord
-from surefoot.watch.deferred import later, number, own
+from surefoot.watch.deferred import later, number, own, reads_at_once
 from surefoot.watch.function_recorder import tensors_in
 from surefoot.watch.tensor_summary import label_counts
 from surefoot.watch.user_frames import site
@@ -61,6 +61,8 @@ def wrap_data(watcher: Watcher, wrapping: Hooks) -> None:
 
 def _print_of(tensor: Tensor) -> tuple[Any, ...]:
     flat = tensor.detach().reshape(-1)
+    if reads_at_once(flat):
+        return _numbers(tensor.shape, flat[:8], flat[-8:], flat[: 1 << 12].double().sum().item())
     return later(partial(_numbers, tensor.shape), own(flat[:8]), own(flat[-8:]), flat[: 1 << 12].double().sum())
 
 
@@ -70,6 +72,11 @@ def _numbers(shape: torch.Size, first: Tensor, last: Tensor, total: float) -> tu
 
 def _hash(*prints: tuple[Any, ...]) -> int:
     return hash(prints)
+
+
+def _fingerprint(tensors: list[Tensor]) -> int:
+    prints = tuple([_print_of(tensor) for tensor in tensors])
+    return hash(prints) if all(map(reads_at_once, tensors)) else later(_hash, *prints)
 
 
 def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
@@ -84,7 +91,7 @@ def _record_batch(watcher: Watcher, record: LoaderRecord, result: Any) -> None:
         step=watcher.state.steps,
         backward=watcher.state.backwards,
         size=len(tensors[0]),
-        fingerprint=later(_hash, *map(_print_of, tensors[:MOST_PRINTED])),
+        fingerprint=_fingerprint(tensors[:MOST_PRINTED]),
         grad_mode=torch.is_grad_enabled(),
     )
     labels = next((t for t in reversed(tensors[1:]) if not t.is_floating_point() and t.dim() == 1), None)

@@ -25,6 +25,7 @@ _WHY = "the {}, before they cause a device error; observed as soon as parameters
 IDS = ("embedding", "embedding_bag")
 LABELS = ("cross_entropy", "nll_loss")
 _TAKEN = {**dict.fromkeys(IDS, "ids"), **dict.fromkeys(LABELS, "labels"), PROBABILITIES: "probabilities"}
+_PLAIN = (Tensor, nn.Parameter)
 _is_in_mode = torch._C._is_torch_function_mode_enabled
 
 
@@ -47,11 +48,11 @@ def begin(watcher: Watcher, wrapping: Hooks) -> None:
 
     def observe(name: str) -> None:
         def before_ids(args: Any, kwargs: Any) -> None:
-            if _is_on_device(args[0]) and isinstance(args[1], Tensor) and here():
+            if _is_on_device(args[0]) and (type(args[1]) in _PLAIN or isinstance(args[1], Tensor)) and here():
                 safely(PROBE, take, name, args[0], args[1], 0, None)
 
         def before_labels(args: Any, kwargs: Any) -> None:
-            if _is_on_device(args[1]) and isinstance(args[0], Tensor) and here():
+            if _is_on_device(args[1]) and (type(args[0]) in _PLAIN or isinstance(args[0], Tensor)) and here():
                 safely(PROBE, take, name, args[1], args[0], 1, args[4])
 
         def before_probabilities(args: Any, kwargs: Any) -> None:
@@ -67,7 +68,7 @@ def begin(watcher: Watcher, wrapping: Hooks) -> None:
 
 def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
     """Observe the inputs of compiled models of a class. Calls inside the model are not observed."""
-    here, safely = watcher.probes.here, watcher.probes.safely
+    here, safely, take_inputs = watcher.probes.here, watcher.probes.safely, watcher.indexed_calls.take_inputs
 
     def before(args: Any, kwargs: Any) -> None:
         if here():
@@ -75,9 +76,10 @@ def follow_compiled(watcher: Watcher, wrapping: Hooks, kind: type) -> None:
 
     def take(args: Any, kwargs: Any) -> None:
         model = getattr(args[0], "_orig_mod", None)
-        for each in (*args[1:], *kwargs.values()):
-            if _is_on_device(each) and isinstance(model, nn.Module):
-                watcher.indexed_calls.take_input(each, model)
+        given = (*args[1:], *kwargs.values()) if kwargs else args[1:]
+        on_device = [each for each in given if type(each) is Tensor and has_streams(each.device)]
+        if on_device and isinstance(model, nn.Module):
+            take_inputs(on_device, model)
 
     wrapping.add(kind, "__call__", PROBE, "", before)
 

@@ -10,13 +10,13 @@ observed at each call (`compiled_inputs`).
 from __future__ import annotations
 
 import math
-import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._contextlib import context_decorator
 
 from surefoot.core.function_hooks import Hook, add_hook_to_wrapper
 from surefoot.core.user_code import is_users
@@ -43,19 +43,19 @@ MOST_EMPTY = 3
 
 def wrap_modes(watcher: Watcher, wrapping: Hooks) -> None:
     """Observe the blocks in which the script disables gradients."""
-    decorator = os.path.join("torch", "utils", "_contextlib.py")
+    decorator = context_decorator.__code__.co_filename
     blocks = _GradientFreeBlocks(watcher)
 
-    ignored, open_blocks = blocks.ignored, blocks.open
+    ignored, ignored_files, open_blocks = blocks.ignored, blocks.ignored_files, blocks.open
 
     def entered(args: Any, kwargs: Any) -> None:
         frame = sys._getframe(2)
         code: Any = frame.f_code
-        if code in ignored:
-            return
-        if code.co_filename.endswith(decorator):  # find the function that was decorated
+        if code.co_filename == decorator:  # find the function that was decorated
             code = getattr(frame.f_locals.get("func"), "__code__", None)
-        if code is not None and code not in ignored and watcher.probes.here():
+            if code is None:
+                return
+        if code.co_filename not in ignored_files and id(code) not in ignored and watcher.probes.here():
             watcher.probes.safely("evaluation", blocks.entered, args[0], code, frame)
 
     def left(args: Any, kwargs: Any) -> Any:
@@ -76,8 +76,10 @@ class _GradientFreeBlocks:
 
     def __init__(self, watcher: Watcher) -> None:
         self._evaluations = watcher.evaluations
-        self.ignored: set[types.CodeType] = set()
-        """Code whose blocks are not evaluations: torch, surefoot, and libraries that call no model there."""
+        self.ignored: dict[int, types.CodeType] = {}
+        """Code of libraries that call no model in their blocks, by its identity: its hash is computed at each use."""
+        self.ignored_files: set[str] = set()
+        """Files of torch, of Python and of surefoot, whose blocks are not evaluations."""
         self.open: list[tuple[int, types.CodeType | None]] = []
         """The open blocks: the identity of the context, and the code of the library that opened it."""
         self._empty: dict[types.CodeType, float] = {}
@@ -88,8 +90,11 @@ class _GradientFreeBlocks:
             return
         if is_users(code.co_filename):
             self.open.append((id(context), None))
-        elif not is_other_library(code.co_filename) or _is_inside_model(frame):
-            self.ignored.add(code)
+        elif not is_other_library(code.co_filename):
+            self.ignored_files.add(code.co_filename)
+            return
+        elif _is_inside_model(frame):
+            self.ignored[id(code)] = code
             return
         elif self.open:
             return  # inside a block that is already known
@@ -112,7 +117,7 @@ class _GradientFreeBlocks:
             self._evaluations.forget_empty()
             self._empty[code] = self._empty.get(code, 0) + 1
             if self._empty[code] >= MOST_EMPTY:
-                self.ignored.add(code)
+                self.ignored[id(code)] = code
 
 
 def _turns_gradients_on(context: Any) -> bool:
@@ -245,7 +250,7 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
             watcher.probes.safely("compiled functions", _follow_inputs, watcher, result)
         elif kind.__name__ == COMPILED and kind not in followed:
             followed.add(kind)
-            wrapping.after(kind, "__call__", "model calls", called, why_called)
+            wrapping.add(kind, "__call__", "model calls", why_called, sampled_call, called)
             follow_compiled(watcher, wrapping, kind)
             wrapping.add(kind, "__call__", INPUTS, why_called, given)
 
@@ -253,7 +258,14 @@ def wrap_compiling(watcher: Watcher, wrapping: Hooks) -> None:
         if may_hold_data(args[1:], kwargs) and watcher.probes.here():
             watcher.probes.safely(INPUTS, watcher.compiled_inputs.take, args[0], args[1:], kwargs)
 
-    def called(result: Any, args: Any, kwargs: Any) -> None:
+    def sampled_call(args: Any, kwargs: Any) -> Any:
+        return None if watcher.state.sampled is None else (args, kwargs)
+
+    def called(call: Any, result: Any) -> None:
+        if watcher.probes.here():
+            watcher.probes.safely("model calls", note_call, result, *call)
+
+    def note_call(result: Any, args: Any, kwargs: Any) -> None:
         if watcher.state.sampled is not None and not watcher.state.sampled.hooks.has_any():
             watcher.state.sampled.hooks.note_compiled(args[0], args[1:], kwargs, result)
 

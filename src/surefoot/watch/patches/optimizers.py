@@ -37,7 +37,8 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
         if watcher.probes.here():
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             watcher.probes.safely("steps", watcher.steps.before, optimizer, callable(closure))
-        watcher.steps.guard.protect(optimizer, watcher.steps.record_of)
+        if watcher.steps.guard.acts:
+            watcher.steps.guard.protect(optimizer, watcher.steps.record_of)
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
@@ -54,7 +55,7 @@ def wrap_optimizers(watcher: Watcher, wrapping: Hooks) -> None:
         if not watcher.probes.here():  # only a number is recorded, without a call of torch that would need `safely`
             return None
         watcher.steps.gradients_zeroed()
-        return watcher.state.set_recorder_aside()
+        return None if watcher.state.sampled is None else watcher.state.set_recorder_aside()
 
     def take_up(recorder: Any) -> None:
         recorder.take_up()
