@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import surefoot.guard.step_decision  # noqa: F401 — calls `Tensor.sum`
 from surefoot.watch.originals import (
     LOOK_EVERY_CALLS,
     Originals,
