@@ -556,7 +556,7 @@ class TrainingStabilizer:
         `metric` ranks the checkpoints: lower is better, such as a validation loss. While none is given, the mean
         training loss of the last steps is used.
         """
-        self._run.results.drain()
+        self._run.results.drain(is_end=False)
         self._run.persistence.saver.save(
             self.steps, self._run.guard.history.instability(), metric, given=metric is not None
         )
