@@ -291,4 +291,4 @@ def test_a_save_without_a_metric_is_ranked_by_the_mean_loss_of_the_last_steps(tm
         stabilizer.step()
     stabilizer.save()
     (saved,) = checkpoints.checkpoints()
-    assert saved.metric == pytest.approx(float(loss))
+    assert saved.metric == pytest.approx(float(loss.detach()))
