@@ -90,3 +90,10 @@ def test_a_second_refused_step_makes_the_first_an_alarm():
 
 def test_without_recovery_a_refused_step_is_an_alarm_at_once_because_the_weights_may_be_damaged():
     assert refused_then(70.0, recovery=False) == (1, [(40, "error", "skip")])
+
+
+def test_a_warning_is_logged_when_the_next_step_shows_that_it_is_one(caplog):
+    refused_then(70.0)
+    assert caplog.messages == []
+    refused_then(1.5)
+    assert [message.split(":")[1].strip() for message in caplog.messages] == ["step 40"]

@@ -208,3 +208,50 @@ def test_looking_keeps_the_states_of_detectors_as_they_are() -> None:
     state = copy.deepcopy(stabilizer.state_dict()["results"]["history"]["look_back"])
     counted = next(part for part in state if isinstance(part, list) and part and isinstance(part[0], int))
     assert counted == sorted(set(counted))
+
+
+def new_level(folder: Path, level_steps: int, **settings: Any) -> sf.TrainingStabilizer:
+    """A run whose loss is 50 times as large in its last steps: the first of these is refused."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    stabilizer = sf.TrainingStabilizer(
+        model, optimizer, recovery=sf.TrainingRecovery(), log=folder / "log",
+        checkpoints=sf.CheckpointManager(folder / "saves", every_steps=1_000), **settings,
+    )  # fmt: skip
+    for step in range(60 + level_steps):
+        x = torch.randn(32, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        stabilizer.backward(loss * (50.0 if step >= 60 else 1.0))
+        stabilizer.step()
+        if step == 60 and "decide_on" not in settings:
+            stabilizer.save()
+    return stabilizer
+
+
+def skips(folder: Path) -> list[tuple[int | None, str]]:
+    events = sf.load_run(folder / "log").events
+    return [(event.step, event.severity) for event in events if event.event == "skip"]
+
+
+def test_a_save_after_a_refused_step_does_not_make_it_an_alarm(tmp_path, caplog):
+    stabilizer = new_level(tmp_path, 3)
+    assert stabilizer.log is not None
+    stabilizer.log.close()
+    assert skips(tmp_path) == [(60, "info")]
+    assert not [message for message in caplog.messages if "step 60" in message]
+
+
+def test_a_refused_step_that_is_the_last_is_an_alarm_when_the_log_ends(tmp_path, caplog):
+    stabilizer = new_level(tmp_path, 1)
+    assert stabilizer.log is not None
+    stabilizer.log.close()
+    assert skips(tmp_path) == [(60, "error")]
+    assert len([message for message in caplog.messages if "step 60" in message]) == 1
+
+
+def test_when_the_log_ends_a_refused_step_is_judged_by_one_that_was_not_read_yet(tmp_path):
+    stabilizer = new_level(tmp_path, 4, decide_on="device", lag_steps=3)
+    assert stabilizer.log is not None
+    stabilizer.log.close()
+    assert skips(tmp_path) == [(60, "info")]

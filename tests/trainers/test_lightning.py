@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -438,6 +440,16 @@ def test_weight_averaging_ends_with_a_pass_without_backward_that_raises_no_alarm
     saved = torch.load(tmp_path / "saved-1" / "last.ckpt", weights_only=False)["callbacks"]
     assert len(saved["StabilizerCallback"]["guards"]) == 1
     assert json.loads((tmp_path / "run" / "findings.json").read_text())["verdict"] == "healthy"
+
+
+def test_a_healthy_run_ends_with_one_line_that_says_so_and_where_to_look(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("surefoot"), "propagate", False)  # as in a script without logging
+    train(tmp_path, StabilizerCallback(tmp_path / "run"), epochs=2)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("surefoot: ")]
+    folder = tmp_path / "run"
+    assert re.fullmatch(
+        rf"surefoot: (healthy|unknown) · \d+ steps · {folder} · details: surefoot report {folder}", line
+    )
 
 
 def test_a_training_step_that_returns_none_leaves_the_step_out_without_an_alarm(tmp_path):

@@ -6,9 +6,12 @@ emoji enabled. Texts may contain rich's markup, such as `[bold]`; the caller mus
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import sys
 import textwrap
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -56,3 +59,10 @@ def progress_bar() -> Progress:
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True, emoji=False), transient=True)
+
+
+def print_if_not_logged(logger: logging.Logger, message: str) -> None:
+    """Print a message to stderr if the script has not configured logging: Python drops messages of level info then."""
+    if not logger.hasHandlers() and logger.getEffectiveLevel() > logging.INFO:
+        with suppress(Exception):  # stderr may be closed
+            print(message, file=sys.stderr, flush=True)

@@ -14,13 +14,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from surefoot.core.console import print_if_not_logged
 from surefoot.core.random_state import read_streams
 from surefoot.core.settings import is_whole, shown
 from surefoot.core.wording import count_of
@@ -287,7 +287,10 @@ class RunPersistence:
         self.run_state.apply(found.tree)
         if self.weights.ring is not None and self.repeats is None:  # a moment is kept with the data position
             self.weights.ring.take(found.step)
-        _announce(f"surefoot: resuming from step {found.step:,}: {found.path}", self._ranks.place == 0)
+        message = f"surefoot: resuming from step {found.step:,}: {found.path}"
+        log.info(message)
+        if self._ranks.place == 0:
+            print_if_not_logged(log, message)
         if self._on_resume is not None:
             self._on_resume(int(found.step), found.path)
         return int(found.step)
@@ -386,11 +389,3 @@ def _is_inside_window(tree: dict[str, Any]) -> bool:
     own = tree.get("stabilizer")
     window = own.get("window") if isinstance(own, dict) else None
     return isinstance(window, dict) and window.get("sums") is not None
-
-
-def _announce(message: str, is_first_rank: bool) -> None:
-    """Log a message, and print it to stderr if the script has not configured logging: Python then drops messages."""
-    log.info(message)
-    if is_first_rank and not log.hasHandlers() and log.getEffectiveLevel() > logging.INFO:
-        with suppress(Exception):  # stderr may be closed
-            print(message, file=sys.stderr, flush=True)

@@ -369,7 +369,7 @@ class RunHistory:
         """Called with each incident."""
         self._logs = announce
         self._unsettled: Incident | None = None
-        """A refused step that may be the first of a new level: `on_event` is called when the next one shows it."""
+        """A refused step that may be the first of a new level: it is reported when the next one shows it."""
 
     def ahead(
         self,
@@ -459,20 +459,26 @@ class RunHistory:
         *,
         unsettled: bool = False,
     ) -> Incident:
-        """Record an incident, call `on_event` and log a warning. If it is `unsettled`, the next step is awaited."""
+        """Record an incident, and report it. If it is `unsettled`, the next step is awaited first."""
         self.settle()
         incident = Incident(signals.step, kind, severity, summary, action, evidence or {}, signals)
         self.incidents.append(incident)
-        self.by_kind[kind] = seen = self.by_kind.get(kind, 0) + 1
+        self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
         self.counts["alarms"] += severity != "info"
         if unsettled:
             self._unsettled = incident
-        elif self.on_event is not None:
+        else:
+            self._report(incident)
+        return incident
+
+    def _report(self, incident: Incident) -> None:
+        """Call `on_event`, and log a warning."""
+        if self.on_event is not None:
             self.on_event(incident)
-        if self._logs and severity != "info" and seen <= LOGGED_INCIDENTS:
+        kind, seen = incident.kind, self.by_kind[incident.kind]
+        if self._logs and incident.severity != "info" and seen <= LOGGED_INCIDENTS:
             last = f" (later incidents of kind {kind!r} are counted, not logged)" if seen == LOGGED_INCIDENTS else ""
             log.warning("surefoot: %s%s", incident, last)
-        return incident
 
     def settle(self, following: StepRecord | None = None) -> None:
         """Report a refused step that may be the first of a new level, given the following one, if it is known.
@@ -488,8 +494,7 @@ class RunHistory:
             self.incidents = deque((level if each is incident else each for each in self.incidents), INCIDENTS_KEPT)
             self.counts["alarms"] -= 1
             incident = level
-        if self.on_event is not None:
-            self.on_event(incident)
+        self._report(incident)
 
     def warn_once(self, signals: Signals, kind: str, summary: str) -> None:
         """Record a warning, the first time only."""

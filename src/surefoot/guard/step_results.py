@@ -123,17 +123,19 @@ class StepResults:
             if self.buffers.has_any:
                 self.buffers.save(self.steps)
 
-    def drain(self) -> None:
+    def drain(self, *, is_end: bool = True) -> None:
         """Read every step now. Only for events that happen at the same step in every run: a save, a stop.
 
-        Does not halt the run: the next step does, if necessary.
+        Does not halt the run: the next step does, if necessary. Unless it `is_end`, the next step also shows whether a
+        refused one was the first of a new level.
         """
         while self.pending:
             try:
                 self._account(self.pending.popleft())
             except TrainingHalted as halted:
                 self._halted = self._halted or halted
-        self.history.settle()
+        if is_end:
+            self.history.settle()
 
     def seen(self) -> RunHistory:
         """The history including every step, for reading. Waits for numbers that have not arrived.
@@ -149,7 +151,7 @@ class StepResults:
         if self._on_step is not None:
             for numbers in self.pending:
                 self._on_step(numbers.record())
-        self.history.settle()
+        self.history.settle(next((each.record() for each in self.pending if self._counts(each.record())), None))
         self.history.ahead(map(StepNumbers.record, self.pending), self._stale_before, self.history.on_event).settle()
 
     def returned(self) -> None:
@@ -164,8 +166,7 @@ class StepResults:
         step = record.signals.step
         if "stop" in record.notices and self.stop_at is None:
             self.stop_at = step + self._lag_steps + 1  # independent of when this rank reads it
-        # The first was taken on weights that the run has replaced since, the second was not taken at all.
-        if step < self._stale_before or "left_out" in record.notices:
+        if not self._counts(record):
             self.history.count(record)
             self.buffers.settle(step)
             return
@@ -178,6 +179,10 @@ class StepResults:
             self._respond(self, record, decision)
         else:
             self.lr_factor = decision.lr_factor
+
+    def _counts(self, record: StepRecord) -> bool:
+        """Whether a step was taken at all, and on weights that the run has not replaced since."""
+        return record.signals.step >= self._stale_before and "left_out" not in record.notices
 
     def state_dict(self) -> LiveStepResults:
         """The state, including steps whose numbers may not have arrived yet; `settled` waits for them."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from surefoot.act.torch_clip import any_nonfinite, clip_grad_norm, norm_and_factor
 from surefoot.core import end_of_run
+from surefoot.core.console import print_if_not_logged
 from surefoot.core.device import has_streams
 from surefoot.decide.agreement import Ranks, find_group, rank_and_world_size
 from surefoot.decide.recovery import Escalation, TrainingRecovery
@@ -398,7 +399,10 @@ def report_diagnosis(folder: Path) -> None:
     except Exception as error:
         logger.warning("surefoot: no diagnosis: %s: %s", type(error).__name__, error)
     else:
-        logger.log(logging.INFO if verdict in ("healthy", "unknown") else logging.WARNING, "%s", text)
+        is_quiet = verdict in ("healthy", "unknown")
+        logger.log(logging.INFO if is_quiet else logging.WARNING, "%s", text)
+        if is_quiet:
+            print_if_not_logged(logger, f"{text.splitlines()[0]} · details: surefoot report {folder}")
 
 
 def _trained(attachment: Attachment) -> list[Tensor]:

@@ -119,6 +119,19 @@ def test_a_discriminator_whose_loss_and_gradient_grow_without_bound_has_a_term_o
     assert "from below" in claim.summary
 
 
+def test_of_several_losses_that_fall_without_bound_the_lowest_is_named_though_an_optimizer_has_no_loss() -> None:
+    def falls_to(end: float) -> list[float]:
+        return [-8.0] * 20 + [-8.0 - (end + 8.0) * -i / 20 for i in range(20)] + [end] * 60
+
+    sides = [optimizer(falls_to(-1e5), 0, site="train.py:1"), optimizer([None] * 100, 1, site="train.py:2")]
+    sides.append(optimizer(falls_to(-1e7), 2, site="train.py:3"))
+    for side in (sides[0], sides[2]):
+        side["series"]["grad_norm"][50:] = [1e6] * 50
+    claim = losses.sign_flipped(run(falling(), optimizers=sides))
+    assert claim is not None
+    assert claim.where == ("train.py:3",)
+
+
 def test_samples_in_one_place_at_a_time_have_collapsed() -> None:
     claim = adversarial.mode_collapse(gan([1.3] * 300, [0.8] * 300, alike=True))
     assert claim is not None

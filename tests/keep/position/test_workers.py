@@ -1,11 +1,17 @@
 """Random streams inside data loader workers travel with the batches; here without a worker process."""
 
+import os
 import random
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
+import patience
+from surefoot.keep.position import workers
 from surefoot.keep.position.workers import Carried, StreamCarrier, WorkerPlan, replaced, worker_died, workers_followed
 
 
@@ -56,3 +62,33 @@ def test_a_replaced_name_comes_back_after_an_error():
         1 / names["a"]
     assert names == {"a": 1}
     assert not worker_died(caught.value)
+
+
+class StopsWithTheLock(torch.utils.data.Dataset):
+    """A worker that is stopped while it holds the lock of the event that ends the workers."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 2:
+            frame = sys._getframe()
+            while frame is not None and "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return index
+
+
+def test_a_stopped_worker_that_holds_a_lock_is_killed_and_the_run_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(workers, "STOPPED_SECONDS", 0.5)
+    loader = DataLoader(StopsWithTheLock(), batch_size=1, num_workers=2, prefetch_factor=1)
+    with workers_followed(loader, WorkerPlan()):
+        batches = iter(loader)
+    processes = batches._workers
+    assert [int(next(batches)), int(next(batches))] == [0, 1]
+    stat = Path(f"/proc/{processes[0].pid}/stat")
+    patience.wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    batches._shutdown_workers()
+    assert not any(process.is_alive() for process in processes)
+    assert "one of them holds a lock, and is probably stopped" in caplog.text

@@ -343,9 +343,11 @@ def _plunging_side(run: RecordedRun) -> Claim | None:
     A critic's loss is negative, but a penalty or clipped weights bound its gradient. Without them, the generator's
     loss may fall with the critic's scores, but not as far as the loss whose term has the wrong sign.
     """
-    for side in sorted(run.optimizers, key=lambda side: run.curve_of(side).end):
-        curve, norms = run.curve_of(side), present_finite(side.series.grad_norm)
-        if curve.count < 30 or len(norms) < 30 or curve.end > -1e3 * max(1.0, abs(curve.start)):
+    curves = [(side, run.curve_of(side)) for side in run.optimizers]
+    long = [(side, curve) for side, curve in curves if curve.count >= 30]  # that of an empty one ends at NaN
+    for side, curve in sorted(long, key=lambda each: each[1].end):
+        norms = present_finite(side.series.grad_norm)
+        if len(norms) < 30 or curve.end > -1e3 * max(1.0, abs(curve.start)):
             continue
         first, last = median(norms[:10]), median(norms[-10:])
         if last > 1e3 * first > 0:

@@ -12,7 +12,9 @@ covered: state of the data set other than random generators, such as a counter.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +35,9 @@ from surefoot.keep.position.generators import (
 
 _LOCK_SECONDS = 1.0
 """A process that runs holds the lock for microseconds."""
+STOPPED_SECONDS = 30.0
+"""After this time, the worker that holds the lock is stopped (SIGSTOP, a debugger), and is ended."""
+log = logging.getLogger("surefoot")
 WorkerStreams: TypeAlias = dict[int, GeneratorStates]
 """The states of the generators in each worker, by the number of the worker."""
 
@@ -164,9 +169,9 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     def _shutdown_workers(self) -> None:
-        """The same as torch's, which would wait forever for a lock that a killed worker held.
+        """The same as torch's, which would wait forever for a lock that a killed or stopped worker holds.
 
-        A signal to every process of the run may kill a worker at any point.
+        A signal to every process of the run may kill or stop a worker at any point.
         """
         done = getattr(self, "_workers_done_event", None)  # missing if the workers could not be started
         try:
@@ -176,13 +181,29 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             super()._shutdown_workers()
 
     def _wait_for_lock(self, done: Any) -> None:
+        end = time.monotonic() + STOPPED_SECONDS
         while not done._cond.acquire(timeout=_LOCK_SECONDS):
+            if time.monotonic() > end:
+                self._kill_workers()
             if any(worker.exitcode for worker in self._workers):
                 with suppress(ValueError):  # another worker has released the lock in the meantime
                     _set_for_killed_worker(done)
                 self._workers_done_event = threading.Event()  # type: ignore[assignment]
                 return
         done._cond.release()
+
+    def _kill_workers(self) -> None:
+        """End the workers, which are not needed any more. A stopped process receives no other signal."""
+        alive = [worker for worker in self._workers if worker.is_alive()]
+        if alive:
+            log.warning(
+                "surefoot: the workers of the data loader (processes %s) cannot be ended after %g s: one of them "
+                "holds a lock, and is probably stopped (SIGSTOP). They are killed; the run continues.",
+                ", ".join(str(worker.pid) for worker in alive), STOPPED_SECONDS,
+            )  # fmt: skip
+        for worker in alive:
+            worker.kill()
+            worker.join(_LOCK_SECONDS)
 
     def _process_data(self, data: Any, *rest: Any) -> Any:
         return self.surefoot_plan.receive(super()._process_data(data, *rest))  # type: ignore[no-untyped-call]
