@@ -121,12 +121,15 @@ class NumericCalls:
         if not isinstance(edge, Tensor) or not edge.is_floating_point() or edge.numel() == 0:
             return
         values = sampled(edge).float()
+        made = self._history.producer(edge) if entry.name == "log" else None
+        is_clamped = made is not None and made.op in ("clamp", "clamp_min", "clip")
         self.risky.append(
             RiskyCall(
                 **self._history.place(entry),
                 highest=finite_or_none(values.max()),
                 nearest_zero=finite_or_none(values.abs().min()),
                 sides=sum(entry.grads) if entry.name in SIMILARITIES else None,
+                at_floor=number((values == values.min()).float().mean()) if is_clamped else None,
             )
         )
 

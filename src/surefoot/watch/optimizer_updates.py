@@ -68,7 +68,7 @@ class OptimizerUpdates:
         values = thin(grad, PATH_SIZE) if grad is not None and grad.layout is torch.strided else None
         if left is None or values is None or values.shape != left[1].shape or values.device != left[1].device:
             return None
-        cosine: float | None = number(torch.cosine_similarity(values.float(), left[1], dim=0))
+        cosine: float = number(torch.cosine_similarity(values.float(), left[1], dim=0))
         return cosine
 
     def before_step(self, turn: int, optimizer: torch.optim.Optimizer) -> None:

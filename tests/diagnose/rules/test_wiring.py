@@ -865,3 +865,50 @@ for step in range(60):
 """
     )
     assert run.causes == ["optim.parameters-missing"]
+
+
+CLAMPED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+x = 4 * torch.randn(256, 8)
+y = (2 * x[:, :5]).argmax(1)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+with torch.no_grad():
+    model[2].weight *= SCALE
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(100):
+    rows = torch.randint(256, (32,))
+    p = model(x[rows]).softmax(1)
+    mine = p[torch.arange(32), y[rows]]
+    hot = F.one_hot(y[rows], 5).float()
+    loss = LOSS
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_clamp_that_stops_the_gradient_of_many_rows_is_named(watch: Nursery) -> None:
+    run = watch(CLAMPED.replace("SCALE", "30").replace("LOSS", "-torch.log(mine.clamp(min=1e-1)).mean()"))
+    found = run.names_first("optim.detached-graph", step=0, at="|mine.clamp", evidence={"share", "bound"})
+    assert found.evidence["share"] > 0.4
+    assert found.evidence["bound"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "-torch.log(mine.clamp(min=1e-7)).mean()",
+        "-torch.log(mine.clamp(1e-7, 1 - 1e-7)).mean()",
+        "-torch.log(mine.clamp(max=0.2)).mean() + F.nll_loss(p.log(), y[rows])",
+        "-(hot * torch.log(p.clamp(min=1e-2))).sum(1).mean() + F.nll_loss(torch.log(p + 1e-9), y[rows])",
+        "-(hot * torch.log(p.clamp(min=1e-5)) + (1 - hot) * torch.log((1 - p).clamp(min=1e-5))).mean()",
+        "-torch.log(mine.clamp(min=1e-2)).mean() + F.nll_loss(torch.log(p + 1e-9), y[rows])",
+        "F.nll_loss(torch.log(p.clamp(min=1e-6)), y[rows])",
+    ],
+)
+def test_a_clamp_that_only_keeps_the_logarithm_finite_is_fine(watch: Nursery, loss: str) -> None:
+    assert "optim.detached-graph" not in watch(CLAMPED.replace("SCALE", "1").replace("LOSS", loss)).causes

@@ -16,7 +16,7 @@ from surefoot.watch.operation_names import DECISIONS, STEP_FUNCTIONS
 
 if TYPE_CHECKING:
     from surefoot.diagnose.run import RecordedRun
-    from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts
+    from surefoot.record.facts import GraphBreak, LayerCall, OptimizerFacts, ParameterFacts, RiskyCall
 
 
 def missing_zero_grad(run: RecordedRun) -> Claim | None:
@@ -402,6 +402,44 @@ def _flattened(run: RecordedRun) -> Claim | None:
     )
 
 
+_ONLY_SCALED = {"Neg", "Mean", "Sum", "Div", "View", "Reshape", "Squeeze", "Unsqueeze"}
+"""What may come between the logarithms and the loss: then every one of them counts."""
+
+
+def held_at_floor(run: RecordedRun) -> Claim | None:
+    """Probabilities that a `clamp` holds at its lower bound before their logarithm is the loss: no gradient passes it.
+
+    A bound far below 1 only keeps the logarithm finite, and holds few rows.
+    """
+    found: list[RiskyCall] = []
+    for look in run.sampled.steps:
+        for root in look.backward_calls:
+            at = root.operations.index("Log") if "Log" in root.operations else -1
+            clamps = root.operations[at + 1 : at + 2] in (["Clamp"], ["ClampMin"])
+            if at >= 0 and clamps and _ONLY_SCALED.issuperset(root.operations[:at]):
+                found += [call for call in look.calls.risky if call.at_floor is not None]
+    late = [call for call in found if call.step >= 0.3 * run.steps]
+    share = median(call.at_floor or 0.0 for call in late) if len(late) >= _FEWEST_CLAMPED else 0.0
+    if share < _MANY_ROWS or len({call.site for call in found}) != 1:
+        return None
+    call = late[-1]
+    return Claim(
+        0.9,
+        f"`log`{at_place(call.site)} gets {share:.0%} of its values from the lower bound of a `clamp` "
+        f"({call.nearest_zero:.3g} at step {call.step}), in {len(late)} sampled steps: these rows, which the loss "
+        f"judges worst, have a gradient of 0. The loss is at {run.curve.end:.3g}.",
+        step=found[0].step,
+        where=(call.site,),
+        evidence={"share": share, "bound": call.nearest_zero, "sampled_steps": len(late)},
+        fixes=("Use `F.cross_entropy` of the logits, or `F.log_softmax`, without a clamp; or a bound such as 1e-12.",),
+    )
+
+
+_FEWEST_CLAMPED = 4
+_MANY_ROWS = 0.4
+"""The share of the rows without a gradient from which on they are missed."""
+
+
 def _cut_inside_compiled(run: RecordedRun) -> Claim | None:
     """A compiled model takes weights into its graph and never gives them a gradient."""
     mine = [p for p in run.parameters.values() if p.optimizers and p.requires_grad and p.sampled >= 3]
@@ -567,6 +605,8 @@ RULES = (
     Rule("optim.detached-graph", "wiring", detached_graph,
          explains=("lr.*", "optim.no-update", "data.labels-uninformative", "init.symmetric", "data.class-collapse",
                    "model.*")),
+    Rule("optim.detached-graph", "wiring", held_at_floor,
+         explains=("lr.*", "init.*", "data.labels-uninformative", "data.class-collapse", "model.*")),
     Rule("model.unregistered-parameters", "wiring", unregistered_parameters,
          explains=("optim.parameters-missing", "lr.too-low", "optim.no-update")),
     Rule("model.unregistered-parameters", "wiring", made_in_forward,

@@ -341,6 +341,8 @@ class RiskyCall(SampledCall):
     """The smallest absolute value."""
     sides: int | None = None
     """How many of its tensors require a gradient; only of functions that compare two."""
+    at_floor: float | None = None
+    """The share of its values that is the lowest of them; only of logarithms of what `clamp` returned."""
 
 
 class NormalizationCall(SampledCall):
