@@ -26,6 +26,7 @@ from surefoot.core.formats import FACTS, RUN
 from surefoot.core.user_code import LINES_AROUND
 from surefoot.diagnose.calibration import calibrated
 from surefoot.diagnose.catalogue import CATALOGUE
+from surefoot.diagnose.data_summary import chance
 from surefoot.diagnose.findings import Diagnosis, Finding
 from surefoot.diagnose.insufficient import why_unknown, why_unknown_by_steps
 from surefoot.diagnose.run import RecordedRun
@@ -65,7 +66,6 @@ _SETTINGS = frozenset(
         "lr.schedule-broken",
         "lr.too-high",
         "lr.too-low",
-        "model.batchnorm-tiny-batch",
         "model.dead-units",
         "model.saturated-units",
         "model.vanishing-gradient",
@@ -301,12 +301,13 @@ def _did_all(run: RecordedRun) -> bool:
 
     If the script evaluates, its last evaluation has to as well.
     """
-    curve = run.curve
-    if curve.chance is None or run.facts.preflight is not None or curve.blind or curve.continued or not curve.learned:
+    curve, known = run.curve, chance(run)
+    level = curve.chance if known is None else known.level  # the latter counts the labels of all batches
+    if level is None or run.facts.preflight is not None or curve.blind or curve.continued or not curve.learned:
         return False
     evaluated = run.facts.evaluation_passes[-1:]
     last = max([curve.end, *(math.inf if each.loss is None else each.loss for each in evaluated)])
-    return last < _LITTLE * min(curve.start, curve.chance)
+    return last < _LITTLE * min(curve.start, level)
 
 
 def _judge(run: RecordedRun, found: list[tuple[Rule, Claim]]) -> tuple[Outlook, int, tuple[Finding, ...]]:

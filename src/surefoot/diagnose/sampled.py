@@ -128,6 +128,8 @@ class SampledData:
         first, classes = losses[0], losses[0].distribution.classes if losses[0].distribution is not None else 0
         if first.value is None or classes < 2 or first.smoothing or self.share_of_mean(first) is None:
             return False
+        if (first.valid or 0) < _FEWEST_LABELS:
+            return False
         value = first.value if first.reduction == "mean" else first.value / max(1, first.valid or 0)
         even = math.log(classes)
         chance = self.chance
@@ -220,6 +222,8 @@ def _is_mean_square(value: float, call: DifferenceCall) -> bool:
     return 0.9 * low - 1e-6 <= value <= 1.1 * high + 1e-6
 
 
+_FEWEST_LABELS = 16
+"""The loss of fewer labels may be far below that of a new model by chance."""
 _MANY_KINDS = 100
 _OF_EACH = 20
 """With more than `_MANY_KINDS` kinds of labels, this many of each must have occurred on average."""

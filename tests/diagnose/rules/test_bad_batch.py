@@ -27,6 +27,14 @@ def test_a_spike_with_an_outlying_target_is_a_bad_batch() -> None:
     assert claim.step == 30
 
 
+def test_a_bad_batch_that_leaves_little_to_learn_is_only_mentioned() -> None:
+    for end, severity in ((0.5, "error"), (0.1, "info")):
+        held = run(falling(end=end), events=[spike(31), spike(71)], stream=sized({30: 900.0, 70: 900.0}))
+        claim = bad_batch.bad_batch(held)
+        assert claim is not None
+        assert claim.severity == severity
+
+
 def test_spikes_with_ordinary_data_in_ever_other_batches_are_not_the_datas() -> None:
     assert bad_batch.bad_batch(run(events=[spike(31), spike(63), spike(85)], stream=sized({}))) is None
 

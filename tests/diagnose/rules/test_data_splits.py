@@ -76,7 +76,8 @@ def test_a_mild_shift_between_the_splits_is_fine() -> None:
 
 def test_huge_rows_in_a_few_training_batches_are_no_other_pipeline() -> None:
     held = split_run([list(range(300, 360))])
-    for seen in held.sampled.steps[:2]:
+    del held.sampled.steps[7:]
+    for seen in held.sampled.steps[:3]:
         features = seen.model_calls[0].features
         features.mean[:], features.std[:] = [60.0] * 4, [240.0] * 4
     assert data_splits.split_mismatch(held) is None

@@ -21,6 +21,18 @@ def drawn(std: str) -> str:
     return f"for part in model:\n    if isinstance(part, nn.Linear): nn.init.normal_(part.weight, std={std})\n"
 
 
+DEAD_BELOW_A_ZERO_HEAD = """
+model[2].weight.data.zero_()
+model[0].bias.data.fill_(-30.0)
+"""
+
+
+def test_a_head_that_starts_at_0_behind_dead_units_is_not_symmetric(watch: Nursery) -> None:
+    run = watch(START, NET, DEAD_BELOW_A_ZERO_HEAD, LOOP)
+    assert run.first.cause == "model.dead-units"
+    assert "init.symmetric" not in run.causes
+
+
 def test_weights_drawn_too_large_are_named_with_their_gain(watch: Nursery) -> None:
     run = watch(START, deep(rate="1e-3"), drawn("4.0"), LOOP)
     found = run.names_first(

@@ -204,6 +204,18 @@ def test_probabilities_into_bce_are_right(watch: Nursery) -> None:
     assert watch(CLASSES, TAGS, "loss_of = F.binary_cross_entropy", model, LOOP).causes == []
 
 
+def test_logits_of_weights_that_hardly_move_may_all_lie_between_0_and_1(watch: Nursery) -> None:
+    narrow = """
+    model = nn.Linear(8, 1)
+    model.weight.data = 0.12 * torch.eye(1, 8)
+    model.bias.data.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    """
+    loss = "loss_of = F.binary_cross_entropy_with_logits"
+    run = watch(BINARY, loss, narrow.replace("RATE", "1e-7"), LOOP)
+    assert "loss.sigmoid-before-bce-logits" not in run.causes
+
+
 # Logits where probabilities belong
 
 

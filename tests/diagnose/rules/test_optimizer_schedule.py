@@ -83,3 +83,11 @@ def test_a_rate_that_is_almost_0_early_is_named_if_hardly_anything_was_learned(e
     held["series"]["lr"] = [0.01 * 0.92**step for step in range(100)]
     claim = optimizer_schedule.schedule_broken(run(losses, optimizers=[held]))
     assert (claim is not None) == is_named
+
+
+def test_a_schedule_for_fewer_steps_is_only_mentioned_if_small_batches_learned_everything(watch: Nursery) -> None:
+    easy = START.replace("y = ", "y = torch.arange(256) % 3; x[torch.arange(256), y] += 5.0 #")
+    small = SCHEDULED.replace("(32,)", "(2,)").replace("range(60)", "range(400)")
+    run = watch(easy, NET, scheduled("CosineAnnealingLR(optimizer, T_max=130)"), small)
+    assert run.causes == []
+    assert run.finding("lr.schedule-broken").severity == "info"

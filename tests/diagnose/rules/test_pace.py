@@ -103,6 +103,14 @@ def test_heavy_momentum_is_named_if_the_loss_rises_again(settings: dict[str, Any
     assert claim is None or claim.severity == "warning"
 
 
+def test_heavy_momentum_is_only_mentioned_if_the_loss_ends_where_it_was_lowest() -> None:
+    losses = [0.5 + 1.5 * 0.96**step + 1.2 * math.exp(-(((step - 60) / 8) ** 2)) for step in range(160)]
+    held = optimizer(losses) | {"type": "SGD", "settings": [{"momentum": 0.99, "lr": 0.01}]}
+    claim = pace.overshoots(run(losses, optimizers=[held]))
+    assert claim is not None
+    assert claim.severity == "info"
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("SGD", "0.3"), ("AdamW", "3e-2")])
 def test_usual_rates_are_fine(watch: Nursery, optimizer: str, rate: str) -> None:
     assert watch(START, paced(rate, optimizer), LOOP).causes == []

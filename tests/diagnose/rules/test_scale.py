@@ -260,10 +260,20 @@ def test_a_batch_norm_over_two_rows_is_named(watch: Nursery) -> None:
     assert run.at("loss = loss_of") in found.where
 
 
-def test_a_batch_norm_over_four_rows_that_learns_is_named_first(watch: Nursery) -> None:
-    easy = "x[torch.arange(256), y] += 4"
-    run = watch(START, easy, NORMED.replace("1e-2", "3e-3"), LOOP.replace("(32,)", "(4,)"))
+EASY = "x[torch.arange(256), y] += 4\n"
+FOUR_ROWS = LOOP.replace("(32,)", "(4,)").replace("range(60)", "range(200)")
+EVALUATED = "model.eval()\nwith torch.no_grad(): right = (model(x).argmax(1) == y).float().mean()\n"
+
+
+def test_a_batch_norm_over_four_rows_that_learns_is_named_if_the_running_statistics_are_used(watch: Nursery) -> None:
+    run = watch(START, EASY, NORMED, FOUR_ROWS, EVALUATED)
     run.names_first("model.batchnorm-tiny-batch", step=0, at="model.1", evidence={"per_statistic", "batch", "calls"})
+
+
+def test_a_batch_norm_over_four_rows_that_learns_and_is_never_evaluated_is_only_mentioned(watch: Nursery) -> None:
+    run = watch(START, EASY, NORMED, FOUR_ROWS)
+    assert run.causes == []
+    assert run.finding("model.batchnorm-tiny-batch").severity == "info"
 
 
 def test_a_batch_norm_over_the_pixels_of_two_images_is_fine(watch: Nursery) -> None:

@@ -129,5 +129,25 @@ def test_targets_that_the_output_is_still_far_from_are_named_rather_than_the_rat
     assert run.finding("lr.too-low").severity == "info"
 
 
+def test_targets_that_the_output_moves_towards_until_the_end_are_named(watch: Nursery) -> None:
+    run = watch(PRICES.replace("BASE", "0").replace("SPREAD", "300").replace("150", "300"))
+    assert run.causes == ["data.unscaled-target"]
+    assert run.first.severity == "warning"
+
+
+def test_large_targets_explain_steps_that_are_as_large_as_the_errors(watch: Nursery) -> None:
+    thrown = PRICES.replace("BASE", "0").replace("SPREAD", "60000").replace("ReLU", "Tanh")
+    run = watch(thrown.replace("Adam", "SGD").replace("1e-2", "3e-2"))
+    assert run.causes == ["data.unscaled-target"]
+    assert run.finding("lr.too-high").severity == "info"
+
+
+def test_noise_in_large_targets_is_not_their_scale(watch: Nursery) -> None:
+    noisy = PRICES.replace("BASE", "150").replace("SPREAD", "40").replace("0.3 *", "1.2 *").replace("150)", "1200)")
+    run = watch(noisy)
+    assert run.loaded[0].steps == 1200
+    assert run.causes == []
+
+
 def test_targets_that_the_output_reaches_may_be_large(watch: Nursery) -> None:
     assert "data.unscaled-target" not in watch(PRICES.replace("BASE", "20").replace("SPREAD", "5")).causes

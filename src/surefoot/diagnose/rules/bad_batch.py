@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ _FAR = 30.0
 """Batches that reach this many times as far as all others hold rows of another kind, not the tail of one."""
 _STEEP = 10.0
 """The factor by which their gradients are larger if such rows decide on the updates."""
-_LITTLE = 0.1
+_LITTLE = 0.15
 """If less than this share is left to learn, they did no harm."""
 
 
@@ -32,6 +33,8 @@ def bad_batch(run: RecordedRun) -> Claim | None:
     if run.adversarial:
         return None
     found = (_outlying_data(run, spikes) or _recurring_batch(run, spikes)) if spikes else None
+    if found is not None and run.curve.learned and 0 < run.curve.left < _LITTLE:
+        return replace(found, severity="info")
     return found or _outlying_gradients(run)
 
 

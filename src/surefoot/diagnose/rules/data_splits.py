@@ -299,7 +299,7 @@ def _usual(held: list[FeatureScales]) -> list[FeatureScales]:
     spreads = [median(features.std) for features in held]
     usual = median(spreads)
     kept = [features for features, spread in zip(held, spreads, strict=True) if usual / 3 <= spread <= 3 * usual]
-    return kept if len(kept) > 0.6 * len(held) else held
+    return kept if len(kept) > 0.5 * len(held) else held
 
 
 def _is_finite(*values: float) -> bool:

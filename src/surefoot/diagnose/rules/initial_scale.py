@@ -242,6 +242,7 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
         and p.shape[0] > 1
         and "Embedding" not in p.module_type
         and "Norm" not in p.module_type
+        and not _is_head_without_input(run, p)
     ]
     if not alike:
         return _constant_hidden_weights(run)
@@ -256,6 +257,16 @@ def init_symmetric(run: RecordedRun) -> Claim | None:
         where=tuple(names[:6]),
         evidence={"parameters": names[:20], "units": p.shape[0], "largest_weight": p.first.largest},
     )
+
+
+def _is_head_without_input(run: RecordedRun, parameter: ParameterFacts) -> bool:
+    """Whether a last layer starts at 0, as heads may, and never gets a gradient: then all its inputs are 0.
+
+    Its gradient is the product of its inputs and the errors, whatever its own weights are.
+    """
+    chain = _chain(run)
+    is_last = bool(chain) and chain[-1].parameter == parameter.id
+    return is_last and parameter.first.norm == 0.0 and parameter.with_grad == parameter.zero_grad
 
 
 _WITH_UNITS = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention", "Bilinear")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from surefoot.core.wording import at_place
 from surefoot.diagnose.curves import present, present_finite
+from surefoot.diagnose.data_summary import weights_moved
 from surefoot.diagnose.nonfinite import details
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.pace import fails_at_its_rate
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     )
 
 _Call = TypeVar("_Call", bound="SampledCall")
+_MOVED = 0.2
+"""The distance, relative to their size, from which on weights have moved."""
 
 
 class HasProducer(Protocol):
@@ -146,8 +149,8 @@ def sigmoid_before_bce_logits(run: RecordedRun) -> Claim | None:
         if not sure and (len(spread) < 5 or made in ("relu", "relu_", "clamp")):
             continue
         low, high = min(present(n.input.min for n in notes)), max(present(n.input.max for n in notes))
-        if not sure and high - low < 0.5:
-            continue  # logits close to one another may lie anywhere
+        if not sure and (high - low < 0.5 or (run.update_ratios() and weights_moved(run) < _MOVED)):
+            continue  # logits close to one another, or those of weights that hardly move, may lie anywhere
         return Claim(
             0.97 if sure else 0.8,
             f"`{_maker(notes[0])}` returns values between {low:.3g} and {high:.3g}, never outside (0, 1), and they go "

@@ -109,11 +109,11 @@ def _rounded(value: float) -> int:
 def overshoots(run: RecordedRun) -> Claim | None:
     """Heavy momentum, and a loss that rises again by much of its fall: the steps go on far beyond the lowest point."""
     curve = run.curve
-    if run.main is None or run.adversarial or curve.blind or curve.count < _FEWEST or run.nonfinite.seen:
+    if run.main is None or run.adversarial or curve.blind or curve.continued or curve.count < _FEWEST:
         return None
     group = run.main.first_group
     heavy = max(group.momentum or 0.0, (group.betas or [0.0])[0])
-    if not _HEAVY <= heavy < 1.0 or curve.rebound < _RISES_AGAIN or curve.left < _LITTLE:
+    if not _HEAVY <= heavy < 1.0 or curve.rebound < _RISES_AGAIN or curve.left < _LITTLE or run.nonfinite.seen:
         return None
     claim = too_high(run)
     if claim is not None and claim.severity != "info":
@@ -127,9 +127,14 @@ def overshoots(run: RecordedRun) -> Claim | None:
         step=0,
         where=(run.main.site,),
         evidence={name: heavy, "rebound": curve.rebound, "lr": rate if rate == rate else None, "last": curve.end},
-        severity="warning",
+        severity="info" if _is_lowest(curve) else "warning",
         fixes=(f"Set {'momentum=0.9' if group.momentum else 'betas=(0.9, 0.999)'}.",),
     )
+
+
+def _is_lowest(curve: LossCurve) -> bool:
+    """Whether the loss ended about where it was lowest: then nothing shows that it would have ended lower."""
+    return curve.end - curve.best < _LITTLE * (curve.start - curve.best)
 
 
 def _is_stalled(run: RecordedRun, ratios: list[float]) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from surefoot.record.facts import ActivationCall, NormalizationCall, SampledStep
 
 
+_MUCH = 0.15
+"""The share of what there was to learn from which on much is left."""
 _UNMOVED = 0.1
 """Updates that add up to less than this share of the weights leave the units as they were."""
 
@@ -280,8 +282,22 @@ def batchnorm_tiny_batch(run: RecordedRun) -> Claim | None:
         step=note.step,
         where=(note.module, note.site),
         evidence={"per_statistic": note.per_statistic, "batch": note.shape[0], "calls": len(notes)},
-        severity="warning",
+        severity="warning" if run.failing or _leaves_much(run) or _runs_in_eval_mode(run) else "info",
     )
+
+
+def _leaves_much(run: RecordedRun) -> bool:
+    """Whether the training itself left much to learn: noisy statistics may be the reason."""
+    return min(run.curve.finite, default=0.0) > 0 and run.curve.left >= _MUCH
+
+
+def _runs_in_eval_mode(run: RecordedRun) -> bool:
+    """Whether a model with batch norms is evaluated with its running statistics, and not with a known good result."""
+    level, evaluated = run.curve.chance, run.facts.evaluation_passes
+    known = [math.inf if each.loss is None else each.loss for each in evaluated[-3:]]
+    if level is not None and known and max(known) < _MUCH * level:
+        return False
+    return any(call.batchnorms and not call.training for call in run.evaluations())
 
 
 def _is_tiny(call: NormalizationCall) -> bool:
@@ -339,6 +355,6 @@ RULES = (
     Rule("model.vanishing-gradient", "dynamics", vanishing_gradient,
          explains=("lr.too-low", "data.labels-uninformative", "data.class-collapse")),
     Rule("model.exploding-gradient", "dynamics", exploding_gradient, explains=("lr.*", "clip.saturated")),
-    Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch, explains=("data.bad-batch",)),
+    Rule("model.batchnorm-tiny-batch", "value", batchnorm_tiny_batch, explains=("data.bad-batch", "lr.too-high")),
     Rule("model.attention-logit-growth", "dynamics", attention_logit_growth),
 )  # fmt: skip

@@ -10,7 +10,8 @@ from surefoot.core.wording import at_place
 from surefoot.diagnose.data_summary import chance, where_of
 from surefoot.diagnose.rule import Claim, Rule
 from surefoot.diagnose.rules.data_labels import known_pairs
-from surefoot.diagnose.straight_path import straight_path
+from surefoot.diagnose.rules.pace import ADAPTIVE, too_high
+from surefoot.diagnose.straight_path import STRAIGHT, slope_kept
 from surefoot.watch.operation_names import DISTANCE_LOSSES
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ _RELATED = 4.0
 """From this many standard errors on, another feature is related to the targets, too."""
 _LARGE = 30.0
 """Targets of this size, and as many times larger than the predictions, are out of reach for small updates."""
+_FEWEST_LOSSES = 100
+"""With fewer losses, the outputs of any model may still be on their way."""
+_LATE = 0.125
+"""The share of all progress beyond the best constant answer from which on the second half brought much of it."""
 
 
 class _Holder(NamedTuple):
@@ -150,12 +155,11 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
     outside = median((call.above or 0.0) + (call.below or 0.0) for call in late)
     first = calls[0]
     is_beyond = size >= _LARGE * reached and outside >= 0.9 and run.curve.end >= 0.9 * level.level
-    # The outputs are on their way to the targets, at the speed that the rate allows.
-    is_far = size >= _LARGE * _size(first, "input") and run.curve.end > 0.1 * level.level and straight_path(run)
-    if size < _LARGE or not (is_beyond or is_far):
+    is_far = size >= _LARGE * _size(first, "input") and run.curve.end > 0.1 * level.level
+    if size < _LARGE or not (is_beyond or (is_far and (_is_on_its_way(run) or _is_thrown(run)))):
         return None
     return Claim(
-        0.9,
+        0.9 if is_beyond else 0.8,
         f"The targets of {first.op}{at_place(first.site)} have a typical size of {size:.3g}; after {late[-1].step:,} "
         f"steps the predictions are at {reached:.3g}, and {outside:.0%} of the targets are beyond all of them. The "
         f"loss is at {run.curve.end:.3g}, and that of the best constant answer is {level.level:.3g}.",
@@ -170,6 +174,25 @@ def unscaled_target(run: RecordedRun) -> Claim | None:
     )
 
 
+def _is_on_its_way(run: RecordedRun) -> bool:
+    """Whether the outputs still moved towards the targets in the second half, at the speed that the rate allows.
+
+    What noise in the targets leaves of the loss does not fall any more.
+    """
+    curve = run.curve
+    if curve.count < _FEWEST_LOSSES or (slope_kept(run) or 0.0) < STRAIGHT:
+        return False
+    around = curve.finite[curve.count // 2 - curve.window // 2 :][: curve.window]
+    gained = min(curve.start, curve.chance or curve.start) - curve.end
+    return median(around) - curve.end >= _LATE * gained
+
+
+def _is_thrown(run: RecordedRun) -> bool:
+    """Whether the first steps were too large, as the errors are that they are proportional to."""
+    claim = too_high(run) if run.main is not None and not run.main.type.startswith(ADAPTIVE) else None
+    return claim is not None and claim.severity != "info"
+
+
 def _size(call: LossCall, side: str) -> float:
     held = call.target if side == "target" else call.input
     return math.hypot(held.mean or 0.0, held.std or 0.0)
@@ -181,6 +204,15 @@ RULES: tuple[Rule, ...] = (
         "data.unscaled-target",
         "value",
         unscaled_target,
-        explains=("lr.*", "optim.*", "clip.saturated", "init.*", "data.unscaled-input", "model.dead-units"),
+        explains=(
+            "lr.*",
+            "optim.*",
+            "clip.saturated",
+            "init.*",
+            "data.unscaled-input",
+            "model.dead-units",
+            "model.saturated-units",
+            "model.exploding-gradient",
+        ),
     ),
 )
