@@ -245,6 +245,8 @@ class Decision:
     """For a return: whether it only repeats the steps since, once and unchanged, to see whether the problem recurs."""
     through: int | None = None
     """For a return: the last step of a series of bad batches, which are left out if the steps since are repeated."""
+    limits_rate: bool = False
+    """For a return: whether a learning rate that was raised before the problem is limited to the one before."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from goldens.golden import VERSION_1, described
 from goldens.loops import FEATURES, Loop
 from goldens.version_files import DIGITS, MAKERS, STATE_FEATURE, newest, unpack, up_to_date
 from resumed import differences
+from surefoot.decide.raised_rate import RateState
 from surefoot.guard.stabilizer import run_of
 
 
@@ -60,7 +61,7 @@ def _without_added(content):
     return {**content, "state": state}
 
 
-LATER = {"window": {"accumulate": None}, "history": {"recent_norms": []}}
+LATER = {"window": {"accumulate": None}, "history": {"recent_norms": [], "rates": RateState()._asdict()}}
 """What later versions have added to parts of the state, as it is in a state that is converted."""
 
 

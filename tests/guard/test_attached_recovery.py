@@ -57,6 +57,23 @@ def test_weights_that_were_damaged_return_to_a_state_kept_in_memory():
     assert optimizer.param_groups[0]["lr"] == 1e-2  # the cut is for the length of a step
 
 
+def test_a_rate_that_was_raised_by_mistake_is_limited_after_the_return():
+    def trained(times: float) -> tuple[list[float], list[str]]:
+        model, optimizer = built()
+        with sf.attach(model, optimizer, recovery=sf.TrainingRecovery()) as attachment:
+            losses = train(model, optimizer, attachment, range(100))
+            optimizer.param_groups[0]["lr"] = 1e-2 * times
+            losses += train(model, optimizer, attachment, range(100, 120))
+            optimizer.param_groups[0]["lr"] = 1e-2
+            losses += train(model, optimizer, attachment, range(120, 240))
+            return losses, [str(each) for each in attachment.incidents if each.action == "roll_back"]
+
+    (clean, _), (losses, returns) = trained(1.0), trained(100.0)
+    assert len(returns) == 1
+    assert "back to the state before step 100, kept in memory; learning rate at most 0.01" in returns[0]
+    assert sum(losses[-50:]) < 1.05 * sum(clean[-50:])
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_healthy_run_with_recovery_is_bitwise_the_bare_run(fused):
     model, optimizer = built(fused=fused)

@@ -110,6 +110,69 @@ def test_a_learning_rate_that_is_wrong_for_a_while_is_survived_and_stays_the_use
     assert loop.final_loss() < 1.05 * clean["adamw"]
 
 
+def raised_rate(loop, steps, times=100.0):
+    """Sets the rate of the next step, as a mistake in a loop or a schedule does."""
+
+    def set_rate(step):
+        loop.optimizer.param_groups[0]["lr"] = 0.01 * (times if FAULT_AT <= step < FAULT_AT + steps else 1.0)
+
+    return {"before_step": set_rate}
+
+
+def raised_rate_in_hooks(loop, steps, times=100.0):
+    """Raises the rate in hooks around each step, so that nothing outside of the step sees it."""
+    group, begun = loop.optimizer.param_groups[0], []
+
+    def raise_rate(*_):
+        begun.append(len(begun))
+        if FAULT_AT <= begun[-1] < FAULT_AT + steps:
+            group["lr"] *= times
+
+    def lower_rate(*_):
+        if FAULT_AT <= begun[-1] < FAULT_AT + steps:
+            group["lr"] /= times
+
+    loop.optimizer.register_step_pre_hook(raise_rate)
+    loop.optimizer.register_step_post_hook(lower_rate)
+    return {}
+
+
+@pytest.mark.parametrize("fault", [raised_rate, raised_rate_in_hooks])
+@pytest.mark.parametrize("steps", [20, 60])
+def test_after_steps_at_a_hundred_times_the_rate_the_run_ends_like_one_that_never_had_them(fault, steps):
+    loop = Loop()
+    loop.run(**fault(loop, steps))
+    assert loop.actions == ["roll_back"]
+    (incident,) = (each for each in loop.stabilizer.incidents if each.action == "roll_back")
+    assert f"back to the state before step {FAULT_AT}, kept in memory" in incident.summary
+    assert loop.final_loss() < 1.05 * Loop().run(steps=STEPS - 5).final_loss()
+
+
+def test_a_rate_that_stays_raised_is_limited_to_the_one_before_and_approached_while_the_run_is_healthy():
+    loop = Loop()
+    loop.run(**raised_rate(loop, STEPS), steps=FAULT_AT + 55)
+    rates = [record.signals.lr for record in loop.stabilizer.history[FAULT_AT:]]
+    assert [rates[0], rates[10], rates[30], rates[50]] == pytest.approx([1.0, 0.01, 0.02, 0.04])
+    assert loop.optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize(("later", "actions"), [(0, []), (2, ["roll_back", "take_back"])])
+def test_a_new_phase_with_other_data_and_a_higher_rate_keeps_its_rate(later, actions):
+    loop, starts = Loop(), FAULT_AT + later
+    loop.run(lambda step, x, y: y.add_(3) if step >= starts else None, **raised_rate(loop, STEPS, times=5.0))
+    assert loop.actions == actions
+    rates = [record.signals.lr for record in loop.stabilizer.history]
+    assert rates[FAULT_AT + 10 :] == pytest.approx([0.05] * (STEPS - FAULT_AT - 10))
+
+
+def test_a_rate_that_the_user_raises_without_harm_changes_nothing():
+    loop, bare = Loop(), Loop(recovery=None, escalation=None)
+    for each in (loop, bare):
+        each.run(**raised_rate(each, STEPS, times=5.0))
+    assert loop.actions == []
+    assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), bare.model.parameters(), strict=True))
+
+
 def test_the_cut_is_a_factor_for_the_step_and_is_lifted():
     loop = Loop()
     loop.run(weights(loop, DAMAGES["a NaN"]))

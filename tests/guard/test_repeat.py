@@ -420,15 +420,22 @@ def test_damage_that_comes_back_whatever_is_left_out_ends_bounded():
     assert loop.drawn < 3 * STEPS
 
 
-def test_a_wrong_rate_in_the_schedule_ends_with_a_cut_of_the_rate():
-    def typo(loop, step, x, y):
-        loop.optimizer.param_groups[0]["lr"] = 3.0 if FAULT_AT <= step < FAULT_AT + 15 else 0.01
+def typo_in_rate(wrong):
+    def tamper(loop, step, x, y):
+        loop.optimizer.param_groups[0]["lr"] = wrong if FAULT_AT <= step < FAULT_AT + 20 else 0.01
         return x, y
 
-    loop = Loop(typo).guarded().run()
-    assert loop.actions.count("repeat") <= 3
-    assert "roll_back" in loop.actions
-    assert min(record.signals.lr for record in loop.stabilizer.history if record.signals.step > FAULT_AT) < 0.01
+    return tamper
+
+
+def test_the_steps_at_a_rate_that_was_raised_by_mistake_are_repeated_at_the_rate_before():
+    loop, clean = Loop(typo_in_rate(1.0)).guarded().run(), Loop(typo_in_rate(0.01)).guarded().run()
+    assert loop.actions == ["repeat"]
+    rates = [record.signals.lr for record in loop.stabilizer.history]
+    assert rates == pytest.approx([0.01] * STEPS)
+    for mine, others in zip(loop.model.parameters(), clean.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, others, rtol=1e-3, atol=1e-4)
+    assert loop.rates[FAULT_AT + 5] == 1.0
 
 
 def test_the_log_shows_each_step_once_with_the_numbers_of_the_run_that_counts(tmp_path):

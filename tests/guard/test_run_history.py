@@ -57,6 +57,19 @@ def test_after_a_resume_a_refused_gradient_is_compared_with_those_before_it():
     assert "70 times its recent median" in after.incidents[-1].summary
 
 
+def test_the_rates_and_their_limit_are_saved_with_the_budgets():
+    budgets, loaded = (
+        Budgets(None, sf.TrainingRecovery(), None, weights_broken=lambda: False, agreed=lambda flag: flag)
+        for _ in range(2)
+    )
+    for step in range(101):
+        budgets.rates.before_step(step, 0.1 if step == 100 else 0.001)
+    budgets.rates.returned()
+    loaded.load_state_dict(budgets.state_dict(), same_escalation=True, same_recovery=True)
+    assert loaded.rates.state == budgets.rates.state
+    assert loaded.rates.limit == 0.001
+
+
 def refused_then(norm, recovery=True, **following):
     """What is reported of a refused step, when it was reported, and the incidents."""
     budgets = Budgets(

@@ -91,6 +91,17 @@ def test_states_are_taken_when_due_and_the_oldest_goes():
     assert ring.steps == [21, 31]
 
 
+def test_while_later_states_are_in_doubt_the_last_one_before_them_is_kept():
+    run = Run()
+    ring = SnapshotRing(run.state, every_steps=10, keep=2, device_bytes=None)
+    kept = {}
+    for step in range(1, 82):
+        ring.hold_before = 25 if 25 <= step < 55 else None
+        ring.take_if_due(step)
+        kept[step] = ring.steps
+    assert [kept[step] for step in (21, 31, 51, 61, 81)] == [[11, 21], [21, 31], [21, 51], [51, 61], [71, 81]]
+
+
 def test_each_try_goes_one_older_and_what_is_younger_than_the_trouble_is_dropped():
     run = Run()
     ring = SnapshotRing(run.state, 1, 3, None)

@@ -184,6 +184,16 @@ def _store_recent_norms(state: Any) -> Any:
     return _within(state, "results", results)
 
 
+def _store_rates(state: Any) -> Any:
+    """Version 9 stores the learning rates so far, which a raised one is compared with; they start again."""
+    rates = {"seen": 0, "highest": 0.0, "last": 0.0, "raised_at": -1, "usual": 0.0, "limit": 0.0}
+
+    def results(each: Any) -> Any:
+        return _within(each, "history", lambda history: _added(history, "rates", rates, after="recovery"))
+
+    return _within(state, "results", results)
+
+
 def _rename_facts(facts: Any) -> Any:
     """Version 2 has the names that the fields have in the code, in place of metaphors."""
     optimizer = {
@@ -208,7 +218,7 @@ CHECKPOINT = Format(
 )
 STABILIZER_STATE = Format(
     "stabilizer state",
-    8,  # 1 and 2 were never released
+    9,  # 1 and 2 were never released
     "`stabilizer.state_dict()`, also in every checkpoint",
     "`TrainingStabilizer`",
     "`stabilizer.load_state_dict`, `resume` and `restore`",
@@ -218,6 +228,7 @@ STABILIZER_STATE = Format(
         5: _count_confirming_steps,
         6: _count_tests,
         7: _store_recent_norms,
+        8: _store_rates,
     },
 )
 DATA_POSITION = Format(

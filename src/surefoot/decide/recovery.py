@@ -91,6 +91,9 @@ SETTLED_STEPS = 5
 """The number of consecutive healthy steps that end an unhealthy episode. A diverging run has some low losses, too."""
 TRIAL_STEPS = 3
 """The number of consecutive unhealthy steps after a return that show that it did not help."""
+RAISED_PATIENCE_STEPS = 3
+"""The number of unhealthy steps before a return if the learning rate was raised far above all before: two independent
+facts."""
 LATE_STEPS = 7
 """The delay of mean losses behind single ones: most losses of a block of `LostProgress` must be high."""
 TRIAL_SETTLED_STEPS = 12
@@ -171,11 +174,16 @@ class TrainingRecovery:
     steps began, unless they are not finite or steps are still refused. For the same reason no patience is needed if the
     gradients of two consecutive steps are far above all earlier ones: the second step is applied, and if the weights
     had moved unusually far before the first, the run returns. Nor is a loss needed if the weights moved much further
-    between two copies than learning rate and gradients explain. The first steps after a return show it, too: if
-    the loss of the earlier weights is just as high, and no learning rate far above all earlier ones has damaged them
-    again, the weights were not the cause. The return is undone at the cost of those few steps, and the losses from then
-    on are the level that later ones are compared with. In both cases the next return needs more patience. If steps are
-    still refused, the state was already bad, and an older one is tried.
+    between two copies than learning rate and gradients explain.
+
+    A learning rate far above all earlier ones moves the weights further, too: if unhealthy steps follow it, three of
+    them suffice, the run returns to the weights before the raise, and the rate is limited to the one before it, until
+    it has come down or the limit is lifted step by step (`decide/raised_rate.py`).
+
+    The first steps after a return show the cause, too: if the loss of the earlier weights is just as high, and no
+    raised learning rate has damaged them again, the weights were not the cause. The return is undone at the cost of
+    those few steps, and the losses from then on are the level that later ones are compared with. In both cases the next
+    return needs more patience. If steps are still refused, the state was already bad, and an older one is tried.
     """
 
     every_steps: int = 20
@@ -246,6 +254,7 @@ class TrainingRecovery:
         level: bool = False,
         jumped_after: int | None = None,
         burst_through: int | None = None,
+        raised_at: int | None = None,
     ) -> tuple[RecoveryState, Decision]:
         """Process one step.
 
@@ -260,28 +269,33 @@ class TrainingRecovery:
             jumped_after: the step after which the weights moved further than learning rate and gradients explain;
                 `None` if they did not.
             burst_through: the last step of a series of bad batches that ended; `None` if there was none.
+            raised_at: the first step at a learning rate far above all before, if the weights since are in doubt.
+                It is the cause if the problem began after it.
         """
         if jumped_after is not None and not broken:
             state = state._replace(onset=jumped_after + self.margin_steps, refused=self.patience_refused, calm=0)
-            return self._go_back(state, False, _JUMPED, sure=True)
+            return self._go_back(state, False, _JUMPED, raised_at, sure=True)
         if not (refused or setback or lost or broken or level):
             return self._healthy(state)
+        began = step if refused or setback or raised_at is not None else max(step - LATE_STEPS, 0)
         state = state._replace(
             unhealthy=state.unhealthy + 1,
             refused=state.refused + 1 if refused else 0,
-            onset=state.onset if state.onset >= 0 else step if refused or setback else max(step - LATE_STEPS, 0),
+            onset=state.onset if state.onset >= 0 else began,
             trial=max(state.trial - 1, 0),
             calm=0,
             means=state.means + (lost and not setback and not refused),
         )
+        if raised_at is not None and state.onset <= raised_at:
+            raised_at = None  # a loss is that of the weights before the step: the first raised step came later
         if state.returned and (state.trial == 0 or level) and not state.by_refusal and not broken:
             return self._take_back(state)
         if burst_through is not None and not state.tried and not broken:
-            state, decision = self._go_back(state, False, _BURST, sure=True)
+            state, decision = self._go_back(state, False, _BURST, raised_at, sure=True)
             return state, replace(decision, through=burst_through)
-        if not (broken or self._is_due(state) or (level and not state.doubts)):
+        if not (broken or self._is_due(state, raised_at is not None) or (level and not state.doubts)):
             return state, self._decision("none", state)
-        return self._go_back(state, broken, self._reason(state, broken, level))
+        return self._go_back(state, broken, self._reason(state, broken, level), raised_at)
 
     def _healthy(self, state: RecoveryState) -> tuple[RecoveryState, Decision]:
         calm = state.calm + 1
@@ -309,28 +323,31 @@ class TrainingRecovery:
         )
         return state, self._decision("none", state)
 
-    def _is_due(self, state: RecoveryState) -> bool:
+    def _is_due(self, state: RecoveryState, raised: bool = False) -> bool:
         if state.tried:
             return state.trial == 0
         doubt = int(DOUBT_FACTOR**state.doubts)
-        return state.unhealthy >= self.patience_steps * doubt or state.refused >= self.patience_refused * doubt
+        patience = min(self.patience_steps, RAISED_PATIENCE_STEPS) if raised else self.patience_steps
+        return state.unhealthy >= patience * doubt or state.refused >= self.patience_refused * doubt
 
     def _go_back(
-        self, state: RecoveryState, broken: bool, reason: str, sure: bool = False
+        self, state: RecoveryState, broken: bool, reason: str, raised_at: int | None, sure: bool = False
     ) -> tuple[RecoveryState, Decision]:
         if state.attempts >= self.attempts:
             # A halt needs proof. Refused steps do no harm: skipping handles them. A high, finite loss may come from
             # other data, which the run may learn.
             return state, self._decision("halt" if broken else "none", state, reason)
         resets = self.first == "reset_moments" and not state.tried and not broken
-        before = state.onset - self.margin_steps
-        # Continued refusals need a return wherever the weights are.
-        sure = sure or broken or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
+        before, raised = state.onset - self.margin_steps, raised_at is not None
+        if raised_at is not None:  # no step before it contributed to the damage
+            before = raised_at if raised_at <= state.onset else min(before, raised_at)
+        # Continued refusals need a return wherever the weights are. A raised rate moves them further than usual.
+        sure = sure or broken or raised or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
         attempts = state.attempts + 1
         by_refusal = broken or state.by_refusal or state.refused >= self.patience_refused
         state = state._replace(
             attempts=attempts,
-            cuts=attempts,
+            cuts=state.cuts if raised else attempts,  # the rate is limited to the one before
             tried=state.tried + 1,
             returned=state.returned + (not resets),
             by_refusal=by_refusal,
@@ -342,7 +359,7 @@ class TrainingRecovery:
             refused=0,
         )
         decision = self._decision("reset_moments" if resets else "roll_back", state, reason, before)
-        return state, replace(decision, only_if_moved=not sure)
+        return state, replace(decision, only_if_moved=not sure, limits_rate=raised and not resets)
 
     def is_exhausted(self, state: RecoveryState) -> bool:
         """Whether a return is needed and none is left."""

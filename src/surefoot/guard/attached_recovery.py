@@ -32,12 +32,13 @@ class AttachedRecovery:
         self, models: Sequence[nn.Module], optimizer: Any, guard: GuardContext, recovery: TrainingRecovery
     ) -> None:
         trained = TrainedState(models, optimizer, guard.policy.live_states, guard.policy.put_back)
-        self.weights = EarlierWeights(None, trained, None, recovery, guard.ranks)
+        self.weights = EarlierWeights(None, trained, None, recovery, guard.ranks, guard.history.budgets.rates)
         self._history, self._repeats = guard.history, recovery.repeat
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks, guard.policy)
 
-    def before_update(self) -> None:
-        """Called before the optimizer writes: complete a copy that is in progress."""
+    def before_update(self, step: int, rate: float | None, base: float) -> None:
+        """Called before the optimizer writes with this learning rate: complete a copy that is in progress."""
+        self.weights.notice_rate(step, rate, base, self._history.onset)
         if self.weights.ring is not None:
             self.weights.ring.before_update()
 

@@ -46,7 +46,8 @@ class ClosureStep:
         self.first: OpenStep | None = None
         self._first_loss: Any = None
         self.undo = ExitStack()
-        self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, facts_now(None).lr_factor)
+        self._lr_factor = guarded.lr_factor(facts_now(None))
+        self._lr_cut = LearningRateCut(self.undo, guarded.optimizer, self._lr_factor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The closure that is passed to the optimizer; returns the result of the user's closure."""
@@ -61,7 +62,7 @@ class ClosureStep:
         self._evaluations += 1
         if self.first is not None:
             return loss
-        self.first, self._first_loss = step, loss
+        self.first, self._first_loss, step.lr_factor = step, loss, self._lr_factor
         if step.refused and self._raises:
             raise ClosureRefused
         if step.refused:

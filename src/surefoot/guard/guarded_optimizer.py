@@ -7,7 +7,8 @@ it. The result is a `StepNumbers`, which on a GPU is read a few steps later.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import math
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,8 @@ from surefoot.observe.tensors import (
 from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from surefoot.core.block_tables import BlockTables
     from surefoot.guard.model_sampling import ModelSampler
@@ -89,6 +91,8 @@ class StepFacts:
     """The factor that the caller has already multiplied the gradients by, to clip them."""
     was_broken: Tensor | None = None
     """Whether the gradients were not finite before the caller clipped them by value."""
+    lr_limit: float = math.inf
+    """The highest learning rate that this step may use."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,8 @@ class OpenStep:
     """Restores what was changed during the optimizer's step, except for what other code has changed since."""
     left_out: Any = False
     """Whether another guard on the same optimizer has skipped the step."""
+    lr_factor: float = 1.0
+    """The factor for the learning rates."""
     lr_cut: LearningRateCut | None = None
     copy: StepCopy | None = None
     """The state that a refused step restores at its end, if the optimizer cannot be kept from changing it."""
@@ -281,6 +287,8 @@ class GuardedOptimizer:
         self._updates = UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
+        self._hidden_factor = 1.0
+        """The factor by which other hooks of the optimizer have multiplied the learning rate in the last step."""
 
     @property
     def optimizer(self) -> Any:
@@ -307,9 +315,42 @@ class GuardedOptimizer:
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group; `None` if reading it would need a sync."""
+        rate = _first_rate(self.optimizer)
+        return None if rate is None else rate * self._hidden_factor * factor
+
+    @property
+    def base_rate(self) -> float:
+        """The learning rate that the schedule starts from; 0 if it is not known."""
         groups = self.optimizer.param_groups
-        lr = learning_rate(groups[0]) if groups else None
-        return None if lr is None or isinstance(lr, Tensor) else lr * factor
+        base = groups[0].get("initial_lr") if groups else None
+        return base if isinstance(base, float) else 0.0
+
+    def lr_factor(self, facts: StepFacts) -> float:
+        """The factor for the learning rates of a step."""
+        rate = self.lr(1.0)
+        if rate is None or rate * facts.lr_factor <= facts.lr_limit:
+            return facts.lr_factor
+        return facts.lr_limit / rate
+
+    def follow_rate(self, step: OpenStep, on_rate: Callable[[float], None]) -> AbstractContextManager[Any]:
+        """While the optimizer steps, find a learning rate that its other hooks set; calls `on_rate` if it is new."""
+        optimizer = self.optimizer
+        hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+        if all(map(is_own_hook, hooks)):
+            self._hidden_factor = 1.0
+            return nullcontext()
+        before = _first_rate(optimizer)
+
+        def note(*_: Any) -> None:
+            now = _first_rate(optimizer)
+            hidden = now / before if now is not None and before else 1.0
+            if now is not None and hidden != self._hidden_factor:
+                self._hidden_factor = hidden
+                on_rate(now / step.lr_factor)  # without the cut
+
+        undo = ExitStack()
+        undo.callback(optimizer.register_step_pre_hook(note).remove)  # the last hook before the step
+        return undo
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -329,8 +370,9 @@ class GuardedOptimizer:
             self._sampler.before_update(facts.step, measured.named, step.decision.divide)
         if self._acts:
             try:
-                if facts.lr_factor != 1.0:
-                    step.lr_cut = LearningRateCut(step.undo, self.optimizer, facts.lr_factor)
+                step.lr_factor = self.lr_factor(facts)
+                if step.lr_factor != 1.0:
+                    step.lr_cut = LearningRateCut(step.undo, self.optimizer, step.lr_factor)
                 self._preparer.prepare(step, self.optimizer)
             except BaseException:
                 step.undo.close()
@@ -416,7 +458,7 @@ class GuardedOptimizer:
         rules, notices, named = self.decider.rule_names, self.decider.notice_names, step.measured.named
         is_all = named is self.layout.parameters
         layout = LayerNames(self.layout.names, self.layout.ranks) if is_all else LayerNames.of(named)
-        known = {"step": facts.step, "lr": self.lr(facts.lr_factor)}
+        known = {"step": facts.step, "lr": self.lr(step.lr_factor)}
         if not self._acts:  # the step was skipped only if a scaler or another guard has skipped it
             decision = replace(decision, skip=self.decider.left_out_by(step.given.outer) | step.left_out)
             if step.vector is not None:
@@ -453,6 +495,13 @@ class GuardedOptimizer:
         if not first:
             self.decider.policy.states = states
         return step
+
+
+def _first_rate(optimizer: Any) -> float | None:
+    """The learning rate of the first group; `None` if there is none, or reading it would need a sync."""
+    groups = optimizer.param_groups
+    rate = learning_rate(groups[0]) if groups else None
+    return None if isinstance(rate, Tensor) else rate
 
 
 def _set_first(vector: Tensor, value: Any) -> None:

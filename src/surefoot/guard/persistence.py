@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.decide.agreement import Ranks
+    from surefoot.decide.raised_rate import RateWatch
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.guard.data_loop import FollowedBatches, LoopHooks
     from surefoot.guard.run_history import RunHistory
@@ -65,15 +66,30 @@ class EarlierWeights:
         checkpoints: CheckpointManager | None,
         recovery: TrainingRecovery | None,
         ranks: Ranks,
+        rates: RateWatch,
     ) -> None:
         """Start to take snapshots. `run_state` loads checkpoints, and is needed only with them."""
         self._run_state, self._trained, self._checkpoints = run_state, trained, checkpoints
-        self._ranks = ranks
+        self._ranks, self._rates = ranks, rates
         self.selector = CheckpointSelector(checkpoints, ranks, partial(placed_parts, run_state) if run_state else None)
         self._margin, self._repeats = (recovery.margin_steps, recovery.repeat) if recovery else (0, False)
         self.ring = (
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
+
+    def notice_rate(self, step: int, rate: float | None, base: float, onset: int | None) -> None:
+        """The step `step` is about to use this learning rate: if it is raised, take a snapshot of the weights before.
+
+        With several ranks none is taken, because all must have the same ones. Nor with repeats: a moment is kept
+        between two batches.
+        """
+        is_first = self._rates.before_step(step, rate, base)
+        if self.ring is None or self._ranks.several:
+            return
+        self.ring.hold_before = self._rates.raised_at
+        if is_first and onset is None and not self._repeats and self.ring.steps[-1:] != [step]:
+            self.ring.take(step)
+            self.ring.before_update()
 
     def after_step(self, step: int, onset: int | None, waits_for_batch: bool = False) -> None:
         """`step` optimizer steps are done: take a snapshot if one is due, unless that happens before the next batch.
@@ -218,7 +234,7 @@ class RunPersistence:
         self.run_state, self.checkpoints, self._on_resume = run_state, checkpoints, loop.on_resume
         self._ranks = ranks
         self.saver = CheckpointSaver(run_state, checkpoints, lag_steps, ranks, owner=self)
-        self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, ranks)
+        self.weights = EarlierWeights(run_state, trained, checkpoints, recovery, ranks, history.budgets.rates)
         self.repeats: Repeats | None = None
         """Repeats the steps that a return undoes, if this is enabled."""
         if recovery is not None and recovery.repeat:

@@ -211,6 +211,8 @@ class Repeats:
             return
         self._persistence.undo_saves(target.step)  # the loop may have saved in the meantime
         counts, by_kind = dict(self._history.counts), dict(self._history.by_kind)
+        budgets = self._history.budgets
+        rates = budgets.rates.state
         if target.snapshot is not None and target.snapshot.moment is not None:
             self._write_weights(target)
             moment = target.snapshot.moment
@@ -223,7 +225,8 @@ class Repeats:
         elif target.tree is not None:
             self._load_checkpoint(target.tree)
         _recount(self._history, target.step, reached, counts, by_kind)
-        self._history.budgets.repeats.state = pending.plan._replace(until=max(pending.plan.until, reached))
+        budgets.repeats.state = pending.plan._replace(until=max(pending.plan.until, reached))
+        budgets.rates.state = rates  # a raised rate is limited from its first step on
         if self._on_back is not None:
             self._on_back(target.step)
 

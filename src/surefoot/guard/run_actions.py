@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from surefoot.decide.raised_rate import RAISED_RATE
 from surefoot.decide.recovery import was_bad_batch
 from surefoot.errors import CheckpointError, TrainingHalted
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("surefoot")
 
-RAISED_RATE = 3.0
-"""The factor above all earlier learning rates from which a rate may have damaged the weights."""
 BLOWN_UP = 1e6
 """The factor above the usual loss or gradient beyond which weights that the script itself wrote are damage: a layer
 that is initialised again brings those of the first steps back."""
@@ -108,7 +107,7 @@ class RunActions:
         results.returned()
         self._persistence.weights.returned(results.steps)
         self._measurer.param_norm = None  # the parameters have changed
-        summary = f"{decision.reason}: {done}; learning rate x {decision.lr_factor:g}"
+        summary = f"{decision.reason}: {done}; {self._rate_from_now_on(decision)}"
         self._history.note(record.signals, "recovery", "warning", summary, decision.action)
 
     def _repeat(self, results: StepResults, record: StepRecord, decision: Decision) -> bool:
@@ -121,8 +120,17 @@ class RunActions:
         summary = f"{decision.reason}: back to {repeated}"
         if decision.is_test:
             summary += " to see whether this recurs"
+        elif decision.limits_rate:
+            summary += f"; {self._rate_from_now_on(decision)}"
         self._history.note(record.signals, "recovery", "warning", summary, "repeat")
         return True
+
+    def _rate_from_now_on(self, decision: Decision) -> str:
+        """Limit the learning rate after a return, if it was raised before the problem. Returns a description."""
+        rates = self._history.budgets.rates
+        if decision.limits_rate and rates.returned():
+            return f"learning rate at most {rates.limit:.4g}, as before it was raised at step {rates.raised_at}"
+        return f"learning rate x {decision.lr_factor:g}"
 
     def _carried_out(self, record: StepRecord, decision: Decision) -> str | None:
         if decision.action == "reset_moments":
@@ -132,6 +140,7 @@ class RunActions:
             if not self._persistence.weights.take_back():
                 return None
             self._policy.restart_levels()
+            self._history.budgets.rates.accept()
             return "the return is undone"
         assert decision.before is not None
         tried = self._history.budgets.returns_tried - 1

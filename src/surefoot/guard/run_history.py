@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from surefoot.core.state_tree import pack, settings_of, unpack
+from surefoot.decide.raised_rate import RateState, RateWatch
 from surefoot.decide.recovery import burst_end, is_new_level
 from surefoot.decide.repeat import RepeatPlanner, RepeatState
 from surefoot.detect.combine import Combined, sustained, tolerated
@@ -88,6 +89,8 @@ class BudgetsState(_RepeatBudget):
 
     escalation: Packed
     recovery: Packed
+    rates: Packed
+    """The learning rates so far."""
     instability: list[list[int | str]]
     """Step and sentence of the last reasons why the run was not quiet."""
 
@@ -212,7 +215,7 @@ class Budgets:
         self.escalation, self.recovery, self._scale_floor = escalation, recovery, scale_floor
         self._escalation_state = escalation.init() if escalation else None
         self._recovery_state = recovery.init() if recovery else None
-        self.repeats = RepeatPlanner(recovery)
+        self.repeats, self.rates = RepeatPlanner(recovery), RateWatch(recovery)
         self.weights_broken, self.agreed, self._alone = weights_broken, agreed, alone
         self.jumped_after: int | None = None
         """The step after which the weights moved as training does not explain; `None` if that was responded to."""
@@ -222,7 +225,7 @@ class Budgets:
         """A copy that does not communicate with other ranks: it may be used on one rank only."""
         ahead = copy.copy(self)
         ahead._reasons, ahead.agreed = self._reasons.copy(), lambda flag: flag
-        ahead.repeats = copy.copy(self.repeats)
+        ahead.repeats, ahead.rates = copy.copy(self.repeats), copy.copy(self.rates)
         return ahead
 
     def is_stuck(self, record: StepRecord) -> bool:
@@ -268,7 +271,10 @@ class Budgets:
             level=level,
             jumped_after=jump,
             burst_through=burst_end(history, self.onset, self.agreed) if setback else None,
+            raised_at=self._raised_at(step) if unhealthy else None,
         )
+        after = self._recovery_state
+        self.rates.after_step(step, after.onset < 0, after.calm, after.attempts < self.recovery.attempts)
         if self.repeats.state is not None:
             suspicion = self.repeats.suspicion(history, refused, self._alone)
             advice = self.repeats.advise(step, unhealthy, advice, suspicion)
@@ -281,6 +287,17 @@ class Budgets:
         if advice.action != "halt" and not advice.is_test and self._escalation_state is not None:
             self._escalation_state = self._escalation_state._replace(skips=0.0)
         return replace(advice, lr_factor=decision.lr_factor)
+
+    def _raised_at(self, step: int) -> int | None:
+        """The first step at a raised learning rate, if the weights since are in doubt on all ranks.
+
+        With several ranks it is the step that all of them know: shortly before the problem.
+        """
+        raised_at = self.rates.raised_at
+        if self.agreed(raised_at is None) or raised_at is None or self._alone:
+            return raised_at
+        margin = self.recovery.margin_steps if self.recovery is not None else 0
+        return (step if self.onset is None else self.onset) - margin
 
     def decline(self, decision: Decision) -> None:
         """The return that was just decided, or the undoing of one, was not carried out."""
@@ -313,6 +330,7 @@ class Budgets:
         state: BudgetsState = {
             "escalation": pack(self._escalation_state),
             "recovery": pack(self._recovery_state),
+            "rates": pack(self.rates.state),
             "instability": [list(reason) for reason in self._reasons],
         }
         if self.repeats.state is not None:
@@ -325,6 +343,7 @@ class Budgets:
             self._escalation_state = unpack(self.escalation.init(), state["escalation"])
         if self.recovery and same_recovery:
             self._recovery_state = unpack(self.recovery.init(), state["recovery"])
+        self.rates.state = unpack(RateState(), state["rates"])
         if self.repeats.state is not None and "repeat" in state:
             self.repeats.state = unpack(RepeatState(), state["repeat"])
         self._reasons = deque(((int(step), str(reason)) for step, reason in state["instability"]), maxlen=REASONS_KEPT)

@@ -147,7 +147,7 @@ class StabilizedRun:
         step = self.guard.guarded.begin(self._facts())
         try:
             if not step.refused:
-                with self._others.own_step():
+                with self._others.own_step(), self.guard.guarded.follow_rate(step, self._notice_rate):
                     self.optimizer.step()
         except BaseException:
             step.undo.close()
@@ -191,17 +191,26 @@ class StabilizedRun:
 
     def _facts(self) -> StepFacts:
         window, results = self.window, self.results
-        return StepFacts(results.steps, window.sums.mean_loss, window.divisor(), self.own_signals, results.lr_factor)
+        limit = self.guard.history.budgets.rates.limit
+        return StepFacts(
+            results.steps, window.sums.mean_loss, window.divisor(), self.own_signals, results.lr_factor, lr_limit=limit
+        )
 
     def _prepare(self) -> None:
         """Called right before the optimizer writes into the parameters."""
         if self.guard.guarded.look_for_new_parameters():
             self.persistence.weights.forget_snapshots()  # they do not contain the new parameters
         if self._keeps_steps:
+            self._notice_rate(self.guard.guarded.lr(1.0))
             self.persistence.before_update()
             self.guard.decider.stop_wanted = self.persistence.data.interrupts.received is not None
         if self.capture is not None:
             self.capture.before_step()
+
+    def _notice_rate(self, rate: float | None) -> None:
+        """The next step uses this learning rate."""
+        base, onset = self.guard.guarded.base_rate, self.guard.history.onset
+        self.persistence.weights.notice_rate(self.results.steps, rate, base, onset)
 
     def _leave_out(self) -> None:
         """Count a step whose batches are drawn but not trained on. The schedule continues: it follows the data."""

@@ -128,12 +128,15 @@ class StepAccount:
         if isinstance(loss_now, float):
             loss_now = torch.full((), loss_now, device=self._guarded.layout.home)
         lr_factor = self.results.lr_factor
-        return StepFacts(self.results.steps, loss_now, 1.0, self._own, lr_factor, self._clipped, self._was_broken)
+        limit = self.results.history.budgets.rates.limit
+        return StepFacts(
+            self.results.steps, loss_now, 1.0, self._own, lr_factor, self._clipped, self._was_broken, limit
+        )
 
     def before_update(self) -> None:
         """The optimizer is about to write."""
         if self._recovery is not None:
-            self._recovery.before_update()
+            self._recovery.before_update(self.results.steps, self._guarded.lr(1.0), self._guarded.base_rate)
 
     def without_gradient(self, *, is_intended: bool) -> StepNumbers:
         """The numbers of a step for which no parameter had a gradient, with one warning unless that is intended."""

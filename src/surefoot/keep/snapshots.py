@@ -289,6 +289,8 @@ class SnapshotRing:
         self._place: Place | None = None
         self._outline: list[Any] = []
         self._lacks_memory = False
+        self.hold_before: int | None = None
+        """The newest state that is not newer than this step is not replaced, because later ones are in doubt."""
         self.abandoned = AbandonedState(state)
         self.writes = ScriptWrites()
         self.jumps = MovementJumps()
@@ -342,9 +344,14 @@ class SnapshotRing:
             moved = self._kept[-1].moved
             self._spare.append(self._kept.pop().staged)
         elif len(self._kept) >= self._keep:
-            self._spare.append(self._kept.pop(0).staged)
+            self._spare.append(self._kept.pop(self._oldest_to_drop()).staged)
         staged = stage(tree, self._place, self._spare.pop() if self._spare else None)
         self._kept.append(Snapshot(step, staged, moved, None if moment is None else moment(self._place)))
+
+    def _oldest_to_drop(self) -> int:
+        """The position of the oldest state that may be replaced."""
+        in_doubt = [each.step > self.hold_before for each in self._kept] if self.hold_before is not None else []
+        return 1 if in_doubt[:2] == [False, True] else 0
 
     def before_update(self) -> None:
         """The optimizer is about to write: make the device finish the last copy first."""
