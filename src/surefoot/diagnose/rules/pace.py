@@ -127,13 +127,16 @@ def overshoots(run: RecordedRun) -> Claim | None:
         step=0,
         where=(run.main.site,),
         evidence={name: heavy, "rebound": curve.rebound, "lr": rate if rate == rate else None, "last": curve.end},
-        severity="info" if _is_lowest(curve) else "warning",
+        severity="info" if curve.chance is None and _is_lowest(curve) else "warning",
         fixes=(f"Set {'momentum=0.9' if group.momentum else 'betas=(0.9, 0.999)'}.",),
     )
 
 
 def _is_lowest(curve: LossCurve) -> bool:
-    """Whether the loss ended about where it was lowest: then nothing shows that it would have ended lower."""
+    """Whether the loss ended about where it was lowest: nothing shows then that it could end lower.
+
+    Only where the best constant answer is not known: compared with that, a loss of some size has much left to learn.
+    """
     return curve.end - curve.best < _LITTLE * (curve.start - curve.best)
 
 
