@@ -162,9 +162,10 @@ def test_the_table_of_tested_faults_has_a_column_for_every_trainer():
 
 
 def test_every_cell_of_the_table_of_tested_faults_has_a_test_that_exists():
-    section = (ROOT / "docs" / "trainers" / "index.md").read_text().split("## What is tested")[1].split("\n## ")[0]
-    tables = re.findall(r"^\|(?:---\|)+\n((?:\|.*\n)+)", section, re.M)
-    faults, tests = ([row.strip("| ").split(" | ") for row in table.splitlines()] for table in tables)
+    text = (ROOT / "docs" / "trainers" / "index.md").read_text()
+    sections = [text.split(f"## {name}\n")[1].split("\n## ")[0] for name in ("What is tested", "The tests by row")]
+    (table,), (names,) = (re.findall(r"^\|(?:---\|)+\n((?:\|.*\n)+)", each, re.M) for each in sections)
+    faults, tests = ([row.strip("| ").split(" | ") for row in each.splitlines()] for each in (table, names))
     assert [name for name, _ in tests] == [row[0] for row in faults]
     for name, named in tests:
         columns = set()

@@ -1,5 +1,6 @@
 """The page in a real browser, without a network. Pixels and elements are read, not only the absence of errors."""
 
+import json
 from functools import cache
 from itertools import pairwise
 
@@ -343,6 +344,46 @@ def test_equal_events_in_a_row_are_one_row_that_opens(open_page, tmp_path):
     rows.first.locator(".others summary").click()
     assert rows.first.locator(".others li").count() == 17
     assert "the loss jumps at 22" in rows.first.locator(".others li").last.inner_text()
+
+
+def test_after_a_run_was_started_again_its_events_are_in_the_order_in_which_they_happened(open_page, tmp_path):
+    for first, last in ((0, 10), (10, 20)):
+        with surefoot.RunLog(tmp_path) as log:
+            if first:
+                log.event("resume", first, "continues")
+            for step in range(first, last):
+                log.take(StepRow(step=step, time=0.0, loss=1.0))
+            log.event("checkpoint", last, "saved")
+            log.event("spike", last - 2, "logged late", severity="warning")
+            log.event("end", last - 1, "stopped")
+    page = open_page(write_report(tmp_path)).page
+    kinds = page.locator("#events tbody .kind").all_inner_texts()
+    assert kinds == ["spike", "checkpoint", "end", "resume", "spike", "checkpoint", "end"]
+
+
+WORDS = """() => [...document.querySelectorAll("#facts .plain .plain th, #facts .plain .plain td")].flatMap((cell) => {
+  const text = cell.firstChild;
+  if (!text || text.nodeType !== Node.TEXT_NODE) return [];
+  return [...text.data.matchAll(/[^ ,]+/g)].filter((word) => {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    return range.getClientRects().length > 1;
+  }).map((word) => word[0]);
+})"""
+
+
+@pytest.mark.parametrize("width", [420, 1000])
+def test_the_table_of_the_run_breaks_no_word(open_page, tmp_path, width):
+    settings = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False}
+    settings |= {"maximize": False, "capturable": False, "differentiable": False, "decoupled_weight_decay": True}
+    optimizers = [{"part": "", "type": "AdamW", "settings": [settings]}]
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "script": "train.py", "optimizers": optimizers}))
+    page = open_page(write_report(tmp_path)).page
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.locator("#facts .plain .plain th").count() > 9
+    assert page.evaluate(WORDS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_an_event_names_the_folder_that_its_step_is_kept_in(open_page, tmp_path):

@@ -34,8 +34,22 @@ function drawEvents(data) {
 // Some events are logged a few steps late. After a rollback the same steps come again, so the order of the log is kept.
 function inOrder(list) {
   if (list.some((event) => event.event === "rollback")) return list;
-  const last = list.filter((event) => event.event === "end");
-  return [...list.filter((event) => event.event !== "end").sort((a, b) => (a.step ?? -1) - (b.step ?? -1)), ...last];
+  return startsIn(list).flatMap((events) => {
+    const last = events.filter((event) => event.event === "end");
+    return [...events.filter((event) => event.event !== "end").sort((a, b) => (a.step ?? -1) - (b.step ?? -1)), ...last];
+  });
+}
+
+// The events of each start of the run: it ends before the next is resumed, or by an event.
+function startsIn(list) {
+  const starts = [[]];
+  for (const event of list) {
+    const events = starts[starts.length - 1];
+    const before = events[events.length - 1];
+    if (before && event.event !== "end" && (event.event === "resume" || before.event === "end")) starts.push([event]);
+    else events.push(event);
+  }
+  return starts;
 }
 
 // A captured step is logged as an alarm, but it is not counted as one.

@@ -98,6 +98,7 @@ function evidenceList(values) {
     const parts = shown.flatMap((value, place) => [place ? ", " : "", evidenceValue(real(value))]);
     return make("span", {}, parts, more);
   }
+  if (values.length === 1) return evidenceTable(Object.entries(shown[0]).filter(([, value]) => value !== "")); // one row is too wide
   const columns = [...new Set(shown.flatMap(Object.keys))];
   const head = make("tr", {}, columns.map((column) => make("th", { scope: "col" }, column.replaceAll("_", " "))));
   const rows = shown.map((row) => make("tr", {}, columns.map((column) => make("td", {}, column in row ? evidenceValue(real(row[column])) : ""))));

@@ -138,7 +138,7 @@ function drawFacts(data) {
     make("tr", {}, make("th", { scope: "row" }, key.replaceAll("_", " ")), make("td", {}, shownValue(value))),
   );
   const heading = data.runs ? "Differences" : "Run";
-  fill("facts", ...(shown.length ? [make("h2", {}, heading), make("table", { class: "plain" }, make("tbody", {}, shown))] : []));
+  fill("facts", ...(shown.length ? [make("h2", {}, heading), make("div", { class: "wide" }, make("table", { class: "plain" }, make("tbody", {}, shown)))] : []));
   fill("foot", make("p", {}, "Made by surefoot", data.made ? ` on ${data.made}` : "", ". ", KEYS));
 }
 
