@@ -173,6 +173,13 @@ def test_a_rate_that_the_user_raises_without_harm_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), bare.model.parameters(), strict=True))
 
 
+def test_some_high_losses_long_after_a_raise_lead_to_no_return():
+    loop = Loop()
+    high = (FAULT_AT + 20, FAULT_AT + 22, FAULT_AT + 24)
+    loop.run(lambda step, x, y: y.add_(2) if step in high else None, **raised_rate(loop, STEPS, times=5.0))
+    assert loop.actions == []
+
+
 def test_the_cut_is_a_factor_for_the_step_and_is_lifted():
     loop = Loop()
     loop.run(weights(loop, DAMAGES["a NaN"]))

@@ -92,8 +92,8 @@ SETTLED_STEPS = 5
 TRIAL_STEPS = 3
 """The number of consecutive unhealthy steps after a return that show that it did not help."""
 RAISED_PATIENCE_STEPS = 3
-"""The number of unhealthy steps before a return if the learning rate was raised far above all before: two independent
-facts."""
+"""The number of unhealthy steps before a return if they began soon after the learning rate was raised far above all
+before: two independent facts."""
 LATE_STEPS = 7
 """The delay of mean losses behind single ones: most losses of a block of `LostProgress` must be high."""
 TRIAL_SETTLED_STEPS = 12
@@ -176,9 +176,9 @@ class TrainingRecovery:
     had moved unusually far before the first, the run returns. Nor is a loss needed if the weights moved much further
     between two copies than learning rate and gradients explain.
 
-    A learning rate far above all earlier ones moves the weights further, too: if unhealthy steps follow it, three of
-    them suffice, the run returns to the weights before the raise, and the rate is limited to the one before it, until
-    it has come down or the limit is lifted step by step (`decide/raised_rate.py`).
+    A learning rate far above all earlier ones moves the weights further, too: if unhealthy steps begin within
+    `margin_steps` after it, three of them suffice. The run returns to the weights before the raise, and the rate is
+    limited to the one before it, until it has come down or the limit is lifted step by step (`decide/raised_rate.py`).
 
     The first steps after a return show the cause, too: if the loss of the earlier weights is just as high, and no
     raised learning rate has damaged them again, the weights were not the cause. The return is undone at the cost of
@@ -293,7 +293,8 @@ class TrainingRecovery:
         if burst_through is not None and not state.tried and not broken:
             state, decision = self._go_back(state, False, _BURST, raised_at, sure=True)
             return state, replace(decision, through=burst_through)
-        if not (broken or self._is_due(state, raised_at is not None) or (level and not state.doubts)):
+        soon = self._is_soon(state, raised_at)
+        if not (broken or self._is_due(state, soon) or (level and not state.doubts)):
             return state, self._decision("none", state)
         return self._go_back(state, broken, self._reason(state, broken, level), raised_at)
 
@@ -323,11 +324,18 @@ class TrainingRecovery:
         )
         return state, self._decision("none", state)
 
-    def _is_due(self, state: RecoveryState, raised: bool = False) -> bool:
+    def _is_soon(self, state: RecoveryState, raised_at: int | None) -> bool:
+        """Whether the problem began within as many steps after a raise of the learning rate as damage takes to show.
+
+        Later, a raise proves no more than any other rate: the problem needs the usual patience and evidence.
+        """
+        return raised_at is not None and state.onset <= raised_at + max(self.margin_steps, 1)
+
+    def _is_due(self, state: RecoveryState, soon_after_raise: bool = False) -> bool:
         if state.tried:
             return state.trial == 0
         doubt = int(DOUBT_FACTOR**state.doubts)
-        patience = min(self.patience_steps, RAISED_PATIENCE_STEPS) if raised else self.patience_steps
+        patience = min(self.patience_steps, RAISED_PATIENCE_STEPS) if soon_after_raise else self.patience_steps
         return state.unhealthy >= patience * doubt or state.refused >= self.patience_refused * doubt
 
     def _go_back(
@@ -342,7 +350,13 @@ class TrainingRecovery:
         if raised_at is not None:  # no step before it contributed to the damage
             before = raised_at if raised_at <= state.onset else min(before, raised_at)
         # Continued refusals need a return wherever the weights are. A raised rate moves them further than usual.
-        sure = sure or broken or raised or state.tried > 0 or (state.doubts > 0 and state.refused > 0)
+        sure = (
+            sure
+            or broken
+            or self._is_soon(state, raised_at)
+            or state.tried > 0
+            or (state.doubts > 0 and state.refused > 0)
+        )
         attempts = state.attempts + 1
         by_refusal = broken or state.by_refusal or state.refused >= self.patience_refused
         state = state._replace(
