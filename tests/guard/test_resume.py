@@ -279,3 +279,16 @@ def test_a_loop_that_does_not_continue_its_checkpoints_is_warned_once(tmp_path, 
     assert "begins with step 0" not in caplog.text
     train(3, continues=False)
     assert caplog.text.count("has checkpoints up to step 6, but this run begins with step 0") == 1
+
+
+def test_a_save_without_a_metric_is_ranked_by_the_mean_loss_of_the_last_steps(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    checkpoints = sf.CheckpointManager(tmp_path)
+    stabilizer = sf.TrainingStabilizer(model, torch.optim.SGD(model.parameters(), lr=0.0), checkpoints=checkpoints)
+    for _ in range(3):
+        loss = model(torch.ones(4, 2)).square().mean()
+        stabilizer.backward(loss)
+        stabilizer.step()
+    stabilizer.save()
+    (saved,) = checkpoints.checkpoints()
+    assert saved.metric == pytest.approx(float(loss.detach()))

@@ -566,9 +566,9 @@ class TrainingStabilizer:
         training loss of the last steps is used.
         """
         self._run.results.drain(is_end=False)
-        self._run.persistence.saver.save(
-            self.steps, self._run.guard.history.instability(), metric, given=metric is not None
-        )
+        history, is_given = self._run.guard.history, metric is not None
+        ranked_by = metric if is_given else history.recent_loss()
+        self._run.persistence.saver.save(self.steps, history.instability(), ranked_by, given=is_given)
 
     def state_dict(self) -> dict[str, Any]:
         """The stabilizer's own state: tensors and plain values, no pickle needed.
