@@ -53,12 +53,12 @@ def test_a_checkpoint_of_version_1_holds_the_same_under_other_names(feature, che
 
 
 def _without_added(content):
-    """A checkpoint's content without what later versions of the state have added, which starts anew."""
+    """A checkpoint's content without what later versions have added: of the state, which starts anew, and its rank."""
     own = content["state"]["stabilizer"]
     settings = {name: text for name, text in own["policy"]["settings"].items() if name != "lost_progress"}
     policy = {**own["policy"], "settings": settings, "lost_progress": None}
     state = _without_later({**content["state"], "stabilizer": {**own, "policy": policy}})
-    return {**content, "state": state}
+    return {**content, "facts": {**content["facts"], "metric": None}, "state": state}
 
 
 LATER = {"window": {"accumulate": None}, "history": {"recent_norms": [], "rates": RateState()._asdict()}}
