@@ -58,7 +58,7 @@ def _without_added(content):
     settings = {name: text for name, text in own["policy"]["settings"].items() if name != "lost_progress"}
     policy = {**own["policy"], "settings": settings, "lost_progress": None}
     state = _without_later({**content["state"], "stabilizer": {**own, "policy": policy}})
-    return {**content, "facts": {**content["facts"], "metric": None}, "state": state}
+    return {**content, "state": state} | ({"facts": {**content["facts"], "metric": None}} if "facts" in content else {})
 
 
 LATER = {"window": {"accumulate": None}, "history": {"recent_norms": [], "rates": RateState()._asdict()}}

@@ -157,6 +157,18 @@ class RecoveryState(NamedTuple):
     """The number of consecutive healthy steps that confirm the last return."""
 
 
+def _counted(state: RecoveryState, began: int, refused: bool, means: bool) -> RecoveryState:
+    """The state after one more unhealthy step; `means` is whether only the mean losses show it."""
+    return state._replace(
+        unhealthy=state.unhealthy + 1,
+        refused=state.refused + 1 if refused else 0,
+        onset=state.onset if state.onset >= 0 else began,
+        trial=max(state.trial - 1, 0),
+        calm=0,
+        means=state.means + means,
+    )
+
+
 @dataclass(frozen=True)
 class TrainingRecovery:
     """Returns to earlier states, kept in memory and in checkpoints.
@@ -278,14 +290,7 @@ class TrainingRecovery:
         if not (refused or setback or lost or broken or level):
             return self._healthy(state)
         began = step if refused or setback or raised_at is not None else max(step - LATE_STEPS, 0)
-        state = state._replace(
-            unhealthy=state.unhealthy + 1,
-            refused=state.refused + 1 if refused else 0,
-            onset=state.onset if state.onset >= 0 else began,
-            trial=max(state.trial - 1, 0),
-            calm=0,
-            means=state.means + (lost and not setback and not refused),
-        )
+        state = _counted(state, began, refused, means=lost and not setback and not refused)
         if raised_at is not None and state.onset <= raised_at:
             raised_at = None  # a loss is that of the weights before the step: the first raised step came later
         if state.returned and (state.trial == 0 or level) and not state.by_refusal and not broken:

@@ -121,10 +121,7 @@ class StabilizedRun:
         if guard.log is not None and rows is not None:
             guard.log.before_close(self.results.report_rest)
             guard.log.before_close(rows.release)
-            if checkpoints is not None:
-                checkpoints.events.on_saved, checkpoints.events.on_failing = rows.saved, rows.failing
-                checkpoints.events.before_saved = rows.log.flush
-                rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
+            _log_saves(checkpoints, rows)
 
     def _set_accumulate(self, accumulate: int) -> None:
         """Another number of ranks uses another number of microbatches per step."""
@@ -277,6 +274,14 @@ class StabilizedRun:
     def _load_rules(self, state: StabilizerState) -> None:
         """Load only what belongs to the weights: the states of the rules, the clipper and the loss scale."""
         load_rules(self.guard, in_present_format(state))
+
+
+def _log_saves(checkpoints: CheckpointManager | None, rows: LogRows) -> None:
+    """Record what happens to the checkpoints; the rows before one are on disk when it is."""
+    if checkpoints is not None:
+        events = checkpoints.events
+        events.before_saved, events.on_saved, events.on_failing = rows.log.flush, rows.saved, rows.failing
+        rows.log.take(CheckpointsExpected(checkpoints.every_steps, checkpoints.every_minutes))
 
 
 def _loop_hooks(run: StabilizedRun) -> LoopHooks:
