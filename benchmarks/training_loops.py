@@ -220,24 +220,39 @@ def _autocast(learner: Learner) -> Any:
     return torch.autocast("cpu", dtype=torch.float16) if learner.precision == "fp16" else nullcontext()
 
 
+class _WrongSchedule:
+    """The schedule of a learner, if it has one, with rates that a fault multiplies."""
+
+    def __init__(self, learner: Learner, fault: Fault) -> None:
+        self.optimizer, self._own, self._fault, self._steps = learner.optimizer, learner.scheduler, fault, 0
+        self._right = [group["lr"] for group in learner.optimizer.param_groups]
+        self._set(fault.lr_factor(0))
+
+    def step(self) -> None:
+        self._set(1.0)
+        if self._own is not None:
+            self._own.step()
+        self._right = [group["lr"] for group in self.optimizer.param_groups]
+        self._steps += 1
+        self._set(self._fault.lr_factor(self._steps))
+
+    def _set(self, factor: float) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self._right, strict=True):
+            group["lr"] = lr if factor == 1.0 else lr * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "own": None if self._own is None else self._own.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps = state["steps"]
+        if self._own is not None:
+            self._own.load_state_dict(state["own"])
+
+
 def _let_fault_set_lr(learners: list[Learner], fault: Fault) -> None:
-    """Multiply the learning rate around the optimizer's own step, so that no schedule sees it."""
-    for learner in learners:
-        before: list[float] = []
-        count = itertools.count()
-
-        def raise_lr(optimizer: Any, *_: Any, before: list[float] = before, count: Any = count) -> None:
-            factor = fault.lr_factor(next(count))
-            before[:] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] if factor == 1.0 else group["lr"] * factor
-
-        def lower_lr(optimizer: Any, *_: Any, before: list[float] = before) -> None:
-            for group, lr in zip(optimizer.param_groups, before, strict=True):
-                group["lr"] = lr
-
-        learner.optimizer.register_step_pre_hook(raise_lr)
-        learner.optimizer.register_step_post_hook(lower_lr)
+    if type(fault).lr_factor is not Fault.lr_factor:
+        for learner in learners:
+            learner.scheduler = _WrongSchedule(learner, fault)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from surefoot.decide.raised_rate import IN_DOUBT_STEPS, KNOWN_AFTER_STEPS, RateWatch
+from surefoot.decide.raised_rate import IN_DOUBT_STEPS, KNOWN_AFTER_STEPS, RateWatch, StepRates
 from surefoot.decide.recovery import TrainingRecovery
 
 STEPS = 200
@@ -26,14 +26,14 @@ SCHEDULES = {  # the rates of a run, and the rate that its schedule starts from
 def test_ordinary_schedules_do_not_raise_the_rate(name):
     rates, base = SCHEDULES[name]
     watch = RateWatch(TrainingRecovery())
-    assert not any(watch.before_step(step, rate, base) for step, rate in enumerate(rates))
+    assert not any(watch.before_step(step, StepRates(rate, base, (1.0,))) for step, rate in enumerate(rates))
 
 
 def raised(at=100, times=100.0, recovery=None):
     watch = RateWatch(recovery or TrainingRecovery())
     for step in range(at):
-        assert not watch.before_step(step, 1e-3)
-    assert watch.before_step(at, 1e-3 * times)
+        assert not watch.before_step(step, StepRates(1e-3, 0.0, (1.0,)))
+    assert watch.before_step(at, StepRates(1e-3 * times, 0.0, (1.0,)))
     assert watch.raised_at == at
     return watch
 
@@ -43,10 +43,10 @@ def test_a_raise_alone_limits_nothing_and_is_an_ordinary_rate_once_the_losses_sh
     for step in range(100, 100 + IN_DOUBT_STEPS + 1):
         assert watch.raised_at == 100
         assert watch.limit == math.inf
-        assert not watch.before_step(step, 0.1)
+        assert not watch.before_step(step, StepRates(0.1, 0.0, (1.0,)))
         watch.after_step(step, is_healthy=True, calm=step, has_attempts=True)
     assert watch.raised_at is None
-    assert not watch.before_step(200, 0.1)
+    assert not watch.before_step(200, StepRates(0.1, 0.0, (1.0,)))
 
 
 def test_while_there_is_a_problem_the_weights_stay_in_doubt():
@@ -58,9 +58,9 @@ def test_while_there_is_a_problem_the_weights_stay_in_doubt():
 def test_after_a_return_the_rate_is_limited_until_it_has_come_down():
     watch = raised()
     assert watch.returned()
-    watch.before_step(104, 0.1)
+    watch.before_step(104, StepRates(0.1, 0.0, (1.0,)))
     assert watch.limit == 1e-3
-    watch.before_step(105, 1e-3)
+    watch.before_step(105, StepRates(1e-3, 0.0, (1.0,)))
     assert watch.limit == math.inf
     assert watch.raised_at is None
 
@@ -69,7 +69,7 @@ def test_steps_before_the_raise_that_are_repeated_do_not_end_the_limit():
     watch = raised()
     watch.returned()
     for step in range(80, 100):
-        watch.before_step(step, 1e-3)
+        watch.before_step(step, StepRates(1e-3, 0.0, (1.0,)))
         watch.after_step(step, is_healthy=True, calm=step - 79, has_attempts=True)
     assert watch.limit == 1e-3
     assert watch.raised_at == 100
@@ -102,7 +102,16 @@ def test_a_recovery_that_must_not_change_the_rate_does_not_limit_it():
 def test_a_rate_that_is_not_known_is_none(rate):
     watch = RateWatch(TrainingRecovery())
     for step in range(2 * KNOWN_AFTER_STEPS):
-        watch.before_step(step, 1e-3)
-    assert not watch.before_step(100, rate)
-    assert not watch.before_step(101, 1e-3)
+        watch.before_step(step, StepRates(1e-3, 0.0, (1.0,)))
+    assert not watch.before_step(100, None if rate is None else StepRates(rate, 0.0, (1.0,)))
+    assert not watch.before_step(101, StepRates(1e-3, 0.0, (1.0,)))
     assert watch.raised_at is None
+
+
+@pytest.mark.parametrize(("shares", "is_raise"), [((1.0, 10.0), True), ((1.0, 0.1), False)])
+def test_a_group_that_is_raised_alone_is_no_raise(shares, is_raise):
+    """A limit would hold for the other group, too."""
+    watch = RateWatch(TrainingRecovery())
+    for step in range(2 * KNOWN_AFTER_STEPS):
+        watch.before_step(step, StepRates(1e-3, 0.0, (1.0, 10.0)))
+    assert watch.before_step(100, StepRates(0.1, 0.0, shares)) == is_raise

@@ -1,6 +1,7 @@
 import numpy as np
 
 import surefoot as sf
+from surefoot.decide.raised_rate import StepRates
 from surefoot.guard.run_history import Budgets, RunHistory
 from surefoot.types import StepRecord
 
@@ -63,7 +64,7 @@ def test_the_rates_and_their_limit_are_saved_with_the_budgets():
         for _ in range(2)
     )
     for step in range(101):
-        budgets.rates.before_step(step, 0.1 if step == 100 else 0.001)
+        budgets.rates.before_step(step, StepRates(0.1 if step == 100 else 0.001, 0.0, (1.0,)))
     budgets.rates.returned()
     loaded.load_state_dict(budgets.state_dict(), same_escalation=True, same_recovery=True)
     assert loaded.rates.state == budgets.rates.state

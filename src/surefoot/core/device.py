@@ -282,7 +282,9 @@ def failure() -> tuple[str, str] | None:
 def is_capturing(device: torch.device | None = None) -> bool:
     """Whether a graph is being recorded on the current stream; without a device, on any device in use."""
     if device is None:
-        asked = _query[0] or _query_if_in_use()
+        process, asked = _query
+        if process != os.getpid():
+            asked = _query_if_in_use()
         return asked is not None and not _failure and bool(asked())
     if device.type != _kind():
         return False
@@ -290,23 +292,18 @@ def is_capturing(device: torch.device | None = None) -> bool:
     return asked is not None and bool(asked())
 
 
-_query: list[Any] = [None]
-"""The result of `_capture_query` once this process has used the accelerator: `is_capturing` is called many times in
-each step. Dropped before a fork: a child cannot use the accelerator, and functions that run at its beginning, such as
-that of `random`, may call this before any other."""
+_query: tuple[int, Any] = (0, None)
+"""The process that has used the accelerator, and the result of `_capture_query`: `is_capturing` is called many times in
+each step. A forked child cannot use the accelerator, and functions that run at its beginning, such as that of `random`,
+may call this before any other."""
 
 
 def _query_if_in_use() -> Any:
-    if is_in_use():
-        _drop_query_at_fork()
-        _query[0] = _capture_query()
-    return _query[0]
-
-
-@cache
-def _drop_query_at_fork() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=lambda: _query.__setitem__(0, None))
+    global _query
+    if not is_in_use():
+        return None
+    _query = os.getpid(), _capture_query()
+    return _query[1]
 
 
 @cache

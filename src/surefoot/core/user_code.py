@@ -97,7 +97,7 @@ class ScriptLine:
         self.code, self.number = code, number
 
 
-_lines: dict[tuple[CodeType, int], ScriptLine] = {}
+_lines: dict[tuple[str, CodeType, int], ScriptLine] = {}
 _executed: dict[tuple[int, int], tuple[CodeType, ScriptLine]] = {}
 """The same lines, by the identity of a code object, which is kept alive, and the position in it."""
 _MOST_EXECUTED = 1_024
@@ -117,7 +117,7 @@ def users_line(frame: FrameType | None) -> ScriptLine | None:
         if len(_executed) >= _MOST_EXECUTED:  # a script that executes new text again and again
             _executed.clear()
         number = frame.f_lineno
-        found = _executed[key] = code, _lines.setdefault((code, number), ScriptLine(code, number))
+        found = _executed[key] = code, _lines.setdefault((code.co_filename, code, number), ScriptLine(code, number))
     return found[1]
 
 

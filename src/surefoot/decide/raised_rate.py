@@ -9,7 +9,8 @@ last rate before the raise. The limit ends when the rate itself has come down. I
 by step while the run is healthy, like the cuts of `TrainingRecovery`. If the return was undone, because the data has
 changed and not the model, the raised rate is an ordinary one from then on.
 
-The state is a few numbers; `RateWatch` holds that of one run.
+The state is a few numbers; `RateWatch` holds that of one run. A rate that a hook of the optimizer sets during the step
+is not known before it, and is not followed.
 """
 
 from __future__ import annotations
@@ -45,26 +46,44 @@ class RateState(NamedTuple):
     """The highest rate that steps may use; 0 for no limit."""
 
 
+class StepRates(NamedTuple):
+    """The learning rates of one step."""
+
+    rate: float
+    """That of the first parameter group."""
+    base: float
+    """The rate that its schedule starts from; 0 if it is not known."""
+    shares: tuple[float, ...]
+    """The rates of all groups, divided by that of the first."""
+
+
 class RateWatch:
     """The learning rates of one run, and the limit for a raised one."""
 
     def __init__(self, recovery: TrainingRecovery | None) -> None:
         self._recovery = recovery
+        self._shares: tuple[float, ...] = ()
         self.state = RateState()
 
-    def before_step(self, step: int, rate: float | None, base: float = 0.0) -> bool:
+    def before_step(self, step: int, rates: StepRates | None) -> bool:
         """Note the rate of a step that is about to be taken. Returns whether it is the first one at a raised rate.
 
-        `base` is the rate that the schedule starts from, which is no raise: a restart returns to it.
+        A return to the rate that the schedule starts from, as of a restart, is no raise. Nor is one of a single
+        parameter group: a limit would hold for all groups.
         """
-        if rate is None or not 0 < rate < math.inf or step < self.state.raised_at:  # the last: the step is repeated
+        if rates is None:
+            return False
+        (rate, base, shares), known = rates, self._shares
+        self._shares = shares
+        if not 0 < rate < math.inf or step < self.state.raised_at:  # the last: the step is repeated
             return False
         before, self.state = self.state, self.state._replace(last=rate)
         if before.raised_at >= 0:
             if before.limit and step > before.raised_at and rate <= RAISED_RATE * before.usual:
                 self.accept()
             return False
-        if before.seen >= KNOWN_AFTER_STEPS and rate > RAISED_RATE * max(before.highest, base):
+        is_common = len(known) != len(shares) or all(map(math.isclose, known, shares))
+        if before.seen >= KNOWN_AFTER_STEPS and rate > RAISED_RATE * max(before.highest, base) and is_common:
             self.state = self.state._replace(raised_at=step, usual=before.last)
             return True
         seen = min(before.seen + 1, KNOWN_AFTER_STEPS)

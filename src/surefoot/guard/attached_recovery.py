@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from surefoot.decide.raised_rate import StepRates
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.guard.context import GuardContext
     from surefoot.guard.step_results import Respond, StepResults
@@ -36,9 +37,9 @@ class AttachedRecovery:
         self._history, self._repeats = guard.history, recovery.repeat
         self._actions = RunActions(guard.guarded.measurer, guard.history, self, None, guard.ranks, guard.policy)
 
-    def before_update(self, step: int, rate: float | None, base: float) -> None:
-        """Called before the optimizer writes with this learning rate: complete a copy that is in progress."""
-        self.weights.notice_rate(step, rate, base, self._history.onset)
+    def before_update(self, step: int, rates: StepRates | None) -> None:
+        """Called before the optimizer writes with these learning rates: complete a copy that is in progress."""
+        self.weights.notice_rates(step, rates, self._history.onset)
         if self.weights.ring is not None:
             self.weights.ring.before_update()
 

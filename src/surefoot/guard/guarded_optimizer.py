@@ -8,7 +8,7 @@ it. The result is a `StepNumbers`, which on a GPU is read a few steps later.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from surefoot.act.apply import (
 from surefoot.act.clip_pass import ClipPass
 from surefoot.core.weak_reference import weak_reference
 from surefoot.core.without_hooks import without_gradients
+from surefoot.decide.raised_rate import StepRates
 from surefoot.guard.decision_graph import GraphedDecider
 from surefoot.guard.step_decision import (
     ArrivingNumbers,
@@ -59,8 +60,7 @@ from surefoot.observe.tensors import (
 from surefoot.observe.updates import UpdateMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping
 
     from surefoot.core.block_tables import BlockTables
     from surefoot.guard.model_sampling import ModelSampler
@@ -287,8 +287,6 @@ class GuardedOptimizer:
         self._updates = UpdateMeter(self._watch)
         self._constants: dict[float, Tensor] = {}
         self._sampler = sampler
-        self._hidden_factor = 1.0
-        """The factor by which other hooks of the optimizer have multiplied the learning rate in the last step."""
 
     @property
     def optimizer(self) -> Any:
@@ -315,15 +313,20 @@ class GuardedOptimizer:
 
     def lr(self, factor: float) -> float | None:
         """The learning rate of the first group; `None` if reading it would need a sync."""
-        rate = _first_rate(self.optimizer)
-        return None if rate is None else rate * self._hidden_factor * factor
-
-    @property
-    def base_rate(self) -> float:
-        """The learning rate that the schedule starts from; 0 if it is not known."""
         groups = self.optimizer.param_groups
-        base = groups[0].get("initial_lr") if groups else None
-        return base if isinstance(base, float) else 0.0
+        lr = learning_rate(groups[0]) if groups else None
+        return None if lr is None or isinstance(lr, Tensor) else lr * factor
+
+    def rates(self) -> StepRates | None:
+        """The learning rates of the next step; `None` if reading them would need a sync."""
+        groups = self.optimizer.param_groups
+        all_rates = [learning_rate(group) for group in groups]
+        known = [float(rate) for rate in all_rates if rate is not None and not isinstance(rate, Tensor)]
+        if not known or len(known) < len(groups):
+            return None
+        base = groups[0].get("initial_lr")
+        shares = tuple(rate / known[0] for rate in known) if known[0] else ()
+        return StepRates(known[0], float(base) if isinstance(base, int | float) else 0.0, shares)
 
     def lr_factor(self, facts: StepFacts) -> float:
         """The factor for the learning rates of a step."""
@@ -331,26 +334,6 @@ class GuardedOptimizer:
         if rate is None or rate * facts.lr_factor <= facts.lr_limit:
             return facts.lr_factor
         return facts.lr_limit / rate
-
-    def follow_rate(self, step: OpenStep, on_rate: Callable[[float], None]) -> AbstractContextManager[Any]:
-        """While the optimizer steps, find a learning rate that its other hooks set; calls `on_rate` if it is new."""
-        optimizer = self.optimizer
-        hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
-        if all(map(is_own_hook, hooks)):
-            self._hidden_factor = 1.0
-            return nullcontext()
-        before = _first_rate(optimizer)
-
-        def note(*_: Any) -> None:
-            now = _first_rate(optimizer)
-            hidden = now / before if now is not None and before else 1.0
-            if now is not None and hidden != self._hidden_factor:
-                self._hidden_factor = hidden
-                on_rate(now / step.lr_factor)  # without the cut
-
-        undo = ExitStack()
-        undo.callback(optimizer.register_step_pre_hook(note).remove)  # the last hook before the step
-        return undo
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -495,13 +478,6 @@ class GuardedOptimizer:
         if not first:
             self.decider.policy.states = states
         return step
-
-
-def _first_rate(optimizer: Any) -> float | None:
-    """The learning rate of the first group; `None` if there is none, or reading it would need a sync."""
-    groups = optimizer.param_groups
-    rate = learning_rate(groups[0]) if groups else None
-    return None if isinstance(rate, Tensor) else rate
 
 
 def _set_first(vector: Tensor, value: Any) -> None:

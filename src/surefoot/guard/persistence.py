@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.decide.agreement import Ranks
-    from surefoot.decide.raised_rate import RateWatch
+    from surefoot.decide.raised_rate import RateWatch, StepRates
     from surefoot.decide.recovery import TrainingRecovery
     from surefoot.guard.data_loop import FollowedBatches, LoopHooks
     from surefoot.guard.run_history import RunHistory
@@ -77,13 +77,13 @@ class EarlierWeights:
             SnapshotRing(trained, recovery.every_steps, recovery.keep, recovery.device_bytes) if recovery else None
         )
 
-    def notice_rate(self, step: int, rate: float | None, base: float, onset: int | None) -> None:
-        """The step `step` is about to use this learning rate: if it is raised, take a snapshot of the weights before.
+    def notice_rates(self, step: int, rates: StepRates | None, onset: int | None) -> None:
+        """The step `step` is about to use these learning rates: if they are raised, copy the weights before it.
 
         With several ranks none is taken, because all must have the same ones. Nor with repeats: a moment is kept
         between two batches.
         """
-        is_first = self._rates.before_step(step, rate, base)
+        is_first = self._rates.before_step(step, rates)
         if self.ring is None or self._ranks.several:
             return
         self.ring.hold_before = self._rates.raised_at

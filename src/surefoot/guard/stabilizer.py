@@ -144,7 +144,7 @@ class StabilizedRun:
         step = self.guard.guarded.begin(self._facts())
         try:
             if not step.refused:
-                with self._others.own_step(), self.guard.guarded.follow_rate(step, self._notice_rate):
+                with self._others.own_step():
                     self.optimizer.step()
         except BaseException:
             step.undo.close()
@@ -198,16 +198,12 @@ class StabilizedRun:
         if self.guard.guarded.look_for_new_parameters():
             self.persistence.weights.forget_snapshots()  # they do not contain the new parameters
         if self._keeps_steps:
-            self._notice_rate(self.guard.guarded.lr(1.0))
+            rates, onset = self.guard.guarded.rates(), self.guard.history.onset
+            self.persistence.weights.notice_rates(self.results.steps, rates, onset)
             self.persistence.before_update()
             self.guard.decider.stop_wanted = self.persistence.data.interrupts.received is not None
         if self.capture is not None:
             self.capture.before_step()
-
-    def _notice_rate(self, rate: float | None) -> None:
-        """The next step uses this learning rate."""
-        base, onset = self.guard.guarded.base_rate, self.guard.history.onset
-        self.persistence.weights.notice_rate(self.results.steps, rate, base, onset)
 
     def _leave_out(self) -> None:
         """Count a step whose batches are drawn but not trained on. The schedule continues: it follows the data."""

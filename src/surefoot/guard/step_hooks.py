@@ -136,7 +136,7 @@ class StepAccount:
     def before_update(self) -> None:
         """The optimizer is about to write."""
         if self._recovery is not None:
-            self._recovery.before_update(self.results.steps, self._guarded.lr(1.0), self._guarded.base_rate)
+            self._recovery.before_update(self.results.steps, self._guarded.rates())
 
     def without_gradient(self, *, is_intended: bool) -> StepNumbers:
         """The numbers of a step for which no parameter had a gradient, with one warning unless that is intended."""

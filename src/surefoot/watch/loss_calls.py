@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from surefoot.observe.readable import is_readable
 from surefoot.record.facts import DifferenceCall, LossCall, OverlapCall, ProductCall, RatioCall
 from surefoot.watch.deferred import later, number, own, reads_at_once
 from surefoot.watch.operation_names import BINARY_LOSSES, CHOICES, CLASS_LOSSES, DISTANCE_LOSSES, VIEWS
@@ -291,7 +292,8 @@ class LossCalls:
 
 def _values_of(tensor: Tensor) -> tuple[int, int]:
     """The place and the number of a tensor's values, which its views share."""
-    return tensor.data_ptr(), tensor.numel()
+    has_place = tensor.layout is torch.strided and is_readable(tensor)
+    return tensor.data_ptr() if has_place else id(tensor), tensor.numel()
 
 
 def _with_classes(facts: LossCall, given: Tensor, target: Tensor, kwargs: dict[str, Any]) -> LossCall:

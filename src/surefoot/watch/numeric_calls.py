@@ -29,6 +29,8 @@ _MOST_ORDERED = 1 << 20
 _AT_ONCE = 1 << 24
 """The number of values tested at a time."""
 MOST_OVERFLOWS = 20
+FEWEST_CLAMPED = 16
+"""The fewest values of which a share at a bound says something."""
 MOST_CANDIDATES = 1_000
 """The maximum number of calls of one step that may have overflowed, while this is not known yet."""
 MOST_ORDERS = 4
@@ -122,7 +124,7 @@ class NumericCalls:
             return
         values = sampled(edge).float()
         made = self._history.producer(edge) if entry.name == "log" else None
-        is_clamped = made is not None and made.op in ("clamp", "clamp_min", "clip")
+        is_clamped = made is not None and made.op in ("clamp", "clamp_min", "clip") and edge.numel() >= FEWEST_CLAMPED
         self.risky.append(
             RiskyCall(
                 **self._history.place(entry),

@@ -218,6 +218,8 @@ def swapped_arguments(run: RecordedRun) -> Claim | None:
         high = max(present(n.target.max for n in notes), default=0.5)
         if not notes or len(notes) < len(found) or 0.0 <= low <= high <= 1.0:
             continue
+        if notes[0].op == "cross_entropy" and run.curve.learned and run.curve.end >= 0:
+            continue  # probabilities that an interpolation has taken beyond 0 and 1
         first = notes[0]
         return Claim(
             0.97,
@@ -313,6 +315,8 @@ def overlap_minimised(run: RecordedRun) -> Claim | None:
     """The loss rises with the overlap of predictions and targets: it is the Dice score instead of 1 minus it."""
     if run.adversarial or run.main is None or run.main.first_group.maximize or not _trains_modules(run):
         return None
+    if run.sampled.training_losses():
+        return None  # beside another loss, an overlap with what must not be predicted is a penalty
     signs: list[tuple[BackwardCall, OverlapCall, bool]] = []
     for look in run.sampled.steps:
         overlaps = {call.index: call for call in look.calls.overlaps if call.binary}

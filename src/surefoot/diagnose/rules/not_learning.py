@@ -139,6 +139,8 @@ def not_learning(run: RecordedRun) -> Claim | None:
     if level is not None:
         if not _is_at_constant(run, level) or _may_begin_late(run, course, level):
             return None
+        if run.main is not None and course.last < level and _was_loaded(run, run.main):
+            return None  # weights that know something may learn the little that there is
         place = (
             "at the loss of the best constant answer" if course.last < 1.1 * level else "above the best constant answer"
         )
@@ -197,12 +199,12 @@ class _StuckTerm(NamedTuple):
 
 def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
     """The first term of the loss that learned nothing; `None` if there is none, or if the loss is a single term."""
-    if not _can_judge(run) or run.steps < 100 or any(root.custom for root in run.sampled.backward_calls):
+    if not _can_judge(run) or run.steps < 100 or any(root.custom for root in run.main_sampled.backward_calls):
         return None  # a function of the script's own may reverse gradients
     if run.facts.policy_entropies:
         return None  # returns that are mostly noise: a value function says little beyond their mean for long
     terms: dict[tuple[str, str], list[LossCall]] = {}
-    for call in run.sampled.training_losses():
+    for call in run.main_sampled.training_losses():
         terms.setdefault((call.op, call.site), []).append(call)
     added = _added_sites(run)
     # Not those of an evaluation with gradients, or the loss before the adaptation, in meta-learning.
@@ -219,7 +221,7 @@ def _stuck_term(run: RecordedRun) -> _StuckTerm | None:
 
 def _added_sites(run: RecordedRun) -> set[str]:
     """The lines of the loss functions that the loss is a sum of: its measured terms, or scalars right before it."""
-    roots = run.sampled.backward_calls
+    roots = run.main_sampled.backward_calls
     measured = {term.loss_site for root in roots for term in root.terms or [] if term.loss_site}
     return measured or {call.site for root in roots for call in root.made_from or [] if call.shape == []}
 

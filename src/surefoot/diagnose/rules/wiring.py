@@ -409,15 +409,17 @@ _ONLY_SCALED = {"Neg", "Mean", "Sum", "Div", "View", "Reshape", "Squeeze", "Unsq
 def held_at_floor(run: RecordedRun) -> Claim | None:
     """Probabilities that a `clamp` holds at its lower bound before their logarithm is the loss: no gradient passes it.
 
-    A bound far below 1 only keeps the logarithm finite, and holds few rows.
+    A bound far below 1 only keeps the logarithm finite, and holds few rows. Rows at an upper bound, and those at the
+    lower one of a logarithm that is minimised itself, are the best ones.
     """
     found: list[RiskyCall] = []
     for look in run.sampled.steps:
         for root in look.backward_calls:
             at = root.operations.index("Log") if "Log" in root.operations else -1
             clamps = root.operations[at + 1 : at + 2] in (["Clamp"], ["ClampMin"])
-            if at >= 0 and clamps and _ONLY_SCALED.issuperset(root.operations[:at]):
-                found += [call for call in look.calls.risky if call.at_floor is not None]
+            is_turned = root.operations[:at].count("Neg") % 2 == 1
+            if at >= 0 and clamps and is_turned and _ONLY_SCALED.issuperset(root.operations[:at]):
+                found += [c for c in look.calls.risky if c.at_floor is not None and (c.nearest_zero or 1.0) <= _FLOOR]
     late = [call for call in found if call.step >= 0.3 * run.steps]
     share = median(call.at_floor or 0.0 for call in late) if len(late) >= _FEWEST_CLAMPED else 0.0
     if share < _MANY_ROWS or len({call.site for call in found}) != 1:
@@ -436,6 +438,8 @@ def held_at_floor(run: RecordedRun) -> Claim | None:
 
 
 _FEWEST_CLAMPED = 4
+_FLOOR = 0.5
+"""The largest lower bound of probabilities; a larger value is an upper one."""
 _MANY_ROWS = 0.4
 """The share of the rows without a gradient from which on they are missed."""
 

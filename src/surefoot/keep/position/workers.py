@@ -181,6 +181,19 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
             super()._shutdown_workers()
 
     def _wait_for_lock(self, done: Any) -> None:
+        """Wait until the lock is free, or replace it. Torch's signal handler may raise in between, once per worker."""
+        try:
+            self._take_lock(done)
+        except RuntimeError as error:
+            if not worker_died(error):
+                raise
+            self._wait_for_lock(done)
+            if not self._are_killed:
+                raise
+
+    _are_killed = False
+
+    def _take_lock(self, done: Any) -> None:
         end = time.monotonic() + STOPPED_SECONDS
         while not done._cond.acquire(timeout=_LOCK_SECONDS):
             if time.monotonic() > end:
@@ -195,12 +208,13 @@ class FollowedWorkers(dataloader._MultiProcessingDataLoaderIter):
     def _kill_workers(self) -> None:
         """End the workers, which are not needed any more. A stopped process receives no other signal."""
         alive = [worker for worker in self._workers if worker.is_alive()]
-        if alive:
+        if alive and not self._are_killed:
             log.warning(
                 "surefoot: the workers of the data loader (processes %s) cannot be ended after %g s: one of them "
                 "holds a lock, and is probably stopped (SIGSTOP). They are killed; the run continues.",
                 ", ".join(str(worker.pid) for worker in alive), STOPPED_SECONDS,
             )  # fmt: skip
+        self._are_killed = True
         for worker in alive:
             worker.kill()
             worker.join(_LOCK_SECONDS)
