@@ -58,6 +58,32 @@ def test_a_reverse_term_whose_target_is_a_probability_is_no_swap(watch: Nursery)
     assert run.causes == []
 
 
+BEYOND = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(100):
+    x = F.interpolate(torch.randn(8, 1, 4, 4), size=16, mode="bilinear")
+    y = (x[:, 0] > 0).long()
+    scores = model(x)
+    likely = F.interpolate(scores.softmax(1), size=16, mode="bicubic")
+    known = F.one_hot(y, 2).permute(0, 3, 1, 2).float().clamp(1e-4).log()
+    loss = F.cross_entropy(F.interpolate(scores, size=16), y)
+    loss = loss + 0.1 * F.cross_entropy(known, likely)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_probabilities_that_an_interpolation_takes_beyond_0_and_1_are_no_swap(watch: Nursery) -> None:
+    assert "loss.logits-into-probability-loss" not in watch(BEYOND).causes
+
+
 # Softmax and sigmoid
 
 SOFTMAX_IN_FORWARD = """
@@ -662,6 +688,31 @@ def test_an_intersection_over_union_that_is_minimised_is_named(watch: Nursery) -
 )
 def test_losses_that_fall_with_the_overlap_are_fine(watch: Nursery, loss: str) -> None:
     assert watch(MASKS.replace("LOSS", loss)).causes == []
+
+
+GRAPH = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+edges = torch.sparse_coo_tensor(torch.randint(0, 200, (2, 1200)), torch.ones(1200), (200, 200)).coalesce()
+x = torch.randn(200, 8)
+y = (torch.sparse.mm(edges, x)[:, 0] > 0).float()
+model = nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    p = torch.sparse.mm(edges, model(x)).sigmoid().squeeze(1)
+    loss = 1 - 2 * (p * y).sum() / (p.sum() + y.sum() + 1e-6)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_an_overlap_after_a_sparse_product_is_observed(watch: Nursery) -> None:
+    run = watch(GRAPH)
+    assert run.causes == []
+    assert "stopped watching" not in run.errors
 
 
 def test_a_dice_score_is_minimised_on_purpose_by_an_attack_and_by_a_maximizing_optimizer(watch: Nursery) -> None:

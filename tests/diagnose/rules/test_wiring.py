@@ -908,6 +908,9 @@ def test_a_clamp_that_stops_the_gradient_of_many_rows_is_named(watch: Nursery) -
         "-(hot * torch.log(p.clamp(min=1e-5)) + (1 - hot) * torch.log((1 - p).clamp(min=1e-5))).mean()",
         "-torch.log(mine.clamp(min=1e-2)).mean() + F.nll_loss(torch.log(p + 1e-9), y[rows])",
         "F.nll_loss(torch.log(p.clamp(min=1e-6)), y[rows])",
+        "-torch.log(mine.mean().clamp_min(1e-7))",
+        "-torch.log((mine > 0.01).float().mul(mine + 1).clamp(0.1, 0.9)).mean()",
+        "torch.log((p - hot).square().sum(1).clamp(min=0.5)).mean()",
     ],
 )
 def test_a_clamp_that_only_keeps_the_logarithm_finite_is_fine(watch: Nursery, loss: str) -> None:
