@@ -98,7 +98,7 @@ def test_a_run_inside_of_a_trainer_is_told_the_setting_and_the_line_that_calls_t
     assert run.facts["trainer"] == "transformers"
     found = run.first
     assert found.cause == "lr.too-high"
-    assert "`learning_rate=6` in `TrainingArguments`" in found.fixes[0]
+    assert "`learning_rate=0.06` in `TrainingArguments`" in found.fixes[0]
     assert all("site-packages" not in place for place in found.where)
 
 
